@@ -15,6 +15,7 @@ from triton.runtime.jit import JITFunction, mangle_type
 from weft_kernels.activation.triton_kernel import silu_mul
 from weft_kernels.attention import launch
 from weft_kernels.attention.triton_kernel import paged_attention
+from weft_kernels.blocks.layout import cache_shape, split_layers
 from weft_kernels.blocks.triton_kernel import copy_blocks, gather_blocks, scatter_blocks
 from weft_kernels.linear.triton_kernel import linear
 from weft_kernels.norm.triton_kernel import rms_norm
@@ -46,16 +47,19 @@ def compile_instead(kernel: JITFunction, *args: Any, grid: object, warmup: bool,
     print(kernel.__name__.strip("_").removesuffix("_kernel"))
 
 
-def attend(q_len: int, context: int, *, deterministic: bool, window: int = 0) -> None:
+def attend(q_len: int, context: int, *, deterministic: bool, window: int = 0, kv_dtype: torch.dtype = DTYPE) -> None:
     """Attention of two sequences with ``q_len`` new tokens each."""
     tables = torch.zeros(2, context // 16, dtype=torch.int32)
     starts, contexts = torch.tensor([0, q_len, 2 * q_len]).int(), torch.tensor([context, context]).int()
+    kv = torch.zeros(cache_shape(1, 3, 16, 2, 64, kv_dtype), dtype=kv_dtype)
+    layer = split_layers(kv, 2, 64)[1]
     paged_attention(
         torch.zeros(2 * q_len, 8, 64, dtype=DTYPE),
-        torch.zeros(1, 2, 16, 2, 64, dtype=DTYPE),
+        layer.kv,
         tables,
         starts,
         contexts,
+        kv_scales=layer.scales,
         scale=0.1,
         window=window,
         soft_cap=float(window),
@@ -70,11 +74,16 @@ launch._num_processors = lambda device: 132  # as many as the target has, so tha
 attend(64, 1024, deterministic=False)
 attend(64, 1024, deterministic=True, window=100)
 attend(1, 4096, deterministic=False)
+attend(1, 4096, deterministic=False, kv_dtype=torch.int8)
+attend(64, 1024, deterministic=False, kv_dtype=torch.int8)
+attend(1, 4096, deterministic=True, kv_dtype=torch.float8_e4m3fn)
 ids = torch.zeros(2, dtype=torch.int32)
 kv = torch.zeros(1, 3, 2, 16, 2, 64, dtype=DTYPE)
 q, k, v = torch.zeros(2, 12, 64, dtype=DTYPE).split([8, 2, 2], dim=1)
 angles = torch.zeros(10, 32)
-rope_and_store(q, k, v, angles, angles, ids, ids.long(), kv[:, 1])
+for kv_dtype in (DTYPE, torch.int8, torch.float8_e4m3fn):
+    layer = split_layers(torch.zeros(cache_shape(1, 3, 16, 2, 64, kv_dtype), dtype=kv_dtype), 2, 64)[1]
+    rope_and_store(q, k, v, angles, angles, ids, ids.long(), layer.kv, kv_scales=layer.scales)
 copy_blocks(kv, ids.view(1, 2))
 scatter_blocks(kv, ids[:1], gather_blocks(kv, ids[:1]))
 step_inputs(ids, torch.zeros(3, dtype=torch.int32), ids, ids, ids, ids.view(2, 1), block_size=16)

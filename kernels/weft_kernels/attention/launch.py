@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from weft_kernels.blocks.layout import check_cache_dtype
+
 _DOT_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 _KEYS_PER_TILE = 32
 _PROMPT_ROWS_PER_TILE = 64
@@ -90,7 +92,14 @@ def dot_dtype(x: Tensor) -> Any:
     return _DOT_DTYPES[x.dtype]
 
 
-def check_arguments(q: Tensor, kv_layer: Tensor, block_tables: Tensor, q_start: Tensor, ctx_len: Tensor) -> None:
+def check_arguments(
+    q: Tensor,
+    kv_layer: Tensor,
+    kv_scales: Tensor | None,
+    block_tables: Tensor,
+    q_start: Tensor,
+    ctx_len: Tensor,
+) -> None:
     """Validate the tensors as documented in ``paged_attention``.
 
     Raises:
@@ -107,10 +116,11 @@ def check_arguments(q: Tensor, kv_layer: Tensor, block_tables: Tensor, q_start: 
             f"kv_layer has shape {list(kv_layer.shape)} and strides {list(kv_layer.stride())}; "
             "it must be [num_blocks, 2, P, K, D], the last three contiguous"
         )
-    if kv_layer.dtype != q.dtype or kv_layer.shape[4] != q.shape[2] or q.shape[1] % kv_layer.shape[3]:
+    check_cache_dtype(q, kv_layer, kv_scales)
+    if kv_layer.shape[4] != q.shape[2] or q.shape[1] % kv_layer.shape[3]:
         raise ValueError(
-            f"kv_layer is {kv_layer.dtype} {list(kv_layer.shape)}, q is {q.dtype} {list(q.shape)}; they must agree in "
-            "dtype and D, and H must be a multiple of K"
+            f"kv_layer is {list(kv_layer.shape)}, q is {list(q.shape)}; they must agree in D, and H must be a multiple "
+            "of K"
         )
     num_sequences = ctx_len.shape[0]
     if block_tables.dim() != 2 or block_tables.shape[0] != num_sequences or block_tables.stride(1) != 1:

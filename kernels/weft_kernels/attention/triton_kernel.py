@@ -52,7 +52,7 @@ def paged_attention(
         block_tables: As the reference's, contiguous.
         q_start: As the reference's.
         ctx_len: As the reference's.
-        kv_scales: None; codes are not supported.
+        kv_scales: As the reference's; ``P`` and ``K`` contiguous.
         scale: As the reference's.
         window: As the reference's.
         soft_cap: As the reference's.
@@ -67,12 +67,18 @@ def paged_attention(
     Raises:
         ValueError: A shape, dtype or layout is not as above; the message gives the one got.
     """
-    if kv_scales is not None:
-        raise ValueError(f"kv_layer is {kv_layer.dtype}; kernels read floating-point caches alone")
-    check_arguments(q, kv_layer, block_tables, q_start, ctx_len)
+    check_arguments(q, kv_layer, kv_scales, block_tables, q_start, ctx_len)
     plan = plan_launch(q, kv_layer, max_q_len, deterministic=deterministic)
     arguments = (q, kv_layer, block_tables, q_start, ctx_len)
-    return launch(*arguments, scale=scale, window=window, soft_cap=soft_cap, plan=plan, step_cache=step_cache)
+    return launch(
+        *arguments,
+        kv_scales=kv_scales,
+        scale=scale,
+        window=window,
+        soft_cap=soft_cap,
+        plan=plan,
+        step_cache=step_cache,
+    )
 
 
 def launch(
@@ -82,6 +88,7 @@ def launch(
     q_start: Tensor,
     ctx_len: Tensor,
     *,
+    kv_scales: Tensor | None = None,
     scale: float,
     window: int,
     soft_cap: float,
@@ -117,6 +124,7 @@ def launch(
     _attention[(plan.num_programs,)](
         q,
         kv_layer,
+        kv_scales,
         block_tables,
         q_start,
         ctx_len,
@@ -132,6 +140,8 @@ def launch(
         Q_TOKEN_STRIDE=q.stride(0),
         KV_BLOCK_STRIDE=kv_layer.stride(0),
         KV_HALF_STRIDE=kv_layer.stride(1),
+        SCALE_BLOCK_STRIDE=0 if kv_scales is None else kv_scales.stride(0),
+        SCALE_HALF_STRIDE=0 if kv_scales is None else kv_scales.stride(1),
         BLOCK_SIZE=kv_layer.shape[2],
         KEYS=plan.keys_per_tile,
         FIXED_KEYS=plan.fixed_keys_per_part,
@@ -152,6 +162,7 @@ def launch(
 def _attention(
     q_ptr,
     kv_ptr,
+    scale_ptr,
     table_ptr,
     q_start_ptr,
     ctx_len_ptr,
@@ -169,6 +180,8 @@ def _attention(
     Q_TOKEN_STRIDE: tl.constexpr,
     KV_BLOCK_STRIDE: tl.constexpr,
     KV_HALF_STRIDE: tl.constexpr,
+    SCALE_BLOCK_STRIDE: tl.constexpr,
+    SCALE_HALF_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
@@ -204,32 +217,31 @@ def _attention(
             other=0.0,
         ).to(DOT)
         position = ctx_len - q_len + token
-        # The keys that some row of this tile sees: [low, high).
-        high = tl.minimum(ctx_len, ctx_len - q_len + first_token + TOKENS)
-        low = high * 0
-        if HAS_WINDOW:
-            low = tl.maximum(0, ctx_len - q_len + first_token + 1 - window) // KEYS * KEYS
-        # Those of this part.
-        part = index % num_parts
-        if num_parts > 1:
-            origin = low
-            size = tl.cdiv(tl.cdiv(high - low, num_parts), KEYS) * KEYS
-            if FIXED_KEYS:
-                origin = low // FIXED_KEYS * FIXED_KEYS
-                size = high * 0 + FIXED_KEYS
-            low = tl.maximum(low, origin + part * size)
-            high = tl.minimum(high, origin + (part + 1) * size)
-
+        low, high = _keys_of_part(
+            ctx_len,
+            ctx_len - q_len + first_token,
+            window,
+            index % num_parts,
+            num_parts,
+            TOKENS,
+            KEYS,
+            FIXED_KEYS,
+            HAS_WINDOW,
+        )
         values = tl.zeros([ROWS, PADDED_DIM], dtype=tl.float32)
         row_max = tl.full([ROWS], NOTHING, dtype=tl.float32)
         row_sum = tl.zeros([ROWS], dtype=tl.float32)
         kv_head_ptr = kv_ptr + kv_head * HEAD_DIM
+        scale_head_ptr = None
+        if scale_ptr is not None:
+            scale_head_ptr = scale_ptr + kv_head
         table_row_ptr = table_ptr + sequence.to(tl.int64) * table_stride
         if FIXED_KEYS:
             for start in range(low // FIXED_KEYS * FIXED_KEYS, high, FIXED_KEYS):
                 part_values, part_max, part_sum = _walk(
                     q,
                     kv_head_ptr,
+                    scale_head_ptr,
                     table_row_ptr,
                     tl.maximum(low, start),
                     tl.minimum(high, start + FIXED_KEYS),
@@ -240,6 +252,8 @@ def _attention(
                     window,
                     KV_BLOCK_STRIDE,
                     KV_HALF_STRIDE,
+                    SCALE_BLOCK_STRIDE,
+                    SCALE_HALF_STRIDE,
                     BLOCK_SIZE,
                     NUM_KV_HEADS,
                     HEAD_DIM,
@@ -257,6 +271,7 @@ def _attention(
             values, row_max, row_sum = _walk(
                 q,
                 kv_head_ptr,
+                scale_head_ptr,
                 table_row_ptr,
                 low,
                 high,
@@ -267,6 +282,8 @@ def _attention(
                 window,
                 KV_BLOCK_STRIDE,
                 KV_HALF_STRIDE,
+                SCALE_BLOCK_STRIDE,
+                SCALE_HALF_STRIDE,
                 BLOCK_SIZE,
                 NUM_KV_HEADS,
                 HEAD_DIM,
@@ -295,9 +312,38 @@ def _attention(
 
 
 @triton.jit
+def _keys_of_part(
+    ctx_len,
+    first_position,
+    window,
+    part,
+    num_parts,
+    TOKENS: tl.constexpr,
+    KEYS: tl.constexpr,
+    FIXED_KEYS: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+):
+    """The keys ``[low, high)`` of a part of those that some row of a tile sees; ``low`` begins a tile of keys."""
+    high = tl.minimum(ctx_len, first_position + TOKENS)
+    low = high * 0
+    if HAS_WINDOW:
+        low = tl.maximum(0, first_position + 1 - window) // KEYS * KEYS
+    if num_parts > 1:
+        origin = low
+        size = tl.cdiv(tl.cdiv(high - low, num_parts), KEYS) * KEYS
+        if FIXED_KEYS:
+            origin = low // FIXED_KEYS * FIXED_KEYS
+            size = high * 0 + FIXED_KEYS
+        low = tl.maximum(low, origin + part * size)
+        high = tl.minimum(high, origin + (part + 1) * size)
+    return low, high
+
+
+@triton.jit
 def _walk(
     q,
     kv_head_ptr,
+    scale_head_ptr,
     table_row_ptr,
     low,
     high,
@@ -308,6 +354,8 @@ def _walk(
     window,
     KV_BLOCK_STRIDE: tl.constexpr,
     KV_HALF_STRIDE: tl.constexpr,
+    SCALE_BLOCK_STRIDE: tl.constexpr,
+    SCALE_HALF_STRIDE: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -333,6 +381,9 @@ def _walk(
             kv_head_ptr + offset[None, :] + dims[:, None], mask=is_dim[:, None] & is_key[None, :], other=0.0
         ).to(DOT)
         scores = tl.dot(q, k, input_precision="ieee") * scale
+        if scale_head_ptr is not None:  # of 8-bit codes: a factor on scores and weights, not on each element
+            row = scale_head_ptr + block * SCALE_BLOCK_STRIDE + keys % BLOCK_SIZE * NUM_KV_HEADS
+            scores *= tl.load(row, mask=is_key, other=0.0)[None, :]
         if HAS_SOFT_CAP:
             scores = soft_cap * (2.0 * tl.sigmoid(2.0 * scores / soft_cap) - 1.0)  # tanh
         is_visible = keys[None, :] <= position[:, None]
@@ -344,6 +395,8 @@ def _walk(
         shrink = tl.exp2(row_max - new_max)
         row_max = new_max
         row_sum = row_sum * shrink + tl.sum(weights, 1)
+        if scale_head_ptr is not None:
+            weights *= tl.load(row + SCALE_HALF_STRIDE, mask=is_key, other=0.0)[None, :]
         v = tl.load(
             kv_head_ptr + KV_HALF_STRIDE + offset[:, None] + dims[None, :],
             mask=is_key[:, None] & is_dim[None, :],

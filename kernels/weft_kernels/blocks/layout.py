@@ -78,6 +78,26 @@ def quantize(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return (quotients.round_() if dtype == torch.int8 else quotients).to(dtype), scales
 
 
+def check_cache_dtype(x: Tensor, kv_layer: Tensor, kv_scales: Tensor | None) -> None:
+    """Validate that the cache has the type of ``x`` and no scales, or codes and their scales.
+
+    Raises:
+        ValueError: It has not; the message gives what it has.
+    """
+    if kv_scales is None:
+        if kv_layer.dtype != x.dtype:
+            raise ValueError(f"kv_layer is {kv_layer.dtype}; without scales it must be {x.dtype}")
+        return
+    if kv_layer.dtype not in MAX_CODE:
+        raise ValueError(f"kv_layer is {kv_layer.dtype}; with scales it must be one of {', '.join(map(str, MAX_CODE))}")
+    shape = kv_layer.shape[:4]
+    if kv_scales.dtype != torch.float32 or kv_scales.shape != shape or not kv_scales[0, 0].is_contiguous():
+        raise ValueError(
+            f"kv_scales is {kv_scales.dtype} {list(kv_scales.shape)} with strides {list(kv_scales.stride())}; it must "
+            f"be float32 {list(shape)}, the last two contiguous"
+        )
+
+
 def gather_half(kv_layer: Tensor, kv_scales: Tensor | None, half: int, blocks: Tensor) -> Tensor:
     """Keys (``half`` 0) or values (1) of the blocks, copied.
 

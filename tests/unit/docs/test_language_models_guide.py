@@ -56,7 +56,7 @@ def test_every_sampling_parameter_is_listed_with_its_default() -> None:
         name: words[value] if isinstance(value, bool) else value if isinstance(value, str) else f"{value:g}"
         for name, value in expected.items()
     }
-    assert expected | {"logprobs": "none"} == listed
+    assert expected | {"logprobs": "none", "speculation": "the model's"} == listed
 
 
 def test_every_tensor_is_listed_with_its_type() -> None:
@@ -80,7 +80,7 @@ def test_every_tensor_is_listed_with_its_type() -> None:
 def test_every_metric_is_listed() -> None:
     """Counters with the suffix that they are scraped with."""
     source = Path(metrics.__file__).read_text()
-    counters = {name for name, *_ in metrics._COUNTERS} | {"weft_llm_requests"}
+    counters = {name for name, *_ in (*metrics._COUNTERS, *metrics._DRAFT_COUNTERS)} | {"weft_llm_requests"}
     expected = {f"{name}_total" if name in counters else name for name in re.findall(r'"(weft_llm_\w+)"', source)}
     assert expected == {name for cells in rows("Metrics") for name in names(cells[0])}
 

@@ -18,6 +18,7 @@ _BLOCK_SIZES = (4, 8, 16, 32, 64, 128, 256)
 _DTYPES = ("auto", *DTYPE_BYTES)
 _KV_CACHE_DTYPES = ("auto", *KV_CODES)
 _QUANTIZATIONS = ("none", "int8")
+_SPECULATIONS = ("none", "ngram", "draft", "medusa", "lookahead")
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 _DEFAULT_STEP_TOKENS = {"cpu": 128, "cuda": 2048}
@@ -38,6 +39,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "max_queued": (0, _INT32_MAX),
     "aging_ns": (0, _INT64_MAX),
     "num_threads": (1, 1024),
+    "num_speculative_tokens": (1, 16),
     "seed": (0, _INT64_MAX),
     "slo_ttft_ms": (0.0, 1e9),
     "slo_tpot_ms": (0.0, 1e9),
@@ -75,6 +77,9 @@ class EngineConfig:
         aging_ns: Waiting time that counts as one priority level, in nanoseconds. 0: levels are strict.
         num_threads: Torch's threads on a CPU. Applies to the whole process.
         seed: Seeds the generator that draws seeds for requests without one.
+        speculation: Proposer of drafts: ``none``, ``ngram`` (what followed the last tokens before), ``draft`` (a
+            smaller model), ``medusa`` (heads on hidden states) or ``lookahead``. Tokens are the same with each.
+        num_speculative_tokens: Most drafts of a sequence in a step, 1 to 16.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         slo_ttft_ms: Time-to-first-token objective for requests without one, in milliseconds. 0: no objective.
         slo_tpot_ms: Time-per-output-token objective for requests without one, in milliseconds. 0: no objective.
@@ -103,6 +108,8 @@ class EngineConfig:
     aging_ns: int = 0
     num_threads: int = 1
     seed: int = 0
+    speculation: str = "none"
+    num_speculative_tokens: int = 4
     device: str = "cpu"
     slo_ttft_ms: float = 0.0
     slo_tpot_ms: float = 0.0
@@ -123,6 +130,8 @@ class EngineConfig:
             raise self._fault("kv_cache_dtype", f"must be one of {', '.join(_KV_CACHE_DTYPES)}")
         if self.quantization not in _QUANTIZATIONS:
             raise self._fault("quantization", f"must be one of {', '.join(_QUANTIZATIONS)}")
+        if self.speculation not in _SPECULATIONS:
+            raise self._fault("speculation", f"must be one of {', '.join(_SPECULATIONS)}")
         if not _DEVICE.fullmatch(self.device):
             raise self._fault("device", "must be cpu, cuda or cuda:N")
         if self.kv_cache_dtype == "fp8" and self.device == "cpu":

@@ -14,6 +14,7 @@ from weft_model.llm.metrics import EngineMetrics
 from weft_model.llm.request import EngineRequest
 from weft_model.llm.request_limits import RequestLimits
 from weft_model.llm.scheduler.blocks import BlockPool
+from weft_model.llm.speculation.speculator import Speculator
 
 _LOG = get_logger("weft.llm")
 
@@ -41,9 +42,11 @@ class Engine:
             so that sinks can collect deltas and wake another thread once.
         on_lost: Called on the engine's thread if it dies of a defect, with the error that its requests received.
         clock_ns: Monotonic time in nanoseconds.
+        speculator: Gives drafts to sequences; None: there is no speculation.
 
     Attributes:
         metrics: Latencies, rates, occupancy.
+        speculator: As above; other threads may only read its counts.
     """
 
     def __init__(
@@ -56,7 +59,9 @@ class Engine:
         after_deltas: Callable[[], None] = lambda: None,
         on_lost: Callable[[WeftError], None] = lambda error: None,
         clock_ns: Callable[[], int] = time.monotonic_ns,
+        speculator: Speculator | None = None,
     ) -> None:
+        self.speculator = speculator
         self.metrics = metrics or EngineMetrics(config, model_config)
         self._runner = runner
         self._max_queued = config.max_queued
@@ -64,7 +69,7 @@ class Engine:
         self._on_lost = on_lost
         self._clock_ns = clock_ns
         self._limits = RequestLimits(config, model_config, runner.num_blocks)
-        self._core = EngineCore(runner, config, model_config, self.metrics, clock_ns)
+        self._core = EngineCore(runner, config, model_config, self.metrics, clock_ns, speculator)
         # Putting into it is reentrant, so that a sink and even a finalizer may cancel.
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="llm-engine", daemon=True)

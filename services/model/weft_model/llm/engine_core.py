@@ -16,6 +16,7 @@ from weft_model.llm.kv_window import kv_window
 from weft_model.llm.metrics import EngineMetrics, StepMetrics
 from weft_model.llm.request import Delta, EngineRequest, TokenLogprobs
 from weft_model.llm.runner import StepLogprobs, StepTokens
+from weft_model.llm.scheduler.acceptance import DraftSource
 from weft_model.llm.scheduler.blocks import BlockPool
 from weft_model.llm.scheduler.plan import ForwardPlan
 from weft_model.llm.scheduler.scheduler import Scheduler, StepResult
@@ -49,6 +50,7 @@ class EngineCore:
         model_config: End-of-text tokens.
         metrics: Records every event.
         clock_ns: Monotonic time in nanoseconds.
+        drafts: Decides about speculation; None: there is none.
 
     Attributes:
         pool: Blocks of the KV cache.
@@ -63,6 +65,7 @@ class EngineCore:
         model_config: TransformerConfig,
         metrics: EngineMetrics,
         clock_ns: Callable[[], int],
+        drafts: DraftSource | None = None,
     ) -> None:
         self.pool = BlockPool(
             runner.num_blocks,
@@ -72,7 +75,7 @@ class EngineCore:
             fields={"architecture": model_config.architecture, "kv_dtype": config.kv_dtype},
             window=kv_window(config, model_config),
         )
-        self.scheduler = Scheduler(config, self.pool, clock_ns=clock_ns)
+        self.scheduler = Scheduler(config, self.pool, clock_ns=clock_ns, drafts=drafts)
         self.busy_since_ns = 0
         self._runner = runner
         self._metrics = metrics

@@ -21,6 +21,7 @@ class RequestLimits:
     def __init__(self, config: EngineConfig, model_config: TransformerConfig, num_blocks: int) -> None:
         self._vocab_size = model_config.vocab_size
         self._max_model_len = config.max_model_len
+        self._speculation = config.speculation
         self._num_cached_tokens = kv_window(config, model_config).max_len(config.max_model_len, num_blocks - 1)
 
     def check(self, request: EngineRequest) -> None:
@@ -38,6 +39,15 @@ class RequestLimits:
             raise InvalidArgumentError(
                 f"logprobs must be at most {self._vocab_size}, the model's number of tokens, got {params.logprobs}"
             )
+
+        if params.speculation not in (None, "none", self._speculation):
+            raise InvalidArgumentError(self._speculation_fault(params.speculation))
+
+    def _speculation_fault(self, name: str | None) -> str:
+        if self._speculation == "none":
+            cure = "this model has no other; set the parameter 'speculation' of the model to have one"
+            return f"speculation must be 'none', got {name!r:.80}; {cure}"
+        return f"speculation must be 'none' or '{self._speculation}', which this model has, got {name!r:.80}"
 
     def _check_prompt(self, request: EngineRequest) -> None:
         prompt = request.prompt_ids

@@ -14,6 +14,8 @@ from weft_model.llm.device_state import DeviceState
 from weft_model.llm.malloc import retain_freed_memory
 from weft_model.llm.model.model import LlamaModel
 from weft_model.llm.scheduler.plan import ForwardPlan
+from weft_model.llm.speculation.device_proposer import DeviceProposer
+from weft_model.llm.speculation.planned_drafts import accepted_counts, count_drafts, draft_rows
 
 #: Types of a KV cache of codes, by ``EngineConfig.kv_dtype``.
 _CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -56,6 +58,7 @@ class ModelRunner:
         model: The model; cache and tables live on the device of its weights.
         config: Resolved: ``dtype``, ``max_model_len`` and ``num_blocks`` are set.
         num_blocks: Blocks of the KV cache, including the null block; None: those of ``config``.
+        proposer: Fills in the drafts that plans leave unknown; None: there are none.
 
     Attributes:
         num_blocks: Blocks of the KV cache, including the null block.
@@ -63,8 +66,16 @@ class ModelRunner:
             block holds NaN.
     """
 
-    def __init__(self, model: LlamaModel, config: EngineConfig, num_blocks: int | None = None) -> None:
+    def __init__(
+        self,
+        model: LlamaModel,
+        config: EngineConfig,
+        num_blocks: int | None = None,
+        *,
+        proposer: DeviceProposer | None = None,
+    ) -> None:
         self._model = model
+        self._proposer = proposer
         self.num_blocks = config.num_blocks if num_blocks is None else num_blocks
         self._block_size = config.block_size
         self._num_threads = config.num_threads
@@ -73,6 +84,8 @@ class ModelRunner:
         self.kv = torch.zeros(shape, dtype=torch.uint8 if dtype in MAX_CODE else dtype, device=model.device).view(dtype)
         num_columns = -(-config.max_model_len // config.block_size)
         self._state = DeviceState(config.max_num_seqs, num_columns, model.device)
+        if proposer is not None:
+            proposer.bind(self._state, self.num_blocks, config.block_size)
 
     def bind_thread(self) -> None:
         """Prepare the calling thread for ``run``: select the device and set ``config.num_threads`` torch threads."""
@@ -88,25 +101,39 @@ class ModelRunner:
         Blocks until the tokens are on the host. Even if it raises, it changes only blocks that the plan writes.
         """
         with torch.inference_mode():
-            hidden = self._forward(plan)
-            num_rows = len(plan.sample_rows)
-            if not num_rows:
-                return StepTokens(np.empty(0, np.int32), None)
-            if num_rows != len(hidden):
-                hidden = hidden.index_select(0, self._state.upload(plan.sample_rows))
-            return self._sample(self._model.logits(hidden), plan)
+            token_ids = self._start(plan)
+            if self._proposer is not None:
+                return self._run_with(self._proposer, plan, token_ids)
+            return self._sample(self._forward(plan, token_ids), plan)
 
-    def _forward(self, plan: ForwardPlan) -> Tensor:
-        """Hidden states of the plan's tokens, ``[T, hidden_size]``."""
+    def _start(self, plan: ForwardPlan) -> Tensor:
+        """Bring tables and blocks into the state that the plan assumes; the plan's token ids on the device."""
         state, upload = self._state, self._state.upload
         state.update(plan)
         if len(plan.copies):
             ops.copy_blocks(self.kv, upload(plan.copies))
+        return upload(plan.token_ids)
+
+    def _run_with(self, proposer: DeviceProposer, plan: ForwardPlan, token_ids: Tensor) -> StepTokens:
+        """Run the step with drafts of ``proposer``."""
+        proposer.propose(plan, token_ids)
+        rows = draft_rows(plan)
+        draft_ids = token_ids[self._state.upload(rows)].cpu().numpy() if len(rows) else np.empty(0, np.int32)
+        if len(rows) and len(plan.penalty_tokens):
+            plan = count_drafts(plan, draft_ids)
+        hidden = self._forward(plan, token_ids)
+        result = self._sample(hidden, plan)
+        proposer.observe(plan, hidden, accepted_counts(plan, draft_ids, result.token_ids))
+        return result._replace(draft_ids=draft_ids)
+
+    def _forward(self, plan: ForwardPlan, token_ids: Tensor) -> Tensor:
+        """Hidden states of the plan's tokens, ``[T, hidden_size]``."""
+        upload = self._state.upload
         return self._model.forward(
-            upload(plan.token_ids),
+            token_ids,
             upload(plan.positions),
             self.kv,
-            state.block_tables(upload(plan.slots), -(-plan.max_ctx_len // self._block_size)),
+            self._state.block_tables(upload(plan.slots), -(-plan.max_ctx_len // self._block_size)),
             upload(plan.q_start),
             upload(plan.ctx_len),
             upload(plan.slot_mapping),
@@ -114,8 +141,14 @@ class ModelRunner:
             plan.max_ctx_len,
         )
 
-    def _sample(self, logits: Tensor, plan: ForwardPlan) -> StepTokens:
+    def _sample(self, hidden: Tensor, plan: ForwardPlan) -> StepTokens:
+        """One token per sample row."""
+        if not len(plan.sample_rows):
+            return StepTokens(np.empty(0, np.int32), None)
         upload = self._state.upload
+        if len(plan.sample_rows) != len(hidden):
+            hidden = hidden.index_select(0, upload(plan.sample_rows))
+        logits = self._model.logits(hidden)
         rows = self._state.sampling(upload(plan.sample_slots))
         num_top = int(plan.num_logprobs.max())
         before = logits.clone() if num_top >= 0 and len(plan.penalty_tokens) else logits

@@ -63,6 +63,7 @@ class SamplingParams:
         logit_bias: Added to the logits of tokens: pairs of token id and bias, -100 to 100.
         include_stop_str_in_output: The output includes the stop string or token that ended it.
         skip_special_tokens: Omit special tokens from the text.
+        speculation: Name of the proposer of drafts, or ``none``; None: the model's. The tokens are the same.
 
     Raises:
         InvalidArgumentError: A field has the wrong type or is out of range; the message names both.
@@ -86,6 +87,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    speculation: str | None = None
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -98,6 +100,8 @@ class SamplingParams:
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
+        if self.speculation is not None and not isinstance(self.speculation, str):
+            _refuse("speculation", self.speculation, "must be the name of a proposer, or 'none'")
         if self.temperature < _LEAST_TEMPERATURE:
             object.__setattr__(self, "temperature", 0.0)
         if self.min_tokens > self.max_tokens:

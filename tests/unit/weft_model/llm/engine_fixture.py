@@ -19,6 +19,8 @@ from weft_model.llm.request import Delta, EngineRequest, TokenLogprobs
 from weft_model.llm.runner import ModelRunner, StepTokens
 from weft_model.llm.sampling_params import SamplingParams
 from weft_model.llm.scheduler.plan import ForwardPlan
+from weft_model.llm.speculation.device_proposer import DeviceProposer
+from weft_model.llm.speculation.speculator import Speculator
 
 torch.set_num_threads(1)
 
@@ -70,6 +72,8 @@ def make_engine(
     before_step: Callable[[ForwardPlan], None] = lambda plan: None,
     after_deltas: Callable[[], None] = lambda: None,
     clock_ns: Callable[[], int] = time.monotonic_ns,
+    speculator: Speculator | None = None,
+    proposer: DeviceProposer | None = None,
     **config: Any,
 ) -> Engine:
     """An engine that has not been started; deterministic unless ``config`` says otherwise.
@@ -82,13 +86,15 @@ def make_engine(
         before_step: As of ``HookedRunner``.
         after_deltas: As of ``Engine``.
         clock_ns: As of ``Engine``.
+        speculator: As of ``Engine``.
+        proposer: As of ``ModelRunner``.
         config: Fields of ``EngineConfig``.
     """
     config = {"deterministic": True, "num_blocks": 256} | config
     model_config = SHAPES[shape] if model is None else model.config
     resolved = EngineConfig(**config).resolved(model_config)
     own = _model(shape, resolved.dtype, resolved.deterministic, resolved.quantization)
-    runner = HookedRunner(model or own, resolved)
+    runner = HookedRunner(model or own, resolved, proposer=proposer)
     runner.before_step = before_step
     metrics = EngineMetrics(resolved, model_config, observer=observer)
     return Engine(
@@ -99,6 +105,7 @@ def make_engine(
         after_deltas=after_deltas,
         on_lost=on_lost,
         clock_ns=clock_ns,
+        speculator=speculator,
     )
 
 

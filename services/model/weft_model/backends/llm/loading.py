@@ -9,6 +9,7 @@ import torch
 
 from weft_common.errors import WeftError
 from weft_model.backends.llm.settings import Settings
+from weft_model.backends.llm.speculation import make_speculator
 from weft_model.llm.config import EngineConfig, TransformerConfig
 from weft_model.llm.engine import Engine
 from weft_model.llm.model.model import LlamaModel
@@ -52,8 +53,14 @@ def load_engine(
         is_int8=config.quantization == "int8",
     )
     config = config.with_cache(model_config, lambda: torch.cuda.mem_get_info(config.device)[0])
+    runner = ModelRunner(model, config)
     return Engine(
-        ModelRunner(model, config), config, model_config=model_config, after_deltas=after_deltas, on_lost=on_lost
+        runner,
+        config,
+        model_config=model_config,
+        after_deltas=after_deltas,
+        on_lost=on_lost,
+        speculator=make_speculator(config, runner),
     )
 
 

@@ -12,6 +12,7 @@ from weft_common.signature import ModelSignature
 from weft_model.llm.histogram import BOUNDS_S, Histogram
 from weft_model.llm.metrics import EngineMetrics, Rates
 from weft_model.llm.scheduler.blocks import BlockPool
+from weft_model.llm.speculation.speculator import Speculator
 
 #: Every fourth of the engine's buckets is exported: bounds double from one to the next.
 _BUCKET_STEP = 4
@@ -23,6 +24,7 @@ class ObservableEngine(Protocol):
     """The part of ``Engine`` that is read here; its module imports torch."""
 
     metrics: EngineMetrics
+    speculator: Speculator | None
 
     @property
     def num_running(self) -> int:
@@ -62,6 +64,10 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ObservableEngine], float]], ...] = (
     ("weft_llm_failed_steps", "Steps that failed, and their requests with them", lambda e: e.metrics.num_failed_steps),
     ("weft_llm_good_requests", "Requests that met their latency objectives", lambda e: e.metrics.num_good_requests),
 )
+_DRAFT_COUNTERS: tuple[tuple[str, str, Callable[[Speculator], float]], ...] = (
+    ("weft_llm_draft_tokens", "Drafts that steps computed", lambda s: s.num_drafts),
+    ("weft_llm_accepted_draft_tokens", "Drafts that became output", lambda s: s.num_accepted),
+)
 
 
 class EngineExport:
@@ -98,7 +104,25 @@ class EngineExport:
         for outcome, count in list(metrics.outcomes.items()):
             requests.add_metric((*self._model, outcome), count)
         yield requests
+        yield from self._speculation()
         yield from self._gauges()
+
+    def _speculation(self) -> Iterator[Metric]:
+        """Counts of drafts, of an engine with speculation."""
+        speculator = self._engine.speculator
+        if speculator is None:
+            return
+        for name, text, read in _DRAFT_COUNTERS:
+            counter = CounterMetricFamily(name, text, labels=("model", "version", "proposer"))
+            counter.add_metric((*self._model, speculator.name), read(speculator))
+            yield counter
+        gauge = GaugeMetricFamily(
+            "weft_llm_mean_accepted_length",
+            "New tokens per step of a sequence with drafts",
+            labels=("model", "version", "instance", "proposer"),
+        )
+        gauge.add_metric((*self._place, speculator.name), speculator.mean_accepted_len)
+        yield gauge
 
     def _gauges(self) -> Iterator[Metric]:
         engine, pool, rates = self._engine, self._engine.pool, self._latest_rates()
