@@ -53,13 +53,15 @@ class DraftCache:
     def missing(self, slots: Int32, ends: Int32, max_num_tokens: int) -> TokenRange:
         """From the first token that is not computed, of each sequence, as many tokens as a step may compute.
 
+        The last token is always among those to compute, because its hidden state is wanted.
+
         Args:
             slots: Slots of the sequences, ``[N]``; the first are served first.
             ends: Number of known tokens of each.
             max_num_tokens: Of all sequences together.
         """
-        checked = np.minimum(self._num_checked[slots], ends)
-        first = checked + self._num_computed(slots, checked, ends)
+        checked = np.minimum(self._num_checked[slots], ends - 1)
+        first = np.minimum(checked + self._num_computed(slots, checked, ends), ends - 1)
         self._num_checked[slots] = first
         up_to = np.minimum(np.cumsum(ends - first), max_num_tokens)
         return TokenRange(slots, first, np.diff(up_to, prepend=0))

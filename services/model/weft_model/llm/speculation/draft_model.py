@@ -37,7 +37,7 @@ class DraftModelProposer:
     def __init__(self, model: LlamaModel, max_num_tokens: int) -> None:
         self._model = model
         self._max_num_tokens = max_num_tokens
-        self._num_idle_steps = 0
+        self._num_idle_steps = _MAX_IDLE_STEPS
 
     def bind(self, state: DeviceState, num_blocks: int, block_size: int) -> None:
         """See ``DeviceProposer``."""
@@ -67,7 +67,7 @@ class DraftModelProposer:
         hidden = self._compute(missing)
         is_ready = (missing.first + missing.num_tokens == ends) & is_drafting[chosen]
         if not is_ready[is_drafting[chosen]].all():
-            token_ids.clamp_(min=0)  # drafts without meaning
+            token_ids.clamp_(min=0)
         if is_ready.any():
             last_rows = np.cumsum(missing.num_tokens)[is_ready] - 1
             self._draft(plan, token_ids, chosen[is_ready], hidden.index_select(0, self._state.upload(last_rows)))
@@ -84,7 +84,8 @@ class DraftModelProposer:
             ops.copy_blocks(self._kv, pairs)
             blocks = self._tokens.view(-1, self._block_size)
             blocks.index_copy_(0, pairs[:, 1].long(), blocks.index_select(0, pairs[:, 0]))
-        self._tokens.index_put_((upload(plan.slot_mapping),), token_ids)
+        # A draft stays 0 where the draft model has not caught up with its sequence.
+        self._tokens.index_put_((upload(plan.slot_mapping),), token_ids.clamp(min=0))
 
     def _compute(self, part: TokenRange) -> Tensor:
         """Hidden states of the known tokens of ``part``, whose keys and values are stored."""
