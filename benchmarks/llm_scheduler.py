@@ -11,6 +11,7 @@ import gc
 import pstats
 import sys
 import time
+from array import array
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import count
@@ -105,8 +106,8 @@ class Load:
             long_prefill_token_threshold=_BUDGET_TOKENS,  # as an engine resolves it
             max_model_len=4096,
         )
-        pool = BlockPool(case.num_blocks, _BLOCK_SIZE, enable_prefix_caching=True, key=b"benchmark")
-        self.scheduler = Scheduler(config, pool)
+        self._pool = BlockPool(case.num_blocks, _BLOCK_SIZE, enable_prefix_caching=True, key=b"benchmark")
+        self.scheduler = Scheduler(config, self._pool)
         self._ids = count(1)
         self._shared = self._rng.integers(_VOCAB, size=case.num_shared)
         for _ in range(case.num_running + case.num_waiting):
@@ -126,6 +127,9 @@ class Load:
             level=number % case.num_levels,
             arrival_ns=number,
         )
+        # As the engine does on the thread that submits.
+        tokens = array("i", request.prompt_ids.tobytes())
+        request.block_hashes = self._pool.hasher.prompt(request.salt, tokens, lambda: False)
         self.scheduler.add(Sequence(request, number))
 
     def step(self) -> tuple[float, float, int, int]:

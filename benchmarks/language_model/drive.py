@@ -31,7 +31,7 @@ class Answer:
     Attributes:
         job: The job.
         request: What the engine was given.
-        start_ns: When it came: its arrival in an open loop, else when it was submitted.
+        start_ns: When it came: its arrival in an open loop, else when it was submitted, or the engine started if later.
         token_ids: New tokens.
         token_ns: When each of them came.
     """
@@ -181,6 +181,9 @@ class Driver:
         runs: list[Run] = []
         self._num_left = num_jobs
         gc.collect()
+        start_ns = time.monotonic_ns()
+        for answer in answers:
+            answer.start_ns = start_ns  # what came before the engine started is none of its time
         start_s, start_cpu_s = time.perf_counter(), time.process_time()
         self.engine.start()
         try:

@@ -129,7 +129,7 @@ class Weft:
             dtype=dtype,
             max_model_len=engine.max_model_len,
             deterministic=engine.deterministic,
-            is_int8=engine.quantization == "int8",
+            num_bits=engine.num_bits,
         )
         self._engine = Engine(
             ModelRunner(model, engine), engine, model_config=config, after_deltas=lambda: None, on_lost=print

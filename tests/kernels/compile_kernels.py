@@ -4,6 +4,7 @@ Each function is called as the engine calls it, with tensors of the CPU; where i
 the whole compiler with the types and constants of that launch. Nothing runs, so that nothing can be said of results.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from weft_kernels.attention import launch
 from weft_kernels.attention.triton_kernel import paged_attention
 from weft_kernels.blocks.layout import cache_shape, split_layers
 from weft_kernels.blocks.triton_kernel import copy_blocks, gather_blocks, scatter_blocks
+from weft_kernels.linear import lowbit_triton_kernel as lowbit
+from weft_kernels.linear.quantizers import quantize_linear, quantize_nf4
 from weft_kernels.linear.triton_kernel import linear
 from weft_kernels.norm.triton_kernel import rms_norm
 from weft_kernels.rope_kv.triton_kernel import rope_and_store
@@ -70,7 +73,7 @@ def attend(q_len: int, context: int, *, deterministic: bool, window: int = 0, kv
 
 
 JITFunction.run = compile_instead
-launch._num_processors = lambda device: 132  # as many as the target has, so that keys are shared by programs
+launch.num_processors = lambda device: 132  # as many as the target has, so that keys are shared by programs
 attend(64, 1024, deterministic=False)
 attend(64, 1024, deterministic=True, window=100)
 attend(1, 4096, deterministic=False)
@@ -89,6 +92,16 @@ scatter_blocks(kv, ids[:1], gather_blocks(kv, ids[:1]))
 step_inputs(ids, torch.zeros(3, dtype=torch.int32), ids, ids, ids, ids.view(2, 1), block_size=16)
 x = torch.zeros(2, 256, dtype=DTYPE)
 linear(x, x.repeat(64, 1), x[0].repeat(1)[:128].contiguous(), deterministic=True)
+lowbit.num_processors = lambda device: 132
+permuted = replace(quantize_linear(torch.ones(64, 1024), 4, 128), permutation=torch.arange(1024))
+for quantised, row_counts in (
+    (quantize_linear(torch.ones(64, 1024), 8), (1, 3)),
+    (quantize_linear(torch.ones(64, 1024), 4, 32, is_symmetric=False, scales_dtype=torch.float16), (1, 64, 65)),
+    (quantize_nf4(torch.ones(64, 1024)), (1, 3)),
+    (permuted, (3, 65)),
+):
+    for num_rows in row_counts:
+        lowbit.linear(torch.zeros(num_rows, 1024, dtype=DTYPE), quantised, deterministic=num_rows == 64)
 rms_norm(x, x[0], 1e-5, x)
 silu_mul(x)
 softmax_topk(x.float(), 5)

@@ -15,6 +15,8 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 from weft_kernels.activation.triton_kernel import silu_mul
 from weft_kernels.attention import launch
 from weft_kernels.attention.triton_kernel import paged_attention
+from weft_kernels.linear import lowbit_triton_kernel as lowbit
+from weft_kernels.linear.quantizers import quantize_linear
 from weft_kernels.linear.triton_kernel import linear
 from weft_kernels.norm.triton_kernel import rms_norm
 from weft_kernels.rope_kv.triton_kernel import rope_and_store
@@ -24,6 +26,7 @@ from weft_kernels.topk.triton_kernel import softmax_topk
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE = 7, 1, 64, 16
 VOCAB_SIZE, CONTEXT_LEN = 700, 4096
+QUANTISED = quantize_linear(torch.ones(128, (NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM), 4, 64)
 variants: defaultdict[str, set[str]] = defaultdict(set)
 
 
@@ -43,6 +46,8 @@ def run_step(num_rows: int) -> None:
     num_all_heads = NUM_HEADS + 2 * NUM_KV_HEADS
     x = torch.zeros(num_rows, num_all_heads * HEAD_DIM, dtype=torch.float16)
     linear(x, x.new_zeros(128, x.shape[1]), deterministic=True)
+    if num_rows > 1:
+        lowbit.linear(x, QUANTISED)
     rms_norm(x, x[0].clone(), 1e-5, x.clone())
     silu_mul(x)
     q, k, v = x.view(num_rows, num_all_heads, HEAD_DIM).split([NUM_HEADS, NUM_KV_HEADS, NUM_KV_HEADS], dim=1)
@@ -68,7 +73,7 @@ def run_step(num_rows: int) -> None:
 
 backend = make_backend(GPUTarget("cuda", 90, 32))
 JITFunction.run = note_instead
-launch._num_processors = lambda device: 132
+launch.num_processors = lowbit.num_processors = lambda device: 132
 for num_rows in range(1, 10):
     run_step(num_rows)
 for name, keys in variants.items():

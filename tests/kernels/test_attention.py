@@ -314,7 +314,7 @@ def test_a_row_of_the_deterministic_kernel_is_bitwise_its_own(place, size):
 
 def test_a_plan_depends_on_the_model_alone(monkeypatch):
     """Single tokens have one plan, prompts another; deterministic ones have one tile and one length of parts."""
-    monkeypatch.setattr("weft_kernels.attention.launch._num_processors", lambda device: 132)
+    monkeypatch.setattr("weft_kernels.attention.launch.num_processors", lambda device: 132)
     kv_layer = torch.empty(1, 2, 16, 8, 128)
     for deterministic, num_plans in ((False, 2), (True, 1)):
         plans = [

@@ -15,7 +15,7 @@ LONG_BESIDE_PROMPT = ((1, 300), (1, 9), (40, 40), (20, 130), (1, 200))
 def items_of(sequences, *, device="cpu", window=0, deterministic=False, num_processors=132, **plan):
     """Tiles, parts, and stored parts of each sequence, for a model with 8 key-value heads of 4 query heads each."""
     monkeypatch = pytest.MonkeyPatch()
-    monkeypatch.setattr("weft_kernels.attention.launch._num_processors", lambda device: num_processors)
+    monkeypatch.setattr("weft_kernels.attention.launch.num_processors", lambda device: num_processors)
     lengths = torch.tensor(sequences, dtype=torch.int32)
     q_start = torch.zeros(len(sequences) + 1, dtype=torch.int32)
     q_start[1:] = lengths[:, 0].cumsum(0)

@@ -1,7 +1,6 @@
 """Launch parameters of the attention kernel, by fixed rules without autotuning, and validation of its arguments."""
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from weft_kernels.blocks.layout import check_cache_dtype
+from weft_kernels.processors import num_processors
 
 _DOT_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 _KEYS_PER_TILE = 32
@@ -69,7 +69,7 @@ def plan_launch(q: Tensor, kv_layer: Tensor, max_q_len: int, *, deterministic: b
     elif max_q_len * group_size > rows:
         rows = max(rows, _PROMPT_ROWS_PER_TILE)
         programs_each = _PROMPT_PROGRAMS_PER_PROCESSOR
-    num_programs = programs_each * _num_processors(q.device)
+    num_programs = programs_each * num_processors(q.device)
     is_wide = q.dtype == torch.float32 or head_dim > 128
     return LaunchPlan(
         rows_per_tile=rows,
@@ -132,8 +132,3 @@ def check_arguments(
     for name, tensor in (("block_tables", block_tables), ("q_start", q_start), ("ctx_len", ctx_len)):
         if tensor.dtype != torch.int32 or tensor.device != q.device:
             raise ValueError(f"{name} is {tensor.dtype} on {tensor.device}; it must be int32 on {q.device}")
-
-
-@lru_cache
-def _num_processors(device: torch.device) -> int:
-    return 1 if device.type == "cpu" else int(torch.cuda.get_device_properties(device).multi_processor_count)

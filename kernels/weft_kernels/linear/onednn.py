@@ -11,7 +11,6 @@ torch 2.13, weights not in the cache:
 | 128 | 8.86 | 3.63 | 2.07 | 1.81 | 1.05 |
 """
 
-import time
 from functools import cache
 
 import torch
@@ -35,24 +34,6 @@ def is_native(dtype: torch.dtype) -> bool:
     if dtype == torch.float16:
         return bool(_mkldnn._is_mkldnn_fp16_supported())
     return bool(dtype == torch.float32)
-
-
-def product_ns(shape: tuple[int, int], dtype: torch.dtype, num_rows: int) -> int:
-    """CPU time of one product of ``num_rows`` rows with a packed weight, in nanoseconds: the least of five.
-
-    Args:
-        shape: Of the weight, ``[out, in]``.
-        dtype: One that ``is_native``.
-        num_rows: Rows of ``x``.
-    """
-    multiply = PackedLinear(torch.zeros(shape, dtype=dtype))
-    rows = torch.zeros(num_rows, shape[1], dtype=dtype)
-    times_ns = []
-    for _ in range(5):
-        start_ns = time.thread_time_ns()
-        multiply(rows)
-        times_ns.append(time.thread_time_ns() - start_ns)
-    return min(times_ns)
 
 
 class PackedLinear:

@@ -15,6 +15,8 @@ from weft_kernels.linear import reference
 
 #: Bits of a code that a layout exists for.
 NUM_BITS = (4, 8)
+#: Elements that are dequantised at once: what the numbers take beside the result.
+_NUM_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +58,8 @@ class QuantizedWeight:
             raise ValueError(f"num_bits must be one of {NUM_BITS}, got {self.num_bits}")
         if self.group_size < 1 or num_inputs % self.group_size:
             raise ValueError(f"group_size must divide the {num_inputs} inputs, got {self.group_size}")
-        if self.num_bits == 4 and num_inputs % 2:
-            raise ValueError(f"4-bit codes need an even number of inputs, got {num_inputs}")
+        if self.num_bits == 4 and self.group_size % 2:
+            raise ValueError(f"4-bit codes need groups of even size, got {self.group_size}")
         rows, groups = num_inputs * self.num_bits // 8, num_inputs // self.group_size
         _check("codes", self.codes, (rows, num_outputs), (torch.uint8,))
         _check("scales", self.scales, (groups, num_outputs), (torch.float32, torch.float16))
@@ -99,27 +101,30 @@ class QuantizedWeight:
 
     def unpacked(self) -> Tensor:
         """The codes one per byte, uint8 ``[K, N]``, in the order of the rows; the codes themselves where that is so."""
-        if self.num_bits == 8:
-            return self.codes
-        return torch.stack((self.codes & 15, self.codes >> 4), 1).view(self.shape[1], self.shape[0])
+        return _unpacked(self.codes, self.num_bits)
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The weight as numbers, ``[N, K]``, contiguous, computed in float32 and rounded to ``dtype``."""
+        result = torch.empty(self.shape, dtype=dtype, device=self.device)
         num_outputs, num_inputs = self.shape
-        codes = self.unpacked()
+        at_once = max(1, _NUM_AT_ONCE // (num_outputs * self.group_size))
+        for first in range(0, num_inputs // self.group_size, at_once):
+            values = self._numbers(first, first + at_once)
+            rows = slice(first * self.group_size, first * self.group_size + values.shape[0])
+            result.t()[rows if self.permutation is None else self.permutation[rows]] = values.to(dtype)
+        return result
+
+    def _numbers(self, first: int, end: int) -> Tensor:
+        """The numbers of groups ``first`` to ``end``, float32 ``[K', N]``."""
+        num_outputs, codes_per_byte = self.shape[0], 8 // self.num_bits
+        packed = self.codes[first * self.group_size // codes_per_byte : end * self.group_size // codes_per_byte]
+        codes = _unpacked(packed, self.num_bits)
         if self.lookup is not None:
             values = self.lookup[codes.int()].view(-1, self.group_size, num_outputs)
         else:
-            values = codes.float().view(-1, self.group_size, num_outputs)
-            if self.zeros is None:
-                values -= 2 ** (self.num_bits - 1)
-            else:
-                values -= self.zeros.float().unsqueeze(1)
-        values = values * self.scales.float().unsqueeze(1)
-        result = torch.empty(self.shape, dtype=dtype, device=self.device)
-        rows = slice(None) if self.permutation is None else self.permutation
-        result.t()[rows] = values.view(num_inputs, num_outputs).to(dtype)
-        return result
+            zeros = 2 ** (self.num_bits - 1) if self.zeros is None else self.zeros[first:end].float().unsqueeze(1)
+            values = codes.float().view(-1, self.group_size, num_outputs).sub_(zeros)
+        return values.mul_(self.scales[first:end].float().unsqueeze(1)).view(-1, num_outputs)
 
 
 def pack(codes: Tensor, num_bits: int) -> Tensor:
@@ -179,6 +184,10 @@ def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, *, de
         Shape ``[T, N]``, dtype of ``x``, newly allocated.
     """
     return reference.linear(x, weight.dequantize(x.dtype), bias, deterministic=deterministic)
+
+
+def _unpacked(codes: Tensor, num_bits: int) -> Tensor:
+    return codes if num_bits == 8 else torch.stack((codes & 15, codes >> 4), 1).flatten(0, 1)
 
 
 def _is_alike(first: QuantizedWeight, other: QuantizedWeight) -> bool:

@@ -15,6 +15,23 @@ NF4_VALUES = (
 _TINY = {torch.float32: torch.finfo(torch.float32).tiny, torch.float16: 2.0**-24}
 
 
+#: Inputs that share a scale of 4 bits where nothing else is asked for.
+GROUP_SIZE = 32
+
+
+def quantize(weight: Tensor, num_bits: int) -> QuantizedWeight:
+    """Round to what ``quantization`` of an engine means on a GPU, where activations stay numbers.
+
+    Args:
+        weight: ``[N, K]``, floating point, finite. Not modified.
+        num_bits: 8: a scale for each output. 4: a scale and a zero point for each 32 inputs of an output, float16; if K
+            is no multiple of 32, 8 bits.
+    """
+    if num_bits == 4 and weight.shape[1] % GROUP_SIZE == 0:
+        return quantize_linear(weight, 4, GROUP_SIZE, is_symmetric=False, scales_dtype=torch.float16)
+    return quantize_linear(weight, 8)
+
+
 def quantize_linear(
     weight: Tensor,
     num_bits: int,

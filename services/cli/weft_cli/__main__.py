@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argcomplete.autocomplete(parser)  # does nothing unless a shell asks
     options = parser.parse_args(argv)
     try:
-        status: int = import_module(f"weft_cli.commands.{options.command.replace('-', '_')}").run(options)
+        status: int = import_module(f"weft_cli.commands.{options.module}").run(options)
         if sys.stdout is not None:
             sys.stdout.flush()
     except WeftError as error:
@@ -43,7 +43,11 @@ def make_parser() -> CommandParser:
     parser.add_argument("--version", action="version", version=f"weft {_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for group in (mesh, calls, files, jobs, models):
+        known = set(commands.choices)
         group.add_commands(commands)
+        for name in commands.choices.keys() - known:
+            folder = group.__name__.rpartition(".")[2]
+            commands.choices[name].set_defaults(module=f"{folder}.{name.replace('-', '_')}")
     return parser
 
 

@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 from weft_common.client.v2_client import V2Client
 from weft_common.core import Parameters
 from weft_common.errors import InternalError, InvalidArgumentError, WeftError
-from weft_common.signature import ModelSignature
 from weft_common.tensors import Array
-from weft_common.text.suggestion import suggestion
 from weft_jobs.columns import InputValues
 from weft_jobs.dataset import Dataset, Shard
+from weft_jobs.layout import Layout, make_layout
 from weft_jobs.output import OutputFolder, begin, held
-from weft_jobs.shard import Layout, ShardResult, run_shard
+from weft_jobs.shard import ShardResult, run_shard
 from weft_jobs.target import Identity, JobTarget
 from weft_jobs.window import Window
 
@@ -117,7 +116,14 @@ async def run_batch(
     )
     identity = await target.identify()
     await target.yield_to_others()
-    layout = make_layout(identity.signature, options)
+    layout = make_layout(
+        identity.signature,
+        column_of=options.column_of,
+        outputs=options.outputs,
+        binary=options.binary,
+        keep=options.keep,
+        rows_per_request=options.rows_per_request,
+    )
     with held(options.output):
         dataset = await asyncio.to_thread(Dataset, options.input, options.format)
         begin(options.output, _manifest(options, layout, identity, dataset), resume=options.resume)
@@ -204,50 +210,6 @@ class _Job:
 
     def _progress(self) -> Progress:
         return Progress(self._num_rows, self._num_failed, self._num_skipped, self._window.limit)
-
-
-def make_layout(signature: ModelSignature, options: BatchOptions) -> Layout:
-    """Which column goes where.
-
-    Raises:
-        InvalidArgumentError: A name is unknown, or a number does not fit the graph.
-    """
-    inputs = {spec.name: spec for spec in signature.inputs}
-    outputs = {spec.name: spec for spec in signature.outputs}
-    for option, names, known in (
-        ("--column", options.column_of, inputs),
-        ("--write", options.outputs, outputs),
-        ("--binary", options.binary, outputs),
-    ):
-        for name in names:
-            if name not in known:
-                raise InvalidArgumentError(f"{option} '{name}': {signature.name} has none{suggestion(name, known)}")
-    has_batch = signature.max_batch_size > 0
-    most = signature.max_batch_size or 1
-    if not 0 <= options.rows_per_request <= most:
-        raise InvalidArgumentError(
-            f"--rows-per-request must be from 1 to {most}, the largest batch of '{signature.name}', got "
-            f"{options.rows_per_request}"
-        )
-    filled = tuple(spec for spec in signature.inputs if not spec.is_optional or spec.name in options.column_of)
-    if not filled:
-        raise InvalidArgumentError(
-            f"every input of '{signature.name}' is optional; --column says which to fill: {', '.join(inputs) or 'none'}"
-        )
-    wanted = [outputs[name] for name in options.outputs] or list(signature.outputs)
-    taken = {spec.name for spec in wanted} | {"row"}
-    for name in options.keep:
-        if name in taken:
-            raise InvalidArgumentError(f"--keep '{name}': the output has a column of that name already")
-    return Layout(
-        inputs=filled,
-        column_of={spec.name: options.column_of.get(spec.name, spec.name) for spec in filled},
-        outputs=tuple(wanted),
-        binary=frozenset(options.binary),
-        keep=tuple(dict.fromkeys(options.keep)),
-        has_batch=has_batch,
-        rows_per_request=options.rows_per_request or most,
-    )
 
 
 def _manifest(options: BatchOptions, layout: Layout, identity: Identity, dataset: Dataset) -> dict[str, Any]:

@@ -14,8 +14,6 @@ import pyarrow.parquet as pq
 
 from weft_common.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, UnavailableError
 
-#: Column that says which row of the data set, counted from 0, a row of the output is.
-ROW = "row"
 _MANIFEST = "manifest.json"
 _LOCK = ".lock"
 _ROWS, _FAILED = "rows", "failed"

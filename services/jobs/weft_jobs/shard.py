@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,48 +11,14 @@ import pyarrow as pa
 from weft_common.errors import InternalError, InvalidArgumentError, WeftError
 from weft_common.signature import TensorSpec
 from weft_common.tensors import Array
-from weft_jobs.columns import InputValues, output_type, read_column, write_column
+from weft_jobs.columns import InputValues, read_column, write_column
 from weft_jobs.dataset import Shard
-from weft_jobs.output import ROW, FailedRow
+from weft_jobs.layout import ROW, Layout
+from weft_jobs.output import FailedRow
 from weft_jobs.target import RowsFailed
 
 #: Sends the rows ``indices`` of a shard's inputs as one request.
 SendRows = Callable[[Mapping[str, InputValues], Sequence[int]], Awaitable[dict[str, Array]]]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How columns and tensors belong together.
-
-    Attributes:
-        inputs: The inputs that columns fill.
-        column_of: Column of each input, by its name.
-        outputs: The outputs that are written.
-        binary: Those of BYTES that stay bytes; the others are UTF-8 text.
-        keep: Columns of the data set that are written beside them, with their types.
-        has_batch: A request has a batch dimension.
-        rows_per_request: Rows of one request; 1 without a batch dimension.
-    """
-
-    inputs: tuple[TensorSpec, ...]
-    column_of: Mapping[str, str]
-    outputs: tuple[TensorSpec, ...]
-    binary: frozenset[str]
-    keep: tuple[str, ...]
-    has_batch: bool
-    rows_per_request: int
-
-    @property
-    def columns(self) -> list[str]:
-        """The columns that are read, each once."""
-        return list(dict.fromkeys([*(self.column_of[spec.name] for spec in self.inputs), *self.keep]))
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Columns of the output; those that are kept are text, other values than text as JSON."""
-        kept = [(name, pa.string()) for name in self.keep]
-        answers = [(spec.name, output_type(spec, is_binary=spec.name in self.binary)) for spec in self.outputs]
-        return pa.schema([(ROW, pa.int64()), *kept, *answers])
 
 
 class ShardResult(NamedTuple):

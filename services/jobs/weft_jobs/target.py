@@ -14,8 +14,9 @@ from weft_common.signature import ModelSignature
 from weft_common.tensors import Array, WireTensor, decode
 
 _DESCRIBE_TIMEOUT_S = 30.0
-#: Errors that another try may not meet, and those that say nothing of the request.
+#: Errors that another try may not meet.
 _MAY_PASS = frozenset({"DEADLINE_EXCEEDED", "INTERNAL", "UNKNOWN", "ABORTED"})
+#: Errors that say nothing of the request.
 BUSY = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED"})
 #: Errors that every row would meet.
 _FATAL = frozenset({"NOT_FOUND", "UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED"})
@@ -61,6 +62,7 @@ class JobTarget:
         timeout_s: Of one request.
         num_tries: Of a request whose error may pass.
         patience_s: How long no request may be answered, because the server is busy or away, before the job ends.
+        waits_for_model: A graph that is gone, or a key that is refused, counts as a server that is away.
         clock_s: Monotonic.
         sleep: Waits for seconds.
     """
@@ -76,6 +78,7 @@ class JobTarget:
         timeout_s: float = 60.0,
         num_tries: int = 3,
         patience_s: float = 120.0,
+        waits_for_model: bool = False,
         clock_s: Callable[[], float],
         sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
     ) -> None:
@@ -87,6 +90,7 @@ class JobTarget:
         self._timeout_s = timeout_s
         self._num_tries = num_tries
         self._patience_s = patience_s
+        self._busy = BUSY | _FATAL if waits_for_model else BUSY
         self._clock_s = clock_s
         self._sleep = sleep
         self._last_answer_s = clock_s()
@@ -160,10 +164,10 @@ class JobTarget:
                 result = await self._client.infer(request_from_call(call), timeout_s=self._timeout_s, trailer=trailer)
                 outputs = _decoded(result)
             except WeftError as error:
-                if error.code in _FATAL:
+                if error.code in _FATAL and error.code not in self._busy:
                     raise
                 path = trailer.get(_PATH_HEADER, "")
-                if error.code in BUSY:
+                if error.code in self._busy:
                     on_busy()
                     if self._clock_s() - self._last_answer_s > self._patience_s:
                         raise

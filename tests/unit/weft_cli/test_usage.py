@@ -25,7 +25,7 @@ WITH_FACTS = (
     "batch",
     "train-heads",
 )
-CALLING = ("restart", "top", "infer", "feedback", "rollback", "lock", "batch")
+CALLING = ("restart", "top", "infer", "feedback", "rollback", "lock", "batch", "stream")
 
 
 def commands(parser: argparse.ArgumentParser, prefix: str = "") -> dict[str, argparse.ArgumentParser]:

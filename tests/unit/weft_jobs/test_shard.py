@@ -11,7 +11,8 @@ from weft_common.signature import TensorSpec
 from weft_common.tensors import Array, decode
 from weft_jobs.columns import InputValues
 from weft_jobs.dataset import Shard
-from weft_jobs.shard import Layout, run_shard
+from weft_jobs.layout import Layout
+from weft_jobs.shard import run_shard
 from weft_jobs.target import RowsFailed
 
 X = TensorSpec("X", "INT32", (-1,))

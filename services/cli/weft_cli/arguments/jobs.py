@@ -1,11 +1,11 @@
-"""Arguments of ``weft batch``; imports nothing heavy."""
+"""Arguments of ``weft batch`` and ``weft stream``; imports nothing heavy."""
 
 import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft_cli.arguments.shared import add_json_argument
-from weft_cli.arguments.types import pair
+from weft_cli.arguments.shared import add_json_argument, add_router_arguments
+from weft_cli.arguments.types import pair, port
 from weft_common.security.arguments import add_channel_arguments
 from weft_common.text.argument_types import not_negative_integer, positive, positive_integer
 
@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 
 
 def add_commands(commands: "Commands") -> None:
-    """Add ``weft batch``."""
+    """Add ``weft batch`` and ``weft stream``."""
+    _add_batch(commands)
+    _add_stream(commands)
+
+
+def _add_batch(commands: "Commands") -> None:
     parser = commands.add_parser(
         "batch",
         help="run a data set through a graph, into files",
@@ -87,3 +92,72 @@ def _add_pace(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how long the mesh may be busy or away before the job ends; default: 120",
     )
+
+
+def _add_stream(commands: "Commands") -> None:
+    parser = commands.add_parser(
+        "stream",
+        help="run messages of a broker through a graph",
+        description="Take messages from NATS JetStream, Redis Streams or Kafka, run each through a graph or model, and "
+        "write the answers to a broker, at least once, until a signal ends it.",
+        epilog="example: weft stream triage --from nats://127.0.0.1:4222/tickets --to nats://127.0.0.1:4222/answers",
+    )
+    parser.add_argument("graph", metavar="GRAPH", help="graph or model; NAME/VERSION for one version")
+    parser.add_argument("--from", dest="source", required=True, metavar="SCHEME://HOST:PORT/TOPIC", help="messages")
+    parser.add_argument("--to", required=True, metavar="SCHEME://HOST:PORT/TOPIC", help="answers")
+    parser.add_argument(
+        "--dead-letters",
+        metavar="TOPIC",
+        help="messages without an answer, at the broker of --from; default: TOPIC.dead",
+    )
+    parser.add_argument(
+        "--group", default="weft", metavar="NAME", help="consumers that share the messages; default: weft"
+    )
+    parser.add_argument(
+        "--order-by", default="", metavar="FIELD", help="answer messages with an equal value one after another"
+    )
+    parser.add_argument(
+        "--column",
+        action="append",
+        default=[],
+        type=pair,
+        metavar="INPUT=FIELD",
+        help="default: the input's name",
+    )
+    parser.add_argument(
+        "--write", action="append", default=[], metavar="OUTPUT", help="write only this; may be repeated"
+    )
+    parser.add_argument(
+        "--keep", action="append", default=[], metavar="FIELD", help="write this field of the message too"
+    )
+    parser.add_argument(
+        "--param", action="append", default=[], type=pair, metavar="NAME=VALUE", help="parameter of every request"
+    )
+    parser.add_argument(
+        "--rows-per-request", type=positive_integer, default=0, metavar="N", help="default: the largest batch"
+    )
+    parser.add_argument(
+        "--max-inflight", type=positive_integer, default=256, metavar="N", help="messages in work; default: 256"
+    )
+    parser.add_argument(
+        "--max-deliveries",
+        type=positive_integer,
+        default=5,
+        metavar="N",
+        help="a message that was delivered more often is a dead letter; default: 5",
+    )
+    parser.add_argument(
+        "--ack-wait-s",
+        type=positive,
+        default=30.0,
+        metavar="N",
+        help="the broker delivers a message again after so long without a sign of life; default: 30",
+    )
+    parser.add_argument(
+        "--timeout-ms", type=positive, default=60_000.0, metavar="N", help="deadline of a request; default: 60000"
+    )
+    parser.add_argument(
+        "--grace-s", type=positive, default=10.0, metavar="N", help="for what is in work at the end; default: 10"
+    )
+    parser.add_argument("--metrics-port", type=port, metavar="PORT", help="serve metrics there; 0: a free one")
+    add_router_arguments(parser)

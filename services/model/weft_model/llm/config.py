@@ -17,7 +17,7 @@ _INT64_MAX = 2**63 - 1
 _BLOCK_SIZES = (4, 8, 16, 32, 64, 128, 256)
 _DTYPES = ("auto", *DTYPE_BYTES)
 _KV_CACHE_DTYPES = ("auto", *KV_CODES)
-_QUANTIZATIONS = ("none", "int8")
+_QUANTIZATIONS = {"none": 0, "int8": 8, "int4": 4}
 _SPECULATIONS = ("none", "ngram", "draft", "medusa", "lookahead")
 _WITH_FOLDER = {"draft": "draft model", "medusa": "heads, which weft train-heads makes"}
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
@@ -68,8 +68,9 @@ class EngineConfig:
             ``float32`` where that is faster.
         kv_cache_dtype: Of keys and values. ``auto``: ``dtype``; ``int8``: 8-bit codes with a float32 scale for each
             token and key-value head; ``fp8``: likewise with 8-bit floating-point codes (e4m3), on a GPU alone.
-        quantization: ``none``, or ``int8``: linear layers and the LM head round weights to 8 bits per output channel,
-            and activations per token. On a CPU alone.
+        quantization: Of weights that the model has as numbers. ``none``; ``int8``: linear layers and the LM head round
+            weights to 8 bits per output channel; ``int4``: linear layers round weights to 4 bits in groups of 32
+            inputs, the LM head as ``int8``. On a CPU they round activations to 8 bits too.
         long_prefill_token_threshold: Most tokens of one prompt in a step; a prompt with more tokens left to compute is
             long. 0: ``max_num_batched_tokens``.
         max_long_prefills: Long prompts that progress in the same step.
@@ -143,8 +144,6 @@ class EngineConfig:
             raise self._fault("device", "must be cpu, cuda or cuda:N")
         if self.kv_cache_dtype == "fp8" and self.device == "cpu":
             raise self._fault("kv_cache_dtype", "must be auto or int8 on a CPU; int8 takes as little memory")
-        if self.quantization != "none" and self.device != "cpu":
-            raise self._fault("quantization", f"must be none on {self.device}; 8-bit weights are for CPUs")
         if self.num_blocks == 1:
             raise self._fault("num_blocks", "must be 0 or at least 2: block 0 holds no tokens")
         if not self.max_num_batched_tokens:
@@ -158,6 +157,11 @@ class EngineConfig:
             )
         if not self.long_prefill_token_threshold:
             object.__setattr__(self, "long_prefill_token_threshold", self.max_num_batched_tokens)
+
+    @property
+    def num_bits(self) -> int:
+        """Bits that weights of numbers are rounded to; 0: none."""
+        return _QUANTIZATIONS[self.quantization]
 
     @property
     def kv_dtype(self) -> str:

@@ -16,8 +16,9 @@ import torch
 
 from weft_common.errors import InvalidArgumentError
 from weft_kernels.blocks.layout import KVLayer
-from weft_kernels.linear import onednn
+from weft_kernels.linear import cpu
 from weft_kernels.linear.quantized import QuantizedWeight
+from weft_kernels.linear.quantizers import quantize
 
 _VARIABLE = "WEFT_KERNELS"
 _CHOICES = ("auto", "triton")
@@ -47,7 +48,7 @@ def linear(
     *,
     dtype: torch.dtype = torch.float32,
     deterministic: bool = False,
-    is_int8: bool = False,
+    num_bits: int = 0,
 ) -> Linear:
     """The fastest product with the weight ``[out, in]`` that its device has; it need not keep the weight itself.
 
@@ -56,19 +57,21 @@ def linear(
         bias: ``[out]``; None for none.
         dtype: Type of rows and results, which a weight of numbers has.
         deterministic: A row's result is bitwise independent of the other rows.
-        is_int8: With 8-bit weights and activations, where the weight is numbers; on a CPU alone.
+        num_bits: 8 or 4: a weight of numbers is rounded to so many bits. 0: it is not.
     """
     if isinstance(weight, tuple):
         sizes = [part.shape[0] for part in weight]
         biases = [None] * len(weight) if bias is None else bias.split(sizes)
-        options: dict[str, Any] = {"dtype": dtype, "deterministic": deterministic, "is_int8": is_int8}
+        options: dict[str, Any] = {"dtype": dtype, "deterministic": deterministic, "num_bits": num_bits}
         return _Joined([linear(part, own, **options) for part, own in zip(weight, biases, strict=True)])
+    if not _ARE_KERNELS_FORCED and weight.device.type == "cpu":
+        return cpu.linear(weight, bias, dtype=dtype, deterministic=deterministic, num_bits=num_bits)
+    if isinstance(weight, torch.Tensor) and num_bits:
+        weight = quantize(weight, num_bits)
     if isinstance(weight, QuantizedWeight):
-        weight, is_int8 = weight.dequantize(dtype), False
-    if is_int8:
-        return onednn.Int8Linear(weight, bias)
-    if not _is_for_kernels(weight) and onednn.is_native(weight.dtype):
-        return onednn.PackedLinear(weight, bias, deterministic=deterministic)
+        from weft_kernels.linear import lowbit_triton_kernel  # noqa: PLC0415  # needs triton
+
+        return partial(lowbit_triton_kernel.linear, weight=weight, bias=bias, deterministic=deterministic)
     multiply = _pick("linear", "linear", weight)
     return partial(multiply, weight=weight.contiguous(), bias=bias, deterministic=deterministic)
 
@@ -89,9 +92,9 @@ def faster_dtype(dtype: torch.dtype, shape: tuple[int, int]) -> torch.dtype:
     Without instructions for 16-bit numbers a CPU converts them. Few and many rows are measured, as decoding and prompts
     have; float32 has to win by 10 % in one of them.
     """
-    if dtype == torch.float32 or not onednn.is_native(dtype):
+    if dtype == torch.float32:
         return torch.float32
-    pairs = [[onednn.product_ns(shape, each, num_rows) for each in (dtype, torch.float32)] for num_rows in (1, 32)]
+    pairs = [[cpu.product_ns(shape, each, num_rows) for each in (dtype, torch.float32)] for num_rows in (1, 32)]
     return dtype if all(own_ns <= 1.1 * float_ns for own_ns, float_ns in pairs) else torch.float32
 
 

@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from weft_cli.arguments.mesh import add_commands
-from weft_cli.commands.up import _router_arguments, _service_arguments
+from weft_cli.commands.mesh.up import _router_arguments, _service_arguments
 
 FLAG = "--disable-auto-complete-config"
 

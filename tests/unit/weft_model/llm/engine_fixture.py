@@ -47,9 +47,9 @@ _TIMEOUT_S = 60.0
 
 @cache
 def _model(shape: str, dtype: str, is_deterministic: bool, quantization: str) -> LlamaModel:
-    config, is_int8 = SHAPES[shape], quantization == "int8"
+    config, num_bits = SHAPES[shape], {"int8": 8, "int4": 4}.get(quantization, 0)
     weights = random_weights(config, seed=3)
-    return LlamaModel(config, weights, dtype=getattr(torch, dtype), deterministic=is_deterministic, is_int8=is_int8)
+    return LlamaModel(config, weights, dtype=getattr(torch, dtype), deterministic=is_deterministic, num_bits=num_bits)
 
 
 class HookedRunner(ModelRunner):

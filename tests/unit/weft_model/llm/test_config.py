@@ -231,11 +231,7 @@ def test_engine_defaults() -> None:
         ({"dtype": "int8"}, "dtype must be one of auto, float32, float16, bfloat16, got 'int8'"),
         ({"kv_cache_dtype": "int4"}, "kv_cache_dtype must be one of auto, int8, fp8, got 'int4'"),
         ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype must be auto or int8 on a CPU"),
-        ({"quantization": "int3"}, "quantization must be one of none, int8, got 'int3'"),
-        (
-            {"quantization": "int8", "device": "cuda:1"},
-            "quantization must be none on cuda:1",
-        ),
+        ({"quantization": "int3"}, "quantization must be one of none, int8, int4, got 'int3'"),
         ({"device": "tpu"}, "device must be cpu, cuda or cuda:N, got 'tpu'"),
         ({"num_threads": 0}, "num_threads must be from 1 to"),
         ({"seed": 2**63}, "seed must be from 0 to"),
@@ -320,3 +316,10 @@ def test_no_tensor_library() -> None:
     """The configurations need no torch: the scheduler, which reads them, runs without."""
     code = "import sys, weft_model.llm.config; sys.exit('torch' in sys.modules)"
     assert 0 == subprocess.run([sys.executable, "-c", code], check=False).returncode
+
+
+@pytest.mark.parametrize(("quantization", "num_bits"), [("none", 0), ("int8", 8), ("int4", 4)])
+@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
+def test_weights_are_rounded_on_any_device(quantization: str, num_bits: int, device: str) -> None:
+    """``quantization`` means so many bits on CPUs and on GPUs."""
+    assert num_bits == EngineConfig(quantization=quantization, device=device).num_bits

@@ -25,7 +25,10 @@ def _others(count: int, seed: int) -> list[Answer]:
     ]
 
 
-@pytest.mark.parametrize(("dtype", "quantization"), [("float32", "none"), ("bfloat16", "none"), ("float32", "int8")])
+@pytest.mark.parametrize(
+    ("dtype", "quantization"),
+    [("float32", "none"), ("bfloat16", "none"), ("float32", "int8"), ("float32", "int4")],
+)
 def test_a_needle_among_64_others_is_as_alone(dtype: str, quantization: str):
     """Sampled at temperature 1 at a random place among 64 others, tokens and log probabilities are bitwise the same."""
     expected = Answer(_NEEDLE, **_SAMPLED)  # type: ignore[arg-type]

@@ -482,9 +482,11 @@ def test_submit_and_cancel_from_many_threads():
 
 _ON_KERNELS = """
 from tests.unit.weft_model.llm.engine_fixture import Answer, serve
-answers = [Answer([5, 9, 11, 3, 70], max_tokens=3), Answer([8] * 18, max_tokens=3, temperature=1.0, seed=4, top_k=20)]
-serve(answers, deterministic=False, max_num_batched_tokens=16, max_num_seqs=2)
-print([answer.text for answer in answers])
+for kv_cache_dtype in ("auto", "int8"):
+    sampled = Answer([8] * 18, max_tokens=3, temperature=1.0, seed=4, top_k=20)
+    answers = [Answer([5, 9, 11, 3, 70], max_tokens=3), sampled]
+    serve(answers, deterministic=False, max_num_batched_tokens=16, max_num_seqs=2, kv_cache_dtype=kv_cache_dtype)
+    print([answer.text for answer in answers])
 """
 
 

@@ -65,7 +65,8 @@ def test_what_is_read_is_what_was_written(tmp_path: Path, kind: str) -> None:
         torch.testing.assert_close(_numbers(weight), expected[name], rtol=1e-6, atol=1e-7)
     is_packed = [isinstance(weight, QuantizedWeight) for name, weight in weights.items() if "_proj" in name]
     assert ("fp8" not in kind and "across" not in kind) == all(is_packed) == any(is_packed)
-    assert (_logits(weights) - _logits(dict(expected))).abs().max() <= 1e-4
+    exact = _logits(dict(expected))
+    assert (_logits(weights) - exact).norm() <= 0.1 * exact.norm()  # products with codes round activations to 8 bits
 
 
 @pytest.mark.parametrize("kind", ["gptq", "awq", "nf4 double", "bitsandbytes 8 bits", "fp8", "compressed"])
@@ -78,7 +79,8 @@ def test_modules_that_are_not_quantised(tmp_path: Path, kind: str) -> None:
     weights = load_folder(tmp_path, CONFIG)
     assert isinstance(weights[f"{_DOWN}.weight"], torch.Tensor)
     assert (kind == "fp8") != isinstance(weights["model.layers.0.self_attn.qkv_proj.weight"], tuple)
-    assert (_logits(weights) - _logits(dict(expected))).abs().max() <= 1e-4
+    exact = _logits(dict(expected))
+    assert (_logits(weights) - exact).norm() <= 0.1 * exact.norm()  # products with codes round activations to 8 bits
 
 
 def test_lm_head_of_codes(tmp_path: Path) -> None:
@@ -102,7 +104,8 @@ def test_layers_of_several_types(tmp_path: Path, caplog: pytest.LogCaptureFixtur
     assert [8, 4, 4] == [part.num_bits for part in qkv if isinstance(part, QuantizedWeight)]
     assert isinstance(down, QuantizedWeight)
     assert (8, 64) == (down.num_bits, down.group_size)
-    assert (_logits(weights) - _logits(dict(expected))).abs().max() <= 1e-4
+    exact = _logits(dict(expected))
+    assert (_logits(weights) - exact).norm() <= 0.1 * exact.norm()  # products with codes round activations to 8 bits
     assert "weights of gptq: 8 of 9 matrices have codes; 1 are products of several parts" in caplog.text
 
 

@@ -94,7 +94,7 @@ def load_proposer(
             dtype=dtype,
             device=config.device,
             max_model_len=config.max_model_len,
-            is_int8=config.quantization == "int8",
+            num_bits=config.num_bits,
         )
         return DraftModelProposer(draft, config.max_num_batched_tokens)
     if config.speculation != "medusa":

@@ -53,7 +53,7 @@ def load_engine(
         device=config.device,
         deterministic=config.deterministic,
         max_model_len=config.max_model_len,
-        is_int8=config.quantization == "int8",
+        num_bits=config.num_bits,
     )
     proposer = load_proposer(directory, config, model, draft_config, has_weights=settings.has_weights)
     config = config.with_cache(model_config, lambda: torch.cuda.mem_get_info(config.device)[0], draft_config)

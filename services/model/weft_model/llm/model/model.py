@@ -31,7 +31,8 @@ class LlamaModel:
         device: Device of computation.
         deterministic: The hidden state of a token is bitwise independent of the other tokens of the step.
         max_model_len: Number of supported positions; 0: the context length of the model.
-        is_int8: Linear layers round weights and activations to 8 bits; on a CPU alone.
+        num_bits: 8 or 4: linear layers round weights of numbers to so many bits, the LM head to 8, and on a CPU all of
+            them activations to 8. 0: nothing is rounded.
 
     Raises:
         InvalidArgumentError: A weight is missing, or ``max_model_len`` exceeds the context length of the model.
@@ -46,7 +47,7 @@ class LlamaModel:
         device: torch.device | str = "cpu",
         deterministic: bool = False,
         max_model_len: int = 0,
-        is_int8: bool = False,
+        num_bits: int = 0,
     ) -> None:
         longest = config.max_context_len
         if not 0 <= max_model_len <= longest:
@@ -59,16 +60,21 @@ class LlamaModel:
         self.config = config
         self.dtype = dtype
         self.device = torch.device(device)
-        multiply_by = partial(ops.linear, dtype=dtype, deterministic=deterministic, is_int8=is_int8)
+        multiply_by = partial(ops.linear, dtype=dtype, deterministic=deterministic)
+        head_bits = 8 if num_bits else 0
         matrices = [name for name in weights if is_matrix(name)]
         own = {name: weights.pop(name).to(device=device, dtype=dtype) for name in weights.keys() - matrices}
         linear = {
-            name: multiply_by(_moved(weights.pop(name), self.device, dtype), own.get(bias_of(name)))
+            name: multiply_by(
+                _moved(weights.pop(name), self.device, dtype),
+                own.get(bias_of(name)),
+                num_bits=head_bits if name == LM_HEAD else num_bits,
+            )
             for name in matrices
         }
         self._embedding = own[EMBEDDING]
         self._final_norm = own[FINAL_NORM]
-        self._lm_head = linear[LM_HEAD] if LM_HEAD in linear else multiply_by(own[EMBEDDING])
+        self._lm_head = linear.get(LM_HEAD) or multiply_by(own[EMBEDDING], num_bits=head_bits)
         self._layers = [
             DecoderLayer(config, index, own, linear, deterministic=deterministic) for index in range(config.num_layers)
         ]

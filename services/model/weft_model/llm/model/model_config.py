@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from weft_common.errors import InvalidArgumentError, NotFoundError
+from weft_model.llm.model.gguf.container import find_gguf
+from weft_model.llm.model.gguf.model_metadata import config_of_gguf
 from weft_model.llm.model.rope_config import checked_rope, rope_of_config
 
 #: Bytes per element of each type of weights and KV cache.
@@ -130,16 +132,19 @@ class TransformerConfig:
 
     @classmethod
     def from_folder(cls, path: Path) -> Self:
-        """Read the configuration of a Hugging Face folder.
+        """Read the configuration of a Hugging Face folder, or of a folder with a GGUF file.
 
         Args:
-            path: Folder with ``config.json``. End-of-text tokens of ``generation_config.json``, if present, take
-                precedence over those of ``config.json``.
+            path: Folder with ``config.json``, or with one ``.gguf`` file and no safetensors.
+                End-of-text tokens of ``generation_config.json``, if present, take precedence over those of
+                ``config.json``.
 
         Raises:
             NotFoundError: There is no ``config.json``.
             InvalidArgumentError: A file is not JSON, or the model is not supported; the message names the field.
         """
+        if (gguf := find_gguf(path)) is not None:
+            return cls.from_json(config_of_gguf(gguf))
         config = _read_object(path / "config.json")
         generation = path / "generation_config.json"
         return cls.from_json(config, _read_object(generation) if generation.is_file() else {})

@@ -8,8 +8,18 @@ import torch
 from weft_common.observing.logs import get_logger
 from weft_kernels.linear.quantized import QuantizedWeight, concatenate
 from weft_model.llm.model.folder_source import FolderSource
+from weft_model.llm.model.gguf.container import find_gguf
+from weft_model.llm.model.gguf_source import GgufSource
 from weft_model.llm.model.model_config import TransformerConfig
-from weft_model.llm.model.weight_parts import Part, derived_tensors, fused_shape, is_matrix, weight_parts
+from weft_model.llm.model.weight_parts import (
+    EMBEDDING,
+    LM_HEAD,
+    Part,
+    derived_tensors,
+    fused_shape,
+    is_matrix,
+    weight_parts,
+)
 from weft_model.llm.ops import Matrix
 
 _LOG = get_logger("weft.llm")
@@ -28,7 +38,7 @@ def load_folder(
     Names, shapes and types of all tensors are validated before any is read.
 
     Args:
-        path: The folder.
+        path: The folder, of Hugging Face or with a GGUF file.
         config: Its model.
         dtype: Type of weights that are not quantised; None: ``config.dtype``.
         device: Device of the result; weights are copied one by one, so the CPU holds one at a time.
@@ -41,10 +51,13 @@ def load_folder(
     dtype = dtype or getattr(torch, config.dtype)
     layout = weight_parts(config)
     weights: LoadedWeights = {}
-    with FolderSource.open(path) as source:
+    gguf = find_gguf(path)
+    with GgufSource.open(gguf) if gguf else FolderSource.open(path) as source:
         source.check([part for parts in layout.values() for part in parts], derived_tensors(config))
         for name, parts in layout.items():
             weights[name] = _load(source, name, parts, dtype, device)
+        if config.tie_word_embeddings and source.is_quantized(layout[EMBEDDING][0]):
+            weights[LM_HEAD] = _load(source, LM_HEAD, layout[EMBEDDING], dtype, device)
         _log_formats(source.format_name, weights)
     return weights
 
@@ -59,7 +72,9 @@ def numbers_of(weight: Matrix) -> torch.Tensor:
     return numbers[0] if len(numbers) == 1 else torch.cat(numbers)
 
 
-def _load(source: FolderSource, name: str, parts: list[Part], dtype: torch.dtype, device: torch.device | str) -> Matrix:
+def _load(
+    source: FolderSource | GgufSource, name: str, parts: list[Part], dtype: torch.dtype, device: torch.device | str
+) -> Matrix:
     if is_matrix(name) and any(source.is_quantized(part) for part in parts):
         read = [source.read(part) for part in parts]
         codes = [weight.to(device) for weight in read if isinstance(weight, QuantizedWeight)]

@@ -113,13 +113,14 @@ class BlockPool:
 
     def free(self, table: Sequence[int]) -> None:
         """Remove an owner from each block of ``table``; its last block is reallocated first. Null blocks count not."""
+        ref, hashes = self._ref, self._hash
         for block in reversed(table):
             if block == NULL_BLOCK:
                 continue
-            self._ref[block] -= 1
-            if not self._ref[block]:
+            count = ref[block] = ref[block] - 1
+            if not count:
                 # A block outside the index cannot be reused by a later prompt, so it is allocated first.
-                self._link(block, NULL_BLOCK if self._hash[block] is None else self._prev[NULL_BLOCK])
+                self._link(block, NULL_BLOCK if hashes[block] is None else self._prev[NULL_BLOCK])
 
     def fork(self, table: Sequence[int]) -> list[int]:
         """A copy of ``table`` whose blocks have one more owner each."""

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Sequence as Seq
-from itertools import accumulate, repeat
+from itertools import accumulate
 
 import numpy as np
 
@@ -100,19 +100,25 @@ def _chunk(seq: Sequence, block_size: int) -> tuple[Int64, "array[int]", Int64]:
 
 def _table_changes(changed: Seq[Sequence], block_size: int) -> tuple[Int32, Int32]:
     # Columns: a tuple for each of the 6,250 blocks of a prompt of 100,000 tokens would cost a millisecond.
-    slots, indices, blocks = array("i"), array("i"), array("i")
+    slots: list[int] = []
+    indices: list[int] = []
+    blocks: list[int] = []
     copies: list[tuple[int, int]] = []
     for seq in changed:
+        table = seq.block_table
         first = max(seq.num_uploaded_blocks, 0)
-        newly_behind = range(seq.num_uploaded_behind, min(seq.num_behind, first))
-        indices.extend(newly_behind)
-        blocks.extend(repeat(NULL_BLOCK, len(newly_behind)))
-        indices.extend(range(first, len(seq.block_table)))
-        blocks.extend(seq.block_table[first:])
-        slots.extend(repeat(seq.slot, len(indices) - len(slots)))
+        if seq.num_uploaded_behind < seq.num_behind:
+            newly_behind = range(seq.num_uploaded_behind, min(seq.num_behind, first))
+            indices += newly_behind
+            blocks += [NULL_BLOCK] * len(newly_behind)
+        indices += range(first, len(table))
+        blocks += table[first:]
+        slots += [seq.slot] * (len(indices) - len(slots))
         if seq.copy_source >= 0:
-            copies.append((seq.copy_source, seq.block_table[seq.num_computed_tokens // block_size]))
-    return np.array([slots, indices, blocks], np.int32).T.copy(), np.array(copies, np.int32).reshape(-1, 2)
+            copies.append((seq.copy_source, table[seq.num_computed_tokens // block_size]))
+    table_delta = np.empty((len(slots), 3), np.int32)
+    table_delta[:, 0], table_delta[:, 1], table_delta[:, 2] = slots, indices, blocks
+    return table_delta, np.array(copies, np.int32).reshape(-1, 2)
 
 
 def _new_rows(seqs: Seq[Sequence]) -> tuple[Int32, Float32, Int32, Int64]:
@@ -145,6 +151,12 @@ def _penalties(asking: Seq[Sequence], num_rows: int) -> tuple[Int32, Int32, Int3
     for seq in asking:
         if seq.penalties is None:
             starts += [starts[-1]] * (1 + len(seq.drafts))
+            continue
+        if not seq.drafts:
+            tokens += seq.penalties.tokens
+            counts += seq.penalties.counts
+            biases += seq.penalties.biases
+            starts.append(len(tokens))
             continue
         for row in seq.penalties.rows(seq.drafts):
             tokens += row[0]

@@ -55,12 +55,11 @@ class PrefillScheduler:
         waiting = self._allocator.next_waiting(_MAX_WAITING_CONSIDERED)
         chosen: list[Sequence] = []
         num_skips_left = _MAX_SKIPPED
-        # Ranks are unique, so the merge compares nothing else.
-        queues = (((seq.rank, True, seq) for seq in partial), ((seq.rank, False, seq) for seq in waiting))
-        for _, is_running, seq in heapq.merge(*queues):
+        running = set(partial)
+        for seq in heapq.merge(partial, waiting, key=lambda seq: seq.rank) if partial else waiting:
             if budget.num_left <= 0 or not (num_skips_left or partial):
                 break
-            if is_running:
+            if seq in running:
                 # A sequence without a slot was preempted by one before it.
                 chunk = self._chunk(seq, seq.num_computed_tokens, (partial, waiting), budget) if seq.slot >= 0 else 0
                 if chunk and self._reserve(seq, chunk, budget):

@@ -250,8 +250,7 @@ class Scheduler:
     def _complete_decodes(self, seqs: list[Sequence], tokens: list[int], token_ids: Int32) -> list[StepResult]:
         """Apply the step to all decodes, which are ``seqs``; ``tokens`` and ``token_ids`` are their new tokens."""
         may_end = self._decodes.append(token_ids)
-        for seq in self._decodes.at_block_start():
-            self._allocator.commit(seq, seq.num_computed_tokens // self._pool.block_size - 1)
+        self._allocator.commit_decodes()
         if self._allocator.num_with_penalties:
             for seq, token in zip(seqs, tokens, strict=True):
                 if seq.penalties is not None:

@@ -269,15 +269,30 @@ class SlotAllocator:
         if self._pool.window.num_tokens:
             self._free_behind_window(seq)
 
+    def commit_decodes(self) -> None:
+        """As ``commit``, for each of ``decodes`` that has just computed the last token of a block."""
+        seqs, pool = self.decodes.at_block_start(), self._pool
+        if pool.window.num_tokens:
+            for seq in seqs:
+                self.commit(seq, seq.num_computed_tokens // pool.block_size - 1)
+        elif pool.enable_prefix_caching:
+            for seq in seqs:
+                index = len(seq.block_table) - 1
+                self._hash(seq, index + 1)
+                self._commit_block(seq, index)
+
     def _commit(self, seq: Sequence, first: int) -> None:
         num_full = seq.num_computed_tokens // self._pool.block_size
         self._hash(seq, num_full)
         for index in range(first, num_full):
-            block_hash = seq.hashes[index]
-            self._pool.commit(seq.block_table[index], block_hash)
-            if self._computing.get(block_hash) is seq:
-                del self._computing[block_hash]
-                self._blocked_seq = None  # it may need fewer blocks than when it was rejected
+            self._commit_block(seq, index)
+
+    def _commit_block(self, seq: Sequence, index: int) -> None:
+        block_hash = seq.hashes[index]
+        self._pool.commit(seq.block_table[index], block_hash)
+        if self._computing.get(block_hash) is seq:
+            del self._computing[block_hash]
+            self._blocked_seq = None  # it may need fewer blocks than when it was rejected
 
     def _free_behind_window(self, seq: Sequence) -> None:
         """Free the blocks of ``seq`` that none of its later tokens reads."""

@@ -66,10 +66,9 @@ def num_groups(module: str, scales: str, axis: int, num_inputs: int, checkpoint:
             f"weights: '{scales}' is missing, the scales of '{module}'; fetch the folder again, or quantise it again"
         )
     groups = stored.shape[axis] if len(stored.shape) == 2 else 0
-    if groups < 1 or num_inputs % groups:
-        raise wrong(
-            scales, f"of two dimensions, with a number along axis {axis} that divides {num_inputs}", list(stored.shape)
-        )
+    if groups < 1 or num_inputs % groups or (groups > 1 and num_inputs // groups % 2):
+        allowed = f"of two dimensions, with a number along axis {axis} that divides {num_inputs} into even groups"
+        raise wrong(scales, allowed, list(stored.shape))
     return groups
 
 

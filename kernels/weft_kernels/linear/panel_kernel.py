@@ -1,0 +1,198 @@
+"""Loops of products of rows with panels of 64 outputs on one thread, compiled for this CPU; see ``panels``."""
+
+from typing import Any
+
+import numpy as np
+
+from weft_kernels.jit import jit
+from weft_kernels.linear.panel_instructions import GROUP, MOST_ROWS, PANEL, groups_product, store_row, words_product
+
+#: Steps of a panel, and groups, that are multiplied with all rows before the next ones: their 128 KiB stay in the
+#: second-level cache, into which the next ones are fetched meanwhile.
+_PART_STEPS = 512
+_PART_GROUPS = 64
+#: Rows whose sums stay in the first-level cache.
+_MOST_SUMS = 96
+#: How far a single block of rows fetches ahead: more than the CPU does by itself.
+_AHEAD_BYTES = 2048
+_STEP_BYTES = PANEL * 4
+_MAGIC = np.float32(1.5 * 2**23)  # added to a number, leaves it rounded to the nearest whole one, in the low bits
+_LARGEST_BITS = np.int32(0x7F7FFFFF)  # of a finite number
+_LEAST = np.float32(1e-30)  # a row below it counts as zeros: the inverse of its scale would not be finite
+
+
+@jit
+def quantize(x: Any, group: int, codes: Any, factors: Any) -> None:
+    """Round the numbers of each group of a row to the nearest multiples of its largest magnitude by 127.
+
+    Args:
+        x: Rows, ``[T, K]``, float32, or bfloat16 as uint16. Not modified.
+        group: Inputs of a group, the last one of which may be cut off.
+        codes: int8 ``[T, groups * group]``. Written; 0 from K on.
+        factors: float32 ``[T, groups, 2]``: the scale of each group and the sum of its rounded numbers. Written. Not
+            a number if one of the group is not, or infinite.
+    """
+    num_rows, num_inputs = x.shape
+    numbers = np.empty(group, np.float32)
+    bits = numbers.view(np.int32)
+    peak_bits = np.empty(1, np.int32)
+    peak = peak_bits.view(np.float32)
+    for row in range(num_rows):
+        for place in range(factors.shape[1]):
+            first = place * group
+            size = min(group, num_inputs - first)
+            if x.itemsize == 4:
+                for at in range(size):
+                    numbers[at] = x[row, first + at]
+            else:
+                for at in range(size):
+                    bits[at] = np.int32(x[row, first + at]) << np.int32(16)
+            largest = np.int32(0)
+            for at in range(size):
+                largest = max(largest, bits[at] & np.int32(0x7FFFFFFF))  # ordered like magnitudes, and NaN above all
+            peak_bits[0] = largest
+            magnitude = max(peak[0], _LEAST) if largest <= _LARGEST_BITS else np.float32(np.nan)
+            factor = np.float32(127) / magnitude
+            for at in range(size):
+                numbers[at] = numbers[at] * factor + _MAGIC
+            total = np.int32(0)
+            for at in range(size):
+                code = np.int8(bits[at])
+                codes[row, first + at] = code
+                total += np.int32(code)
+            for at in range(size, group):
+                codes[row, first + at] = 0
+            scale = magnitude * np.float32(1 / 127)
+            factors[row, place, 0] = scale
+            factors[row, place, 1] = np.float32(total) * scale
+
+
+@jit
+def multiply_words(x: Any, num_steps: int, panels: Any, first: int, last: int, bias: Any, out: Any) -> None:
+    """``x @ weight.T + bias`` for the outputs of the panels ``first`` to ``last``.
+
+    Args:
+        x: Rows, ``[T, K]``, float32, or bfloat16 as uint16, rows of 4 * ``num_steps`` bytes.
+        num_steps: Words of an output.
+        panels: uint8, each of ``num_steps`` times 256 bytes.
+        first: First panel.
+        last: The one after the last.
+        bias: float32 ``[panels, 64]``.
+        out: ``[T, N]``, type of ``x``. Written.
+    """
+    sums = np.empty((_MOST_SUMS, PANEL), np.float32)
+    for start in range(0, x.shape[0], _MOST_SUMS):
+        rows = x[start : start + _MOST_SUMS]
+        num_rows = rows.shape[0]
+        for panel in range(first, last):
+            sums[:num_rows] = 0
+            _add_panel(rows, num_steps, panels.ctypes.data + panel * num_steps * _STEP_BYTES, sums)
+            for row in range(num_rows):
+                for at in range(PANEL):
+                    sums[row, at] += bias[panel, at]
+                store_row(
+                    out, out.ctypes.data + (start + row) * out.strides[0] + panel * PANEL * out.itemsize,
+                    sums.ctypes.data + row * _STEP_BYTES, out.shape[1] - panel * PANEL,
+                )  # fmt: skip
+
+
+@jit
+def multiply_codes(
+    codes: Any, factors: Any, panels: Any, first: int, last: int, weight_scales: Any, weight_zeros: Any,
+    bias: Any, out: Any,
+) -> None:  # fmt: skip
+    """As ``multiply_words`` with rows of ``quantize`` and 8-bit weights with one scale for each output.
+
+    Args:
+        codes: int8 ``[T, K]``, K a multiple of 4.
+        factors: float32 ``[T, 1, 2]``.
+        panels: uint8, each of ``K`` times 64 bytes.
+        first: First panel.
+        last: The one after the last.
+        weight_scales: float32 ``[panels, 64]``.
+        weight_zeros: What a code of a weight is less, float32 ``[panels, 64]``.
+        bias: float32 ``[panels, 64]``.
+        out: ``[T, N]``, float32, or bfloat16 as uint16. Written.
+    """
+    num_steps = codes.shape[1] // 4
+    sums = np.empty((_MOST_SUMS, PANEL), np.int32)
+    numbers = sums.view(np.float32)
+    for start in range(0, codes.shape[0], _MOST_SUMS):
+        rows = codes[start : start + _MOST_SUMS]
+        num_rows = rows.shape[0]
+        for panel in range(first, last):
+            sums[:num_rows] = 0
+            _add_panel(rows, num_steps, panels.ctypes.data + panel * num_steps * _STEP_BYTES, sums)
+            for row in range(num_rows):
+                scale, total = factors[start + row, 0, 0], factors[start + row, 0, 1]
+                for at in range(PANEL):
+                    product = np.float32(sums[row, at]) * scale - weight_zeros[panel, at] * total
+                    numbers[row, at] = product * weight_scales[panel, at] + bias[panel, at]
+                store_row(
+                    out, out.ctypes.data + (start + row) * out.strides[0] + panel * PANEL * out.itemsize,
+                    sums.ctypes.data + row * _STEP_BYTES, out.shape[1] - panel * PANEL,
+                )  # fmt: skip
+
+
+@jit
+def multiply_groups(
+    codes: Any, factors: Any, panels: Any, first: int, last: int, panel_bytes: int, table: Any, bias: Any,
+    out: Any,
+) -> None:  # fmt: skip
+    """As ``multiply_codes`` with a scale for each group of 32 inputs of each output.
+
+    Args:
+        codes: int8 ``[T, K]``, K a multiple of 32.
+        factors: float32 ``[T, K / 32, 2]``.
+        panels: uint8, each of ``panel_bytes``.
+        first: First panel.
+        last: The one after the last.
+        panel_bytes: Those of its ``K / 32`` groups.
+        table: uint8; as for ``groups_product``.
+        bias: float32 ``[panels, 64]``.
+        out: ``[T, N]``, float32, or bfloat16 as uint16. Written.
+    """
+    num_groups = codes.shape[1] // GROUP
+    group_bytes = panel_bytes // num_groups
+    sums = np.empty((_MOST_SUMS, PANEL), np.float32)
+    x_stride, factors_stride = codes.strides[0], factors.strides[0]
+    for start in range(0, codes.shape[0], _MOST_SUMS):
+        num_rows = min(_MOST_SUMS, codes.shape[0] - start)
+        x, own = codes.ctypes.data + start * x_stride, factors.ctypes.data + start * factors_stride
+        num_blocks = -(-num_rows // MOST_ROWS)
+        for panel in range(first, last):
+            sums[:num_rows] = 0
+            for at in range(0, num_groups, _PART_GROUPS):
+                here = panels.ctypes.data + panel * panel_bytes + at * group_bytes
+                count = min(_PART_GROUPS, num_groups - at)
+                for block in range(num_blocks):
+                    row, end = block * num_rows // num_blocks, (block + 1) * num_rows // num_blocks
+                    ahead = here + (_AHEAD_BYTES if num_blocks == 1 else count * group_bytes + block % 2 * 128)
+                    groups_product(
+                        table, end - row, x + row * x_stride + at * GROUP, x_stride, here, count,
+                        sums.ctypes.data + row * _STEP_BYTES, ahead,
+                        own + row * factors_stride + at * 8, factors_stride,
+                    )  # fmt: skip
+            for row in range(num_rows):
+                for at in range(PANEL):
+                    sums[row, at] += bias[panel, at]
+                store_row(
+                    out, out.ctypes.data + (start + row) * out.strides[0] + panel * PANEL * out.itemsize,
+                    sums.ctypes.data + row * _STEP_BYTES, out.shape[1] - panel * PANEL,
+                )  # fmt: skip
+
+
+@jit
+def _add_panel(rows: Any, num_steps: int, panel: int, sums: Any) -> None:
+    """Add the products of the rows and a panel, part by part, to ``sums``."""
+    num_rows, stride = rows.shape[0], rows.strides[0]
+    num_blocks = -(-num_rows // MOST_ROWS)
+    for at in range(0, num_steps, _PART_STEPS):
+        here, count = panel + at * _STEP_BYTES, min(_PART_STEPS, num_steps - at)
+        for block in range(num_blocks):
+            row, end = block * num_rows // num_blocks, (block + 1) * num_rows // num_blocks
+            ahead = here + (_AHEAD_BYTES if num_blocks == 1 else count * _STEP_BYTES + block % 2 * 128)
+            words_product(
+                rows, end - row, rows.ctypes.data + row * stride + at * 4, stride, here, count,
+                sums.ctypes.data + row * _STEP_BYTES, ahead,
+            )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Commands that call a router, and ``weft key``."""

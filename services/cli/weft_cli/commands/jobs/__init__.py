@@ -1,0 +1,1 @@
+"""Commands that run data sets and messages through a graph."""

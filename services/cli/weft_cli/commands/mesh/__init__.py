@@ -1,0 +1,1 @@
+"""Commands that run a mesh on this machine, or watch it."""

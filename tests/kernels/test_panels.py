@@ -1,0 +1,180 @@
+"""Products with weights in panels on a CPU: right, of any number of rows, and of their own row alone."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from weft_kernels.linear import cpu, onednn
+from weft_kernels.linear.quantized import QuantizedWeight
+from weft_kernels.linear.quantizers import quantize_linear, quantize_nf4
+
+torch.set_num_threads(1)
+
+pytestmark = pytest.mark.skipif(
+    not cpu.has_panels(torch.float32), reason="this CPU has no AVX-512, or there is no numba"
+)
+DTYPES = [
+    pytest.param(dtype, marks=pytest.mark.skipif(not cpu.has_panels(dtype), reason=f"this CPU has no {dtype}"))
+    for dtype in (torch.float32, torch.bfloat16)
+]
+needs_codes = pytest.mark.skipif(not cpu.has_panels(torch.int8), reason="this CPU has no VNNI")
+#: Outputs below and above a panel, and inputs below and above what is multiplied with all rows before the next.
+SHAPES = [(1, 2), (33, 20), (150, 130), (64, 1100), (768, 2048)]
+#: Bounds are those of the format on normal numbers, a tenth more.
+CODES: dict[str, tuple[Callable[[torch.Tensor], QuantizedWeight], float]] = {
+    "4 bits, groups of 32": (lambda weight: quantize_linear(weight, 4, 32, is_symmetric=False), 0.086),
+    "4 bits, groups of 64, symmetric": (lambda weight: quantize_linear(weight, 4, 64), 0.115),
+    "4 bits, groups of 128": (lambda weight: quantize_linear(weight, 4, 128, is_symmetric=False), 0.110),
+    "4 bits, a scale for each output": (lambda weight: quantize_linear(weight, 4), 0.17),
+    "NF4": (lambda weight: quantize_nf4(weight, 64), 0.101),
+    "8 bits, groups of 32": (lambda weight: quantize_linear(weight, 8, 32), 0.009),
+    "8 bits, a scale for each output": (lambda weight: quantize_linear(weight, 8), 0.013),
+}
+
+
+def _normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _error(out: torch.Tensor, exact: torch.Tensor) -> float:
+    return float((out.double() - exact).norm() / exact.norm())
+
+
+def _is_its_own(multiply: cpu.Product, x: torch.Tensor) -> bool:
+    together = multiply(x)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(3))
+    chunks = [torch.cat([multiply(chunk) for chunk in x.split(size)]) for size in (1, 2, 5, 6, 7, 97)]
+    return torch.equal(together[order], multiply(x[order])) and all(torch.equal(together, each) for each in chunks)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numbers(dtype: torch.dtype, shape: tuple[int, int]) -> None:
+    """The product is that of the numbers to the last digits, and a row's is bitwise its own in any company."""
+    from weft_kernels.linear.panels import PanelLinear
+
+    x, weight, bias = _normal(100, shape[1]).to(dtype), _normal(*shape, seed=1).to(dtype), _normal(shape[0]).to(dtype)
+    multiply = PanelLinear(weight, bias)
+    out = multiply(x)
+    assert (dtype, (100, shape[0])) == (out.dtype, out.shape)
+    exact = x.double() @ weight.double().t() + bias.double()
+    assert _error(out, exact) < (2e-6 if dtype == torch.float32 else 0.002)
+    assert _is_its_own(multiply, x)
+
+
+@needs_codes
+@pytest.mark.parametrize("kind", CODES)
+def test_codes(kind: str) -> None:
+    """A product loses what the format of its codes and rows of 8 bits lose, no more; a row's is bitwise its own."""
+    quantize, bound = CODES[kind]
+    weight, bias, x = _normal(150, 256, seed=1), _normal(150, seed=2), _normal(100, 256)
+    codes = quantize(weight)
+    multiply = cpu.linear(codes, bias)
+    exact, of_codes = x.double() @ weight.double().t() + bias.double(), x @ codes.dequantize().t() + bias
+    assert _error(multiply(x), of_codes.double()) < 0.013
+    assert _error(multiply(x), exact) < bound
+    assert _is_its_own(multiply, x)
+    assert _is_its_own(multiply, x.bfloat16())
+    assert torch.bfloat16 == multiply(x.bfloat16()).dtype
+
+
+@needs_codes
+def test_inputs_in_another_order() -> None:
+    """Codes in the order of their importance are multiplied with the inputs that they stand for."""
+    order = torch.randperm(128, generator=torch.Generator().manual_seed(5))
+    weight, x = _normal(70, 128, seed=1), _normal(9, 128)
+    plain = quantize_linear(weight[:, order], 4, 32)
+    codes = QuantizedWeight(
+        plain.codes, plain.scales, plain.zeros, plain.lookup, plain.group_size, plain.shape, plain.num_bits, order
+    )
+    torch.testing.assert_close(cpu.linear(plain)(x[:, order]), cpu.linear(codes)(x), rtol=0, atol=0)
+
+
+@needs_codes
+@pytest.mark.parametrize("num_bits", [4, 8])
+def test_odd_numbers(num_bits: int) -> None:
+    """Zeros stay zeros; a row that is not a number, or infinite, is none afterwards, and harms no other."""
+    weight = torch.ones(70, 64)
+    weight[1] = 0.0
+    x = torch.stack(
+        [torch.zeros(64), torch.full((64,), 1e-40), torch.ones(64), torch.ones(64), torch.full((64,), 1e30)]
+    )
+    x[2, 7], x[3, 60] = torch.nan, -torch.inf
+    out = cpu.linear(weight, num_bits=num_bits)(x)
+    assert (0.0, 0.0) == (float(out[0].abs().max()), float(out[1].abs().max()))
+    assert out[2, 2:].isnan().all()
+    assert out[3, 2:].isnan().all()
+    torch.testing.assert_close(out[4, 2:], torch.full((68,), 64e30), rtol=1e-3, atol=0)
+    assert 0.0 == out[4, 1]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_not_a_number_stays_so(dtype: torch.dtype) -> None:
+    """A number that is none makes its own row none, and no other."""
+    from weft_kernels.linear.panels import PanelLinear
+
+    x = torch.ones(8, 32, dtype=dtype)
+    x[3, 5] = torch.nan
+    out = PanelLinear(torch.ones(65, 32, dtype=dtype))(x)
+    assert out[3].isnan().all()
+    assert (out[[0, 1, 2, 4, 5, 6, 7]] == 32).all()
+
+
+def test_rows_of_a_wider_tensor() -> None:
+    """Rows that are not contiguous are multiplied as they lie, none are no work."""
+    from weft_kernels.linear.panels import PanelLinear
+
+    x, multiply = _normal(10, 90), PanelLinear(_normal(70, 40, seed=1))
+    for part in (x[:, 13:53], x[::2, :40], x.t()[:40].t()):
+        assert torch.equal(multiply(part.contiguous()), multiply(part))
+    assert (0, 70) == multiply(x[:0, :40]).shape
+
+
+def test_several_threads() -> None:
+    """Products are bitwise the same on one thread and on several."""
+    x = _normal(9, 128)
+    products = [cpu.linear(_normal(1100, 128, seed=1), deterministic=True)]
+    if cpu.has_panels(torch.int8):
+        products += [cpu.linear(_normal(1100, 128, seed=1), num_bits=bits) for bits in (4, 8)]
+    alone = [multiply(x) for multiply in products]
+    torch.set_num_threads(2)
+    try:
+        for multiply, expected in zip(products, alone, strict=True):
+            assert torch.equal(expected, multiply(x))
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_what_is_taken_is_what_is_faster(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Of panels and oneDNN the faster by measurement is taken, which the log says; in deterministic mode panels are."""
+    from weft_kernels.linear.panels import PanelLinear
+
+    taken = {}
+    for name, times_ns in {"panels": [60, 90, 100, 100], "oneDNN": [60, 190, 100, 100]}.items():
+        cpu._are_panels_faster.cache_clear()
+        left = list(times_ns)
+        monkeypatch.setattr(cpu, "_least_ns", lambda *_, left=left: left.pop(0))
+        with caplog.at_level("INFO", "weft.kernels"):
+            taken[name] = type(cpu.linear(torch.ones(8, 4)))
+        assert f"inputs are those of {name}: with 1 and 32 rows" in caplog.messages[-1]
+        assert isinstance(cpu.linear(torch.ones(8, 4), deterministic=True), PanelLinear)
+    assert {"panels": PanelLinear, "oneDNN": onednn.PackedLinear} == taken
+    cpu._are_panels_faster.cache_clear()
+
+
+def test_without_instructions_for_codes(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """A CPU without them multiplies the numbers of the codes, and the log says so; as it does with odd groups."""
+    codes, x = quantize_linear(_normal(40, 64), 4, 32), _normal(3, 64)
+    cpu._say_once.cache_clear()
+    with caplog.at_level("INFO", "weft.kernels"):
+        odd = quantize_linear(_normal(40, 64), 4, 16)
+        torch.testing.assert_close(cpu.linear(odd)(x), x @ odd.dequantize().t(), rtol=1e-4, atol=1e-4)
+        assert "weights in groups of 16 become numbers" in caplog.text
+        monkeypatch.setattr(cpu, "has_panels", lambda dtype: False)
+        torch.testing.assert_close(cpu.linear(codes)(x), x @ codes.dequantize().t(), rtol=1e-4, atol=1e-4)
+        assert "no AVX-512 VNNI" in caplog.text
+        assert isinstance(cpu.linear(_normal(40, 64), num_bits=8), onednn.Int8Linear)
+        cpu.linear(_normal(40, 65), num_bits=4)
+        assert "weights of 65 inputs, no multiple of 32, have 8 bits instead of 4" in caplog.text
+    cpu._say_once.cache_clear()
