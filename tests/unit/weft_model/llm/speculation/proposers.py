@@ -65,11 +65,11 @@ class Scripted(FixedDepth):
         super().__init__(script[-1])
         self._script = list(script)
 
-    def begin(self, num_seqs: int, num_rows: int) -> bool:
+    def begin(self, num_rows: int) -> None:
         """See ``Depth``."""
         if self._script:
             self._num_drafts = self._script.pop(0)
-        return self._num_drafts > 0
+        self.is_full = not self._num_drafts
 
 
 def options(
