@@ -162,6 +162,14 @@ def paged_attention(
     )
 
 
+def prepare_attention(
+    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device
+) -> None:
+    """Compile attention for models of this shape on a CPU, so that nothing is compiled while it serves."""
+    if device.type == "cpu" and not _ARE_KERNELS_FORCED:
+        _load("attention", "prepare", False)(num_heads, num_kv_heads, head_dim, dtype, kv_dtype)
+
+
 def apply_penalties(
     logits: torch.Tensor,
     row_start: torch.Tensor,
