@@ -107,6 +107,21 @@ class ModelRunner:
         else:
             retain_freed_memory()
 
+    def warm_up(self) -> None:
+        """Compute a token of the null block on a CPU, so that nothing is compiled during the first request.
+
+        That takes seconds, or less where compiled code is on disk.
+        """
+        if self.kv.is_cuda:
+            return
+        none = torch.zeros(1, dtype=torch.int32)
+        one = torch.ones(1, dtype=torch.int32)
+        slots = torch.zeros(1, dtype=torch.int64)
+        hidden = self._model.forward(
+            none, none, self.kv, none.view(1, 1), torch.cat((none, one)), one, slots, max_q_len=1, max_ctx_len=1
+        )
+        self._model.logits(hidden)
+
     def run(self, plan: ForwardPlan) -> StepTokens:
         """Compute keys and values of the plan's tokens, and sample one token per sample row.
 

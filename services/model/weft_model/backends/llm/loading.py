@@ -58,6 +58,7 @@ def load_engine(
     proposer = load_proposer(directory, config, model, draft_config, has_weights=settings.has_weights)
     config = config.with_cache(model_config, lambda: torch.cuda.mem_get_info(config.device)[0], draft_config)
     runner = ModelRunner(model, config, proposer=proposer)
+    runner.warm_up()
     return Engine(
         runner,
         config,
