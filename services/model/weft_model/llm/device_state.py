@@ -31,9 +31,15 @@ class DeviceState:
         num_slots: Rows.
         num_columns: Columns of the block table: the most blocks of one sequence.
         device: Device of the tables.
+
+    Attributes:
+        num_slots: As above.
+        num_columns: As above.
     """
 
     def __init__(self, num_slots: int, num_columns: int, device: torch.device) -> None:
+        self.num_slots = num_slots
+        self.num_columns = num_columns
         self._device = device
         self._block_tables = torch.zeros(num_slots, num_columns, dtype=torch.int32, device=device)
         self._params = torch.zeros(num_slots, 6, dtype=torch.float32, device=device)
