@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from weft_common.errors import WeftError
+from weft_model.backends.llm.make_runner import make_runner
 from weft_model.backends.llm.settings import Settings
 from weft_model.backends.llm.speculation import make_speculator
 from weft_model.llm.config import EngineConfig, TransformerConfig
@@ -52,8 +53,8 @@ def load_engine(
         max_model_len=config.max_model_len,
         num_bits=config.num_bits,
     )
-    config = config.with_cache(model_config, lambda: torch.cuda.mem_get_info(config.device)[0])
-    runner = ModelRunner(model, config)
+    runner = make_runner(lambda num_blocks: ModelRunner(model, config, num_blocks), config, model_config)
+    config = replace(config, num_blocks=runner.num_blocks)
     return Engine(
         runner,
         config,
