@@ -50,13 +50,17 @@ class CacheProbe:
     pool: BlockPool
 
     def __init__(self, runner: Runner) -> None:
-        self.num_blocks = runner.num_blocks
+        self.num_blocks, self.num_offload_blocks = runner.num_blocks, runner.num_offload_blocks
         self._runner = runner
         self._owned = self._filled = self._reserved = 0
 
     def bind_thread(self) -> None:
         """See ``Runner``."""
         self._runner.bind_thread()
+
+    def close(self) -> None:
+        """See ``Runner``."""
+        self._runner.close()
 
     def run(self, plan: ForwardPlan) -> StepTokens:
         """See ``Runner``."""
@@ -79,10 +83,15 @@ class CacheProbe:
 class NoModel:
     """A runner whose every token is 0 and costs nothing."""
 
+    num_offload_blocks = 0
+
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
 
     def bind_thread(self) -> None:
+        """See ``Runner``."""
+
+    def close(self) -> None:
         """See ``Runner``."""
 
     def run(self, plan: ForwardPlan) -> StepTokens:

@@ -30,6 +30,7 @@ _GPU_CACHE_SHARE = 0.9
 _BOUNDS: dict[str, tuple[float, float]] = {
     "num_blocks": (0, _INT32_MAX),
     "kv_cache_bytes": (0, _INT64_MAX),
+    "kv_offload_bytes": (0, _INT64_MAX),
     "max_num_seqs": (1, 65536),
     "max_num_batched_tokens": (0, 2**20),
     "max_model_len": (0, 2**24),
@@ -57,6 +58,9 @@ class EngineConfig:
         num_blocks: Blocks in the KV cache, including the null block. 0: as many as ``kv_cache_bytes`` holds.
         kv_cache_bytes: Size of the KV cache if ``num_blocks`` is 0. 0: 256 MiB on a CPU; on a GPU 90 % of the memory
             that is free once the weights are loaded.
+        kv_offload_bytes: Size of a second tier of the cache, for blocks that the first evicts. 0: none. On a CPU a
+            file, on a GPU pinned host memory.
+        kv_offload_path: Folder of that file; empty: the folder of temporary files. On a CPU alone.
         max_num_seqs: Sequences that run concurrently.
         max_num_batched_tokens: Tokens that a step computes, at least ``max_num_seqs``. 0: 128 on a CPU, 2048 on a GPU,
             or twice ``max_num_seqs`` if that is more, so that prefill progresses while every other slot decodes.
@@ -95,6 +99,8 @@ class EngineConfig:
     block_size: int = 16
     num_blocks: int = 0
     kv_cache_bytes: int = 0
+    kv_offload_bytes: int = 0
+    kv_offload_path: str = ""
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 0
     max_model_len: int = 0
@@ -139,6 +145,10 @@ class EngineConfig:
             raise self._fault("device", "must be cpu, cuda or cuda:N")
         if self.kv_cache_dtype == "fp8" and self.device == "cpu":
             raise self._fault("kv_cache_dtype", "must be auto or int8 on a CPU; int8 takes as little memory")
+        if self.kv_offload_bytes and not self.enable_prefix_caching:
+            raise self._fault("kv_offload_bytes", "must be 0 without enable_prefix_caching, which names its blocks")
+        if self.kv_offload_path and not (self.kv_offload_bytes and self.device == "cpu"):
+            raise self._fault("kv_offload_path", "must be empty unless kv_offload_bytes is set, on a CPU")
         if self.num_blocks == 1:
             raise self._fault("num_blocks", "must be 0 or at least 2: block 0 holds no tokens")
         if not self.max_num_batched_tokens:

@@ -221,6 +221,7 @@ class Engine:
         self._core.fail_all(error)
         self._reject_unread(error)
         self._after_deltas()
+        self._runner.close()
 
     def _reject_unread(self, error: WeftError) -> None:
         """Fail the requests that remain in the inbox, which the thread no longer reads. Any thread."""

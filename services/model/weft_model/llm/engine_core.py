@@ -18,6 +18,7 @@ from weft_model.llm.request import Delta, EngineRequest, TokenLogprobs
 from weft_model.llm.runner import StepLogprobs, StepTokens
 from weft_model.llm.scheduler.acceptance import DraftSource
 from weft_model.llm.scheduler.blocks import BlockPool
+from weft_model.llm.scheduler.offload import OffloadTier
 from weft_model.llm.scheduler.plan import ForwardPlan
 from weft_model.llm.scheduler.scheduler import Scheduler, StepResult
 from weft_model.llm.scheduler.sequence import Sequence, SequenceStatus
@@ -31,12 +32,16 @@ class Runner(Protocol):
     """The part of ``ModelRunner`` that the engine uses."""
 
     num_blocks: int
+    num_offload_blocks: int
 
     def bind_thread(self) -> None:
         """Declare the calling thread as the one that calls ``run``."""
 
     def run(self, plan: ForwardPlan) -> StepTokens:
         """Run a step; blocks until its tokens are known."""
+
+    def close(self) -> None:
+        """Free what it holds outside memory; nothing is run afterwards."""
 
 
 class EngineCore:
@@ -74,6 +79,9 @@ class EngineCore:
             key=secrets.token_bytes(32),
             fields={"architecture": model_config.architecture, "kv_dtype": config.kv_dtype},
             window=kv_window(config, model_config),
+            tier=OffloadTier(
+                runner.num_offload_blocks, config.block_size * model_config.kv_bytes_per_token(config.kv_dtype)
+            ),
         )
         self.scheduler = Scheduler(config, self.pool, clock_ns=clock_ns, drafts=drafts)
         self.busy_since_ns = 0
@@ -176,7 +184,9 @@ class EngineCore:
             return
         finally:
             self.busy_since_ns = 0
-        results = self.scheduler.complete(tokens.token_ids, tokens.draft_ids)
+        results = self.scheduler.complete(tokens.token_ids, tokens.draft_ids, tokens.failed_loads)
+        if tokens.is_tier_lost:
+            self.pool.tier.disable()
         end_ns = self._clock_ns()
         self._metrics.record_tokens(results, end_ns)
         num_new_tokens = sum(len(result.token_ids) for result in results)

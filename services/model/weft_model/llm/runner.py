@@ -1,5 +1,6 @@
 """Executes a planned step on the device: block copies, forward pass, sampling. Knows tensors, not requests."""
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from weft_kernels.blocks.layout import MAX_CODE
 from weft_model.llm import ops
+from weft_model.llm.block_store import open_store
 from weft_model.llm.config import EngineConfig
 from weft_model.llm.device_state import DeviceState
 from weft_model.llm.graphs.decode_graphs import DecodeGraphs
@@ -48,11 +50,15 @@ class StepTokens(NamedTuple):
         logprobs: None if no row requested them.
         draft_ids: The drafts of the plan in order, with those that a proposer on the device filled in; None: the plan
             had none of these.
+        failed_loads: Blocks that the plan was to load from the second tier and that hold nothing valid.
+        is_tier_lost: The second tier does not work any more.
     """
 
     token_ids: npt.NDArray[np.int32]
     logprobs: StepLogprobs | None
     draft_ids: npt.NDArray[np.int32] | None = None
+    failed_loads: Collection[int] = ()
+    is_tier_lost: bool = False
 
 
 class ModelRunner:
@@ -66,6 +72,7 @@ class ModelRunner:
 
     Attributes:
         num_blocks: Blocks of the KV cache, including the null block.
+        num_offload_blocks: Blocks of the second tier; 0: there is none.
         kv: The cache, ``[num_blocks, num_layers, ...]`` (``weft_kernels.blocks.layout``), zero-initialised, so that no
             block holds NaN.
     """
@@ -88,6 +95,8 @@ class ModelRunner:
         dtype = _CODES.get(config.kv_dtype, model.dtype)
         shape = model.kv_shape(self.num_blocks, config.block_size, dtype)
         self.kv = torch.zeros(shape, dtype=torch.uint8 if dtype in MAX_CODE else dtype, device=model.device).view(dtype)
+        self._store = open_store(config, self.kv)
+        self.num_offload_blocks = 0 if self._store is None else self._store.num_slots
         num_columns = -(-config.max_model_len // config.block_size)
         self._state = DeviceState(config.max_num_seqs, num_columns, model.device)
         self._copy_stream = torch.cuda.Stream(model.device) if self.kv.is_cuda else None
@@ -126,6 +135,17 @@ class ModelRunner:
 
         Blocks until the tokens are on the host. Even if it raises, it changes only blocks that the plan writes.
         """
+        if plan.transfers is None or self._store is None:
+            return self._run(plan)
+        failed_loads = self._store.run(self.kv, plan.transfers)
+        return self._run(plan)._replace(failed_loads=failed_loads, is_tier_lost=self._store.is_lost)
+
+    def close(self) -> None:
+        """Free what is not memory of torch: the file of the second tier. Nothing may run afterwards."""
+        if self._store is not None:
+            self._store.close()
+
+    def _run(self, plan: ForwardPlan) -> StepTokens:
         with torch.inference_mode():
             token_ids = self._start(plan)
             if self._proposer is not None:

@@ -9,6 +9,7 @@ from weft_model.llm.kv_window import KvWindow
 from weft_model.llm.request import EngineRequest
 from weft_model.llm.sampling_params import SamplingParams
 from weft_model.llm.scheduler.blocks import NULL_BLOCK, BlockPool
+from weft_model.llm.scheduler.offload import OffloadTier
 from weft_model.llm.scheduler.scheduler import Scheduler
 from weft_model.llm.scheduler.sequence import Sequence
 
@@ -48,10 +49,14 @@ class FakeRunner:
         self.cache = np.zeros((pool.num_blocks, self.size), np.int64)
         self.tokens = np.zeros((pool.num_blocks, self.size), np.int64)  # that the entries are of
         self.tables = {}
+        self.tier = {}  # by slot: hash, entries and tokens of a block
+        self.may_fail = lambda: False  # whether a load fails
+        self.failed_loads = []  # of the last plan
 
     def run(self, plan):
         """Tokens of the plan's sample rows."""
         self.check(plan)
+        self.transfer(plan.transfers)
         for array in (self.cache, self.tokens):
             sources = array[plan.copies[:, 0]]
             array[plan.copies[:, 1]] = sources
@@ -78,10 +83,29 @@ class FakeRunner:
         sampled = zip(rows, slots, positions, strict=True)
         return np.array([sample(values[row], self.tables[slot][1], pos) for row, slot, pos in sampled], np.int32)
 
+    def transfer(self, transfers):
+        """Save and load; a load that fails leaves anything in its block."""
+        self.failed_loads = []
+        if transfers is None:
+            return
+        assert len(transfers.saves) == len(set(transfers.saves[:, 1].tolist())) == len(transfers.save_keys)
+        assert len(transfers.loads) == len(set(transfers.loads[:, 1].tolist())) == len(transfers.load_keys)
+        for (block, slot), key in zip(transfers.saves.tolist(), transfers.save_keys, strict=True):
+            assert 0 <= slot
+            self.tier[slot] = (key.tobytes(), self.cache[block].copy(), self.tokens[block].copy())
+        for (slot, block), key in zip(transfers.loads.tolist(), transfers.load_keys, strict=True):
+            assert self.pool.num_owners(block) == 1
+            assert not self.pool.is_shared(block)
+            saved, self.cache[block], self.tokens[block] = self.tier[slot]
+            assert saved == key.tobytes()
+            if self.may_fail():
+                self.failed_loads.append(block)
+                self.cache[block] = -1
+
     def check_window(self, table, first):
         """Whoever computes position ``first`` finds all that its window reads, and behind it nothing is owned."""
         window = self.pool.window.num_tokens
-        if not window:
+        if not window or not set(self.failed_loads).isdisjoint(table.values()):
             return
         for index in range((first // self.size * self.size - window) // self.size):  # since a block was full
             assert table[index] == NULL_BLOCK
@@ -113,13 +137,14 @@ class FakeRunner:
 class Bench:
     """A scheduler with its pool, a fake runner and a clock that the test moves."""
 
-    def __init__(self, *, num_blocks=64, key=b"key", window=0, drafts=None, **config):
+    def __init__(self, *, num_blocks=64, key=b"key", window=0, num_offload_blocks=0, drafts=None, **config):
         defaults = {"block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 32, "max_model_len": 96}
         self.config = EngineConfig(num_blocks=num_blocks, **defaults | config)
         caching = self.config.enable_prefix_caching
         size = self.config.block_size
         kv_window = KvWindow(window, size, self.config.max_num_batched_tokens)
-        self.pool = BlockPool(num_blocks, size, enable_prefix_caching=caching, key=key, window=kv_window)
+        tier = OffloadTier(num_offload_blocks if caching else 0)
+        self.pool = BlockPool(num_blocks, size, enable_prefix_caching=caching, key=key, window=kv_window, tier=tier)
         self.now_ns = 1
         self.scheduler = Scheduler(self.config, self.pool, clock_ns=lambda: self.now_ns, drafts=drafts)
         self.runner = FakeRunner(self.config, self.pool)
@@ -150,7 +175,11 @@ class Bench:
     def step(self):
         """One step: its results, or None where there is nothing to do."""
         self.plan = self.scheduler.schedule()
-        return None if self.plan is None else self.scheduler.complete(self.runner.run(self.plan))
+        return None if self.plan is None else self.complete(self.runner.run(self.plan))
+
+    def complete(self, tokens):
+        """Give the scheduler the result of the plan that was run last."""
+        return self.scheduler.complete(tokens, failed_loads=self.runner.failed_loads)
 
     def run(self, num_steps=10_000):
         """Steps until nothing is left to do; how many there were."""

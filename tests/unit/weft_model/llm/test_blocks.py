@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from weft_model.llm.kv_window import KvWindow
 from weft_model.llm.scheduler.block_hashes import BlockHasher
-from weft_model.llm.scheduler.blocks import NULL_BLOCK, BlockPool
+from weft_model.llm.scheduler.blocks import NULL_BLOCK, OFFLOADED, BlockPool
+from weft_model.llm.scheduler.offload import OffloadTier
 
 P = 4
 
@@ -199,14 +200,25 @@ def test_hashes_are_chained_and_keyed():
     assert 9 == len({*at_once, *keyed, *moved})
 
 
-class PoolMachine(RuleBasedStateMachine):
-    """Whatever is done in whatever order: counts, list and index agree, and a block is found only by what it holds."""
+def _hash(number):
+    return bytes([number]) * 16
 
-    @initialize(num_blocks=st.integers(2, 9), is_caching=st.booleans())
-    def start(self, num_blocks, is_caching):
-        self.pool = _pool(num_blocks, enable_prefix_caching=is_caching)
+
+class PoolMachine(RuleBasedStateMachine):
+    """Whatever is done in whatever order: counts, list and index agree, and a block is found only by what it holds.
+
+    So is a block in the second tier: what a plan saves and loads is what was committed under its hash.
+    """
+
+    @initialize(num_blocks=st.integers(2, 9), is_caching=st.booleans(), num_slots=st.integers(0, 3))
+    def start(self, num_blocks, is_caching, num_slots):
+        self.tier = OffloadTier(num_slots)
+        self.pool = _pool(num_blocks, enable_prefix_caching=is_caching, tier=self.tier)
         self.tables = []
         self.hash_of = {}
+        self.contents = {}  # of blocks, by the hash that they were last committed with
+        self.store = {}  # by slot
+        self.loading = {}  # what each block is to hold after the next plan
 
     @rule(count=st.integers(0, 4))
     def allocate(self, count):
@@ -226,12 +238,17 @@ class PoolMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.tables)
     @rule(data=st.data())
     def free(self, data):
-        self.pool.free(self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1))))
+        table = self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1)))
+        for block in table:
+            if self.loading.pop(block, None):
+                self.tier.cancel_load(block)
+        self.pool.free(table)
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data())
     def fork(self, data):
         table = data.draw(st.sampled_from(self.tables))
+        self.run_plan()  # nobody shares a block that is being loaded
         copy = self.pool.fork(table)
         assert table == copy
         assert table is not copy
@@ -241,7 +258,11 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data(), number=st.integers(0, 5))
     def commit(self, data, number):
         block = data.draw(st.sampled_from([block for table in self.tables for block in table]))
-        block_hash = bytes([number])
+        block_hash = _hash(number)
+        self.run_plan()  # what was evicted is saved before its block is written
+        self.contents.setdefault(block, block_hash)
+        if self.contents[block] != block_hash and block not in self.hash_of:
+            self.contents[block] = block_hash
         self.pool.commit(block, block_hash)
         is_free_hash = block_hash not in self.hash_of.values()
         if self.pool.enable_prefix_caching and block not in self.hash_of and is_free_hash:
@@ -251,18 +272,47 @@ class PoolMachine(RuleBasedStateMachine):
     def match_and_acquire(self, numbers):
         by_hash = {block_hash: block for block, block_hash in self.hash_of.items()}
         expected = []
-        for number in numbers:
-            if bytes([number]) not in by_hash:
+        for block_hash in map(_hash, numbers):
+            if block_hash not in by_hash and block_hash not in self.tier:
                 break
-            expected.append(by_hash[bytes([number])])
-        found = self.pool.match(bytes([number]) for number in numbers)
+            expected.append(by_hash.get(block_hash, OFFLOADED))
+        found = self.pool.match(map(_hash, numbers))
         assert expected == found
         self.pool.acquire(found)
+        lost = [(index, _hash(numbers[index])) for index, block in enumerate(found) if block == OFFLOADED]
+        if len(lost) > self.pool.num_free:
+            self.pool.free(found)
+            return
+        self.tier.pin(block_hash for _, block_hash in lost)
+        for (index, block_hash), block in zip(lost, self.pool.allocate(len(lost)), strict=True):
+            self.hash_of.pop(block, None)
+            found[index] = block
+            self.tier.load(block, block_hash)
+            self.loading[block] = block_hash
         self.tables.append(found)
+
+    @rule()
+    def run_plan(self):
+        transfers = self.tier.take()
+        if transfers is not None:
+            for (block, slot), key in zip(transfers.saves.tolist(), transfers.save_keys, strict=True):
+                assert self.contents[block] == key.tobytes()
+                self.store[slot] = self.contents[block]
+            for (slot, block), key in zip(transfers.loads.tolist(), transfers.load_keys, strict=True):
+                assert self.store[slot] == key.tobytes() == self.loading.pop(block)
+                self.contents[block] = key.tobytes()
+        assert not self.loading
+
+    @rule(number=st.integers(0, 5))
+    def fail_a_load(self, number):
+        self.run_plan()
+        self.tier.fail(_hash(number))
+        assert _hash(number) not in self.tier
 
     @invariant()
     def agrees(self):
         self.pool.check()
+        self.tier.check()
         owners = {}
         for table in self.tables:
             for block in table:

@@ -13,19 +13,23 @@ MAX_STEPS = 400
 
 def _bench(rng, **config):
     window = rng.choice([0, 0, 2, 3, 4, 7])
-    return Bench(
-        num_blocks=rng.choice([7, 7, 9, 12, 30]),
+    failing = rng.choice([0.0, 0.2, 1.0])
+    bench = Bench(
         **{
+            "num_blocks": rng.choice([7, 7, 9, 12, 30]),
             "max_num_seqs": rng.choice([1, 2, 3, 5]),
             "max_num_batched_tokens": rng.choice([5, 8, 16, 24]),
             "max_model_len": 48 if window else 24,  # a pool holds longer texts than it has room for
             "window": window,
+            "num_offload_blocks": rng.choice([0, 1, 3, 20]),
             "enable_prefix_caching": rng.random() < 0.8,
             "long_prefill_token_threshold": rng.choice([0, 0, 3, 8]),
             "watermark": rng.choice([0.0, 0.03, 0.2]),
         }
         | config,
     )
+    bench.runner.may_fail = lambda: rng.random() < failing
+    return bench
 
 
 def _arrive(rng, bench, **fields):
@@ -68,7 +72,7 @@ def test_every_life_is_as_if_undisturbed(quarter):
 
     The runner checks on the way that no plan exceeds the budget or writes what somebody else reads.
     """
-    num_preemptions = 0
+    num_preemptions = num_loaded = num_failed = 0
     for seed in range(quarter, NUM_LIVES // 2, 4):
         rng = random.Random(seed)
         bench = _bench(rng, aging_ns=rng.choice([0, 0, 4]))
@@ -80,7 +84,10 @@ def test_every_life_is_as_if_undisturbed(quarter):
         except Exception as error:
             raise AssertionError(f"seed {seed}") from error
         num_preemptions += bench.scheduler.num_preemptions
+        num_loaded += bench.pool.tier.num_loaded
+        num_failed += bench.pool.tier.num_failed
     assert num_preemptions > 100
+    assert num_loaded > num_failed > 10
 
 
 def test_storms_leave_nothing_behind():
@@ -108,7 +115,7 @@ def test_storms_leave_nothing_behind():
                 dropped.update(failed)
                 num_ended["failed"] += len(failed)
             else:
-                results = scheduler.complete(tokens)
+                results = bench.complete(tokens)
                 assert not dropped.intersection(result.seq for result in results)
                 finished.extend(result.seq for result in results if result.is_finished)
             if bench.now_ns % 4 == 0:
@@ -142,7 +149,7 @@ def test_a_better_one_does_not_wait_for_worse_ones():
             waiting = [seq.level for seq in bench.sequences if seq.status is SequenceStatus.WAITING]
             if len(plan.token_ids) <= config.max_num_batched_tokens - config.block_size:
                 assert min(waiting, default=9) >= min(seq.level for seq in bench.scheduled())
-            bench.scheduler.complete(bench.runner.run(plan))
+            bench.complete(bench.runner.run(plan))
 
         try:
             _live(rng, bench, check)

@@ -46,12 +46,14 @@ class RandomDrafts:
 
 
 def _bench(rng, drafts):
+    window = rng.choice([0, 0, 2, 3, 7])
     return Bench(
+        window=window,
         num_blocks=rng.choice([7, 7, 9, 12, 30]),
         drafts=drafts,
         max_num_seqs=rng.choice([1, 2, 3, 5]),
         max_num_batched_tokens=rng.choice([5, 8, 16, 24]),
-        max_model_len=24,
+        max_model_len=48 if window else 24,
         enable_prefix_caching=rng.random() < 0.8,
         long_prefill_token_threshold=rng.choice([0, 0, 3, 8]),
         watermark=rng.choice([0.0, 0.03, 0.2]),
@@ -65,7 +67,7 @@ def _arrive(rng, bench):
         salt=rng.choice([b"", b"", b"x"]),
         eos=(rng.randrange(VOCAB), rng.randrange(VOCAB)),
         n=rng.choice([1, 1, 1, 2, 3]),
-        max_tokens=rng.choice([1, 3, 6, 14]),
+        max_tokens=rng.choice([1, 3, 6, 14, 30 if bench.pool.window.num_tokens else 14]),
     )
 
 

@@ -57,6 +57,31 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ObservableEngine], float]], ...] = (
         "Prompt tokens found in the prefix cache",
         lambda e: e.metrics.num_cached_tokens,
     ),
+    (
+        "weft_llm_kv_offload_hit_tokens",
+        "Tokens found in the second tier of the KV cache and loaded",
+        lambda e: (e.pool.tier.num_loaded - e.pool.tier.num_failed) * e.pool.block_size,
+    ),
+    (
+        "weft_llm_kv_offload_saved_bytes",
+        "Bytes saved to the second tier of the KV cache",
+        lambda e: e.pool.tier.num_saved * e.pool.tier.block_bytes,
+    ),
+    (
+        "weft_llm_kv_offload_loaded_bytes",
+        "Bytes loaded from the second tier of the KV cache",
+        lambda e: e.pool.tier.num_loaded * e.pool.tier.block_bytes,
+    ),
+    (
+        "weft_llm_kv_offload_evictions",
+        "Blocks that the second tier of the KV cache evicted",
+        lambda e: e.pool.tier.num_evicted,
+    ),
+    (
+        "weft_llm_kv_offload_failed_loads",
+        "Blocks that could not be loaded from the second tier of the KV cache, and were computed instead",
+        lambda e: e.pool.tier.num_failed,
+    ),
     ("weft_llm_preemptions", "Sequences preempted for others", lambda e: e.num_preemptions),
     ("weft_llm_generation_tokens", "New tokens", lambda e: e.metrics.num_output_tokens),
     ("weft_llm_computed_tokens", "Tokens that steps computed", lambda e: e.metrics.num_computed_tokens),
@@ -133,6 +158,11 @@ class EngineExport:
                 "weft_llm_kv_cache_usage_ratio",
                 "Share of the KV cache's blocks that sequences own",
                 pool.num_used / pool.capacity,
+            ),
+            (
+                "weft_llm_kv_offload_usage_ratio",
+                "Share of the second tier of the KV cache that holds a block",
+                pool.tier.num_used / pool.tier.num_slots if pool.tier.num_slots else None,
             ),
             ("weft_llm_goodput_requests_per_second", "Requests that met their latency objectives", rates.goodput_per_s),
             ("weft_llm_mfu_ratio", "Share of the device's arithmetic that steps used", rates.mfu),

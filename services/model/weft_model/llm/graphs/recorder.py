@@ -34,7 +34,7 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """See ``GraphRecorder``; ``work`` runs twice before, so that nothing is compiled or chosen while it is captured."""
+        """See ``GraphRecorder``; ``work`` runs twice before, so that nothing is compiled while it is captured."""
         with torch.cuda.device(self._device), torch.inference_mode():
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):

@@ -37,12 +37,12 @@ class DraftSource(Protocol):
         """Set ``drafts`` of some of ``seqs``.
 
         Args:
-            seqs: Sequences with one token to compute in this step, in the order of service.
+            seqs: Sequences with one token to compute in this step, in any order. Must not be changed.
             num_rows: Tokens that the step computes without drafts.
             num_left: Most drafts of all of them together.
 
         Returns:
-            Those with drafts, in the same order. The scheduler may drop the last drafts of each.
+            Those with drafts, the first in service first. The scheduler may drop the last drafts of each, or all.
         """
 
     def observe(self, seq: Sequence, samples: Seq[int], count: int) -> None:

@@ -5,7 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from weft_model.llm.kv_window import KvWindow
 from weft_model.llm.scheduler.block_hashes import BlockHasher
+from weft_model.llm.scheduler.offload import OffloadTier
 
+#: In a matched table: the block is in the second tier.
+OFFLOADED = -1
 #: Never allocated: padding writes there. Its links are the two ends of the free list.
 NULL_BLOCK = 0
 
@@ -23,6 +26,7 @@ class BlockPool:
         key: Secret key of the hashes, up to 64 bytes.
         fields: See ``BlockHasher``.
         window: What a sequence still reads; by default everything.
+        tier: Where cached blocks are saved that are reallocated; by default nowhere.
 
     Attributes:
         hasher: Computes the hashes that ``match`` and ``commit`` take.
@@ -41,6 +45,7 @@ class BlockPool:
         key: bytes,
         fields: Mapping[str, str] | None = None,
         window: KvWindow | None = None,
+        tier: OffloadTier | None = None,
     ) -> None:
         if num_blocks < 2:
             raise ValueError(f"num_blocks must be at least 2, one of them the null block; got {num_blocks}")
@@ -48,6 +53,7 @@ class BlockPool:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.window = window or KvWindow(block_size=block_size)
+        self.tier = tier or OffloadTier(0)
         self.hasher = BlockHasher(key, block_size, fields or {})
         self.num_free = num_blocks - 1
         self._ref = array("i", bytes(4 * num_blocks))  # owners
@@ -69,7 +75,7 @@ class BlockPool:
     def match(self, hashes: Iterable[bytes]) -> list[int]:
         """The cached blocks of the longest cached prefix of ``hashes``, null blocks behind its window.
 
-        Changes nothing.
+        Changes nothing. A block that only the second tier has is ``OFFLOADED``.
         """
         if self.window.num_tokens:
             return self._match_window(list(hashes))
@@ -77,14 +83,16 @@ class BlockPool:
         for block_hash in hashes:
             block = self._index.get(block_hash)
             if block is None:
-                break
+                if block_hash not in self.tier:
+                    break
+                block = OFFLOADED
             blocks.append(block)
         return blocks
 
     def acquire(self, blocks: Iterable[int]) -> None:
-        """Add an owner to each of ``blocks``, which are cached, owned or null."""
+        """Add an owner to each of ``blocks``, which are cached or owned; null and ``OFFLOADED`` ones have none."""
         for block in blocks:
-            if block == NULL_BLOCK:
+            if block <= NULL_BLOCK:
                 continue
             if not self._ref[block]:
                 self._unlink(block)
@@ -92,6 +100,8 @@ class BlockPool:
 
     def allocate(self, num_blocks: int) -> list[int]:
         """Take ``num_blocks`` free blocks, remove them from the index, and give each one owner.
+
+        Cached ones among them are saved to the second tier.
 
         Raises:
             ValueError: Fewer are free; nothing was changed.
@@ -102,7 +112,9 @@ class BlockPool:
         block = NULL_BLOCK
         for _ in range(num_blocks):
             block = self._next[block]
-            if self._hash[block] is not None:
+            block_hash = self._hash[block]
+            if block_hash is not None:
+                self.tier.save(block, block_hash)
                 self._forget(block)
             self._ref[block] = 1
             blocks.append(block)
@@ -112,10 +124,10 @@ class BlockPool:
         return blocks
 
     def free(self, table: Sequence[int]) -> None:
-        """Remove an owner from each block of ``table``; its last block is reallocated first. Null blocks count not."""
+        """Remove an owner from each block of ``table``; its last block is reallocated first. See ``acquire``."""
         ref, hashes = self._ref, self._hash
         for block in reversed(table):
-            if block == NULL_BLOCK:
+            if block <= NULL_BLOCK:
                 continue
             count = ref[block] = ref[block] - 1
             if not count:
@@ -176,10 +188,10 @@ class BlockPool:
         blocks: list[int] = []  # of the run that ends at ``end``, last first
         for index in reversed(range(end)):
             block = self._index.get(hashes[index])
-            if block is None:
+            if block is None and hashes[index] not in self.tier:
                 end, blocks = index, []
                 continue
-            blocks.append(block)
+            blocks.append(OFFLOADED if block is None else block)
             if index == self.window.num_behind(end * self.block_size):
                 return [NULL_BLOCK] * index + blocks[::-1]
         return []

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
+UInt8 = npt.NDArray[np.uint8]
 Float32 = npt.NDArray[np.float32]
 
 #: Columns of ``ForwardPlan.new_params``.
@@ -20,12 +21,28 @@ PARAM_COLUMNS = (
 )
 
 
+class BlockTransfers(NamedTuple):
+    """Copies of blocks to and from the second tier of the KV cache; the saves come first, then the loads.
+
+    Attributes:
+        saves: ``[n, 2]`` block and the slot of the tier to save it in; no slot comes twice.
+        save_keys: ``[n, 16]`` hash of each.
+        loads: ``[n, 2]`` slot of the tier and the block to load it into; no block comes twice.
+        load_keys: ``[n, 16]`` hash that each must have been saved with.
+    """
+
+    saves: Int32
+    save_keys: UInt8
+    loads: Int32
+    load_keys: UInt8
+
+
 class ForwardPlan(NamedTuple):
     """One step over ``B`` sequences, ``T`` tokens and ``S`` sampled rows; the receiver owns the arrays.
 
     A sequence's *slot* is its row in the runner's tables and does not change while it runs. A token's slot in the KV
-    cache is ``block * block_size + offset``. The runner applies ``copies``, ``table_delta`` and ``new_*`` before the
-    forward pass.
+    cache is ``block * block_size + offset``. The runner applies ``transfers``, then ``copies``, and
+    ``table_delta`` and ``new_*``, before the forward pass.
 
     Attributes:
         slots: ``[B]`` slot of each sequence; decodes of one token come first.
@@ -52,6 +69,7 @@ class ForwardPlan(NamedTuple):
         penalty_bias: ``[L]`` added to the token's logit; minus infinity forbids it.
         max_q_len: Most tokens of a sequence in this step.
         max_ctx_len: Largest of ``ctx_len``.
+        transfers: Copies to and from the second tier; None: there are none.
     """
 
     slots: Int32
@@ -77,3 +95,4 @@ class ForwardPlan(NamedTuple):
     penalty_bias: Float32
     max_q_len: int
     max_ctx_len: int
+    transfers: BlockTransfers | None = None

@@ -2,7 +2,7 @@
 
 import heapq
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import repeat
 from typing import NamedTuple
 
@@ -176,18 +176,23 @@ class Scheduler:
             block_size=self._pool.block_size,
         )
         self._num_sample_rows = len(plan.sample_rows)
-        return plan
+        transfers = self._pool.tier.take()
+        return plan if transfers is None else plan._replace(transfers=transfers)
 
-    def complete(self, token_ids: Int32, draft_ids: Int32 | None = None) -> list[StepResult]:
+    def complete(
+        self, token_ids: Int32, draft_ids: Int32 | None = None, failed_loads: Collection[int] = ()
+    ) -> list[StepResult]:
         """Apply the result of the plan; sequences that finish own nothing afterwards.
 
         Args:
             token_ids: The token sampled at each of the plan's sample rows, ``[S]``.
             draft_ids: The plan's drafts, those included that were unknown; None: it had none of these.
+            failed_loads: Blocks that the plan was to load and that hold nothing valid; sequences that own them wait
+                again, and compute what they lost.
 
         Returns:
             One result per sequence that sampled, in the order of the plan, without those that were cancelled during the
-            step.
+            step or wait again.
 
         Raises:
             RuntimeError: There is no plan to complete.
@@ -201,9 +206,14 @@ class Scheduler:
         results = self._complete_decodes(seqs, tokens[: len(seqs)], token_ids[: len(seqs)])
         if draft_ids is not None:
             _fill_in(chunks, draft_ids.tolist())
+        lost = self._allocator.loads.finish(failed_loads)
         row = len(seqs)
         for seq in chunks:
             num_rows = 1 + len(seq.drafts) if seq.is_sampled else 0
+            if lost and seq in lost:
+                row += num_rows
+                self._recompute(seq)
+                continue
             new_tokens = self._complete_chunk(seq, tokens[row : row + num_rows])
             if new_tokens and not seq.is_cancelled:
                 results.append(self._fork_or_finish(seq, new_tokens, row))
@@ -270,10 +280,9 @@ class Scheduler:
         if num_left <= 0 or not self._decodes:
             return []
         drafted = []
-        candidates = sorted((seq for seq in self._decodes.seqs if not seq.forks), key=lambda seq: seq.rank)
-        for seq in source.propose(candidates, num_rows, num_left):
-            # With all drafts accepted there is one more token.
-            num_drafts = min(len(seq.drafts), seq.max_len - len(seq.tokens) - 1)
+        for seq in source.propose(self._decodes.seqs, num_rows, num_left):
+            # With all drafts accepted there is one more token. Forks share the blocks of the prompt, and no others.
+            num_drafts = 0 if seq.forks else min(len(seq.drafts), seq.max_len - len(seq.tokens) - 1)
             del seq.drafts[self._allocator.reserve_drafts(seq, num_drafts) :]
             if seq.drafts:
                 self._decodes.remove(seq)
@@ -313,6 +322,12 @@ class Scheduler:
             self._allocator.release_unused_blocks(seq)
         self._allocator.commit(seq, num_before // self._pool.block_size)
         return new_tokens
+
+    def _recompute(self, seq: Sequence) -> None:
+        """Let ``seq`` wait again, whose step was computed from invalid blocks."""
+        seq.num_scheduled = 0
+        if not seq.is_cancelled:
+            self._allocator.requeue(seq)
 
     def _fork_or_finish(self, seq: Sequence, token_ids: list[int], row: int) -> StepResult:
         """After ``seq`` got ``token_ids``: fork waiting children, and finish it if the last token ends it."""

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from itertools import islice
 
 from weft_model.llm.scheduler.admission import BlockAdmission
-from weft_model.llm.scheduler.blocks import NULL_BLOCK, BlockPool
+from weft_model.llm.scheduler.blocks import NULL_BLOCK, OFFLOADED, BlockPool
 from weft_model.llm.scheduler.decodes import Decodes
 from weft_model.llm.scheduler.penalty_row import PenaltyRow
+from weft_model.llm.scheduler.pending_loads import PendingLoads
 from weft_model.llm.scheduler.ranking import RankedQueue, Ranking
 from weft_model.llm.scheduler.sequence import Sequence, SequenceStatus
 
@@ -30,6 +31,7 @@ class SlotAllocator:
         num_with_penalties: Running sequences with penalties.
         has_forked: A sequence has forked since blocks were last reserved, so that a block to be written may be shared.
         changed: Running sequences whose block table or slot is not uploaded, in the order of the changes.
+        loads: What the current step loads from the second tier.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class SlotAllocator:
         self.changed: dict[Sequence, None] = {}
         self.decodes = Decodes(num_slots, pool.block_size)
         self.has_forked = False
+        self.loads = PendingLoads(pool)
         self._pool = pool
         self._ranking = ranking
         self._admission = admission
@@ -90,7 +93,9 @@ class SlotAllocator:
         self._hash(seq, num_blocks)
         blocks = self._pool.match(islice(seq.hashes, num_blocks))
         seq.num_matched_blocks = len(blocks)
-        return None if self._is_computed_now(seq) else blocks
+        if self._is_computed_now(seq) or self.loads.awaits(blocks, seq.hashes):
+            return None
+        return blocks
 
     def min_remaining(self, seq: Sequence) -> int:
         """A lower bound of the tokens that the waiting ``seq`` has to compute; much cheaper than ``cached_blocks``."""
@@ -115,7 +120,7 @@ class SlotAllocator:
         retained = self.running.first(len(self.running) - len(preemptible))
         window = self._pool.window
         num_behind = window.num_behind(len(cached) * self._pool.block_size)
-        num_new = window.table_len(len(seq.tokens), num_behind) - len(cached)
+        num_new = window.table_len(len(seq.tokens), num_behind) - len(cached) + cached.count(OFFLOADED)
         self._pool.acquire(cached)
         victims = self._admission.victims(
             seq,
@@ -134,7 +139,7 @@ class SlotAllocator:
         self.waiting.remove(seq)
         seq.remaining = len(seq.tokens) - len(cached) * self._pool.block_size
         seq.num_behind = num_behind
-        self._assign_slot(seq, cached + self._pool.allocate(num_new))
+        self._assign_slot(seq, self.loads.begin(seq, cached, num_new))
         for block_hash in islice(seq.hashes, len(cached), None):
             self._computing.setdefault(block_hash, seq)
         return victims
@@ -242,6 +247,13 @@ class SlotAllocator:
         self.num_preemptions += 1
         self.wait(seq)
 
+    def requeue(self, seq: Sequence) -> None:
+        """As ``preempt``, for a sequence that loses its slot to nobody: what it was to load is lost."""
+        self._release_slot(seq)
+        seq.remaining = len(seq.tokens)
+        self.wait(seq)
+        self._blocked_seq = None
+
     def fork(self, parent: Sequence) -> None:
         """Start ``parent.forks``: on its blocks if a slot and spare blocks are free, else through the waiting queue.
 
@@ -341,6 +353,7 @@ class SlotAllocator:
         ):
             raise AssertionError(f"{list(self.running)=} {list(self.waiting)=} {slots=} {owners=} {self._computing=}")
         self._pool.check()
+        self._pool.tier.check()
 
     def _is_computed_now(self, seq: Sequence) -> bool:
         """Whether a sequence in this step computes the first block of ``seq`` that is not cached."""
@@ -385,6 +398,7 @@ class SlotAllocator:
         for block_hash in islice(seq.hashes, seq.num_computed_tokens // self._pool.block_size, None):
             if self._computing.get(block_hash) is seq:
                 del self._computing[block_hash]
+        self.loads.cancel(seq)
         self.num_with_sampling_extras -= seq.num_logprobs >= 0 or seq.penalties is not None
         self.num_with_penalties -= seq.penalties is not None
         self.changed.pop(seq, None)

@@ -2,7 +2,8 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from itertools import accumulate
+from typing import Protocol
 
 #: Weight of one draft in the moving average of acceptance.
 _SMOOTHING = 0.1
@@ -55,14 +56,19 @@ class CostCurve:
     """
 
     def __init__(self, points: Sequence[tuple[int, float]], draft_s: float = 0.0) -> None:
-        self._rows = [rows for rows, _ in points]
-        self._seconds: list[float] = []
-        for _, seconds in points:
-            self._seconds.append(max([seconds, *self._seconds[-1:]]))
         self.draft_s = draft_s
+        self._rows = [rows for rows, _ in points]
+        self._seconds = list(accumulate((seconds for _, seconds in points), max))
+        self._table: list[float] = []
 
     def __call__(self, num_rows: int) -> float:
         """Seconds of a step of ``num_rows`` rows."""
+        table = self._table
+        while len(table) <= num_rows:
+            table.append(self._interpolated(len(table)))
+        return table[num_rows]
+
+    def _interpolated(self, num_rows: int) -> float:
         rows, seconds = self._rows, self._seconds
         if len(rows) == 1:
             return seconds[0]
@@ -72,10 +78,16 @@ class CostCurve:
 
 
 class Depth(Protocol):
-    """Policy of one engine; a step calls ``begin``, then ``choose`` for each sequence in the order of service."""
+    """Policy of one engine; a step calls ``begin``, then ``choose`` for each sequence in the order of service.
 
-    def begin(self, num_seqs: int, num_rows: int) -> bool:
-        """A step starts with ``num_rows`` tokens, ``num_seqs`` of them decodes; False: none of these gets a draft."""
+    Attributes:
+        is_full: No further sequence of the step gets drafts.
+    """
+
+    is_full: bool
+
+    def begin(self, num_rows: int) -> None:
+        """A step starts that computes ``num_rows`` tokens without drafts."""
 
     def choose(self, acceptance: Acceptance) -> int:
         """Most drafts for the next sequence, 0 or more."""
@@ -97,12 +109,13 @@ class FixedDepth:
         num_drafts: Drafts of each sequence in each step.
     """
 
+    is_full = False
+
     def __init__(self, num_drafts: int) -> None:
         self._num_drafts = num_drafts
 
-    def begin(self, num_seqs: int, num_rows: int) -> bool:
+    def begin(self, num_rows: int) -> None:
         """See ``Depth``."""
-        return True
 
     def choose(self, acceptance: Acceptance) -> int:
         """See ``Depth``."""
@@ -122,10 +135,10 @@ class FixedDepth:
 class AdaptiveDepth:
     """As many drafts as make tokens cheaper: by each sequence's acceptance and the cost of the step's further rows.
 
-    With acceptance ``a``, ``k`` drafts are expected to bring ``a + a^2 + ... + a^k`` tokens. A sequence gets the ``k``
-    with the most expected tokens per second of the whole step, if its further rows bring more tokens per second than
-    the step does without them, by a margin. A step that is full, of decodes or of prompts, is at its knee: further rows
-    cost in it as much as the others, so no sequence gets drafts.
+    With acceptance ``a``, ``k`` drafts are expected to bring ``a + a^2 + ... + a^k`` tokens. Their price is what the
+    step brings in the time that their rows add, where tokens of a prompt count as much as new ones. A sequence gets the
+    ``k`` with the largest surplus, if they bring more than the price by a margin. In a full step, of decodes or of
+    prompts, further rows cost as much as the others, so no sequence gets drafts.
 
     A sequence whose acceptance would be too low on an idle engine too pauses, then gets single drafts until one is
     wrong; pauses grow with each failure. New sequences start with the average acceptance of the engine.
@@ -136,33 +149,36 @@ class AdaptiveDepth:
     """
 
     def __init__(self, max_drafts: int, cost: CostCurve) -> None:
+        self.is_full = False
         self._max_drafts = max_drafts
         self._cost = cost
         self._overall = Acceptance(_PRIOR)
-        self._idle = _Step(1, 1.0, cost(1))
-        self._step = self._idle
+        self.begin(1)
+        # The least acceptance, in percent, that pays on an idle engine.
+        self._least_rate = next((rate / 100 for rate in range(1, 101) if self._best(rate / 100)), 1.0)
 
-    def begin(self, num_seqs: int, num_rows: int) -> bool:
-        """See ``Depth``; False: not even drafts that are never wrong would pay."""
-        self._step = _Step(num_rows, float(num_seqs), self._cost(num_rows))
-        return self._best(self._step, 1.0, self._max_drafts) > 0
+    def begin(self, num_rows: int) -> None:
+        """See ``Depth``."""
+        self._num_rows, self._num_tokens, self._seconds = num_rows, float(num_rows), self._cost(num_rows)
+        self._set_prices()
 
     def choose(self, acceptance: Acceptance) -> int:
         """See ``Depth``."""
-        num_drafts = self._best(self._step, acceptance.rate, self._max_drafts)
-        if num_drafts or self._best(self._idle, acceptance.rate, self._max_drafts):
-            return num_drafts
+        if self.is_full:
+            return 0
+        if acceptance.rate >= self._least_rate:
+            return self._best(acceptance.rate)
         if acceptance.num_left:
             acceptance.num_left -= 1
             return 0
-        return self._best(self._step, 1.0, 1)
+        return int(self._prices[0] * _MARGIN <= 1.0)
 
     def add(self, acceptance: Acceptance, num_drafts: int) -> None:
         """See ``Depth``."""
-        num_rows, num_tokens, seconds = self._step
-        seconds += self._cost(num_rows + num_drafts) - self._cost(num_rows) + num_drafts * self._cost.draft_s
-        num_tokens += sum(acceptance.rate**place for place in range(1, num_drafts + 1))
-        self._step = _Step(num_rows + num_drafts, num_tokens, seconds)
+        self._seconds += self._added_s(num_drafts)
+        self._num_rows += num_drafts
+        self._num_tokens += sum(acceptance.rate**place for place in range(1, num_drafts + 1))
+        self._set_prices()
 
     def new_acceptance(self) -> Acceptance:
         """See ``Depth``."""
@@ -173,32 +189,23 @@ class AdaptiveDepth:
         acceptance.add(num_drafts, num_accepted)
         self._overall.add(num_drafts, num_accepted)
 
-    def _best(self, step: "_Step", rate: float, most: int) -> int:
-        """Number of drafts, up to ``most``, with acceptance ``rate`` that makes the tokens of a step cheapest."""
-        num_rows, num_tokens, seconds = step
-        before = self._cost(num_rows)
-        best, best_rate = 0, num_tokens / seconds
-        least = _MARGIN * best_rate
+    def _added_s(self, num_drafts: int) -> float:
+        """Time that ``num_drafts`` further rows add to the step."""
+        return self._cost(self._num_rows + num_drafts) - self._cost(self._num_rows) + num_drafts * self._cost.draft_s
+
+    def _set_prices(self) -> None:
+        """Compute what 1, 2 ... drafts must bring, in tokens, so that tokens of the step do not become dearer."""
+        token_rate = self._num_tokens / self._seconds
+        self._prices = [token_rate * self._added_s(num_drafts) for num_drafts in range(1, self._max_drafts + 1)]
+        self.is_full = all(price * _MARGIN > number for number, price in enumerate(self._prices, 1))
+
+    def _best(self, rate: float) -> int:
+        """Number of drafts with acceptance ``rate`` that brings most beyond its price; 0: none does by the margin."""
+        best, best_surplus = 0, 0.0
         likely, gain = 1.0, 0.0
-        for num_drafts in range(1, most + 1):
+        for number, price in enumerate(self._prices, 1):
             likely *= rate
             gain += likely
-            added = self._cost(num_rows + num_drafts) - before + num_drafts * self._cost.draft_s
-            token_rate = (num_tokens + gain) / (seconds + added)
-            if gain >= least * added and token_rate > best_rate:
-                best, best_rate = num_drafts, token_rate
+            if gain >= price * _MARGIN and gain - price > best_surplus:
+                best, best_surplus = number, gain - price
         return best
-
-
-class _Step(NamedTuple):
-    """What a step has so far.
-
-    Attributes:
-        num_rows: Tokens that it computes.
-        num_tokens: New tokens that it is expected to bring.
-        seconds: Time that it is expected to take.
-    """
-
-    num_rows: int
-    num_tokens: float
-    seconds: float

@@ -42,6 +42,11 @@ class NgramProposer:
         self._heads = array("i", [-1]) * num_buckets
         self._before = array("i")
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the index."""
+        return len(self._heads) * self._heads.itemsize + len(self._before) * self._before.itemsize
+
     def propose(self, tokens: "array[int]", num_drafts: int) -> Sequence[int]:
         """See ``Proposer``."""
         self._index(tokens)

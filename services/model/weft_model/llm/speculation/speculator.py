@@ -1,6 +1,7 @@
 """Drafts of an engine's sequences: who gets how many, and from which proposer. ``Speculator``."""
 
 from collections.abc import Sequence as Seq
+from operator import attrgetter
 from typing import cast
 
 from weft_model.llm.scheduler.acceptance import UNKNOWN_TOKEN
@@ -57,19 +58,21 @@ class Speculator:
 
     def propose(self, seqs: Seq[Sequence], num_rows: int, num_left: int) -> list[Sequence]:
         """See ``DraftSource``."""
-        if not self._depth.begin(len(seqs), num_rows):
+        depth = self._depth
+        depth.begin(num_rows)
+        if depth.is_full:
             return []
         drafted = []
-        for seq in seqs:
-            if num_left <= 0:
+        for seq in sorted(seqs, key=attrgetter("rank")):
+            if num_left <= 0 or depth.is_full:
                 break
-            if seq.params.speculation == NONE:
+            if seq.params.speculation == NONE or seq.forks:
                 continue
             drafting = cast("_Drafting | None", seq.drafting) or self._start(seq)
             has_sampled = drafting.num_preemptions == seq.num_preemptions
             drafting.num_preemptions = seq.num_preemptions
             # With all drafts accepted there is one more token.
-            most = min(self._depth.choose(drafting.acceptance), num_left, seq.max_len - len(seq.tokens) - 1)
+            most = min(depth.choose(drafting.acceptance), num_left, seq.max_len - len(seq.tokens) - 1)
             if most <= 0 or (drafting.proposer is None and not has_sampled):
                 continue
             if drafting.proposer is None:
@@ -77,7 +80,7 @@ class Speculator:
             else:
                 seq.drafts = list(drafting.proposer.propose(seq.tokens, most))
             if seq.drafts:
-                self._depth.add(drafting.acceptance, len(seq.drafts))
+                depth.add(drafting.acceptance, len(seq.drafts))
                 num_left -= len(seq.drafts)
                 drafted.append(seq)
         return drafted
