@@ -33,12 +33,16 @@ class DeviceState:
         device: Device of the tables.
 
     Attributes:
+        num_slots: As above.
+        num_columns: As above.
         padding_slot: The row behind those of sequences: no blocks but the null block.
         tables: Block tables, int32 ``[num_slots + 1, num_columns]``.
         last_tokens: The last sampled token of a slot, int32 ``[num_slots + 1]``; 0 where none is stored.
     """
 
     def __init__(self, num_slots: int, num_columns: int, device: torch.device) -> None:
+        self.num_slots = num_slots
+        self.num_columns = num_columns
         self._device = device
         self.padding_slot = num_slots
         self.tables = torch.zeros(num_slots + 1, num_columns, dtype=torch.int32, device=device)

@@ -95,6 +95,9 @@ class ModelRunner:
         dtype = _CODES.get(config.kv_dtype, model.dtype)
         shape = model.kv_shape(self.num_blocks, config.block_size, dtype)
         self.kv = torch.zeros(shape, dtype=torch.uint8 if dtype in MAX_CODE else dtype, device=model.device).view(dtype)
+        ops.prepare_attention(
+            model.config.num_heads, model.config.num_kv_heads, model.config.head_dim, model.dtype, dtype, model.device
+        )
         self._store = open_store(config, self.kv)
         self.num_offload_blocks = 0 if self._store is None else self._store.num_slots
         num_columns = -(-config.max_model_len // config.block_size)
@@ -129,6 +132,21 @@ class ModelRunner:
             max_model_len=self._max_model_len,
         )
         self._graphs.capture(only_largest=only_largest)
+
+    def warm_up(self) -> None:
+        """Compute a token of the null block on a CPU, so that nothing is compiled during the first request.
+
+        That takes seconds, or less where compiled code is on disk.
+        """
+        if self.kv.is_cuda:
+            return
+        none = torch.zeros(1, dtype=torch.int32)
+        one = torch.ones(1, dtype=torch.int32)
+        slots = torch.zeros(1, dtype=torch.int64)
+        hidden = self._model.forward(
+            none, none, self.kv, none.view(1, 1), torch.cat((none, one)), one, slots, max_q_len=1, max_ctx_len=1
+        )
+        self._model.logits(hidden)
 
     def run(self, plan: ForwardPlan) -> StepTokens:
         """Compute keys and values of the plan's tokens, and sample one token per sample row.

@@ -15,7 +15,10 @@ _TRIAL_BLOCKS = 2
 
 
 def make_runner(
-    make: Callable[[int], ModelRunner], config: EngineConfig, model_config: TransformerConfig
+    make: Callable[[int], ModelRunner],
+    config: EngineConfig,
+    model_config: TransformerConfig,
+    draft_config: TransformerConfig | None = None,
 ) -> ModelRunner:
     """A runner with a cache of the configured size, and with graphs if the device has them.
 
@@ -23,6 +26,7 @@ def make_runner(
         make: Makes a runner whose cache has so many blocks.
         config: Resolved, without a number of blocks where that depends on free memory.
         model_config: The model, whose weights are loaded.
+        draft_config: A draft model, likewise; None: there is none.
 
     Raises:
         InvalidArgumentError: The free memory of the device holds no block, or not the cache that was asked for.
@@ -31,25 +35,31 @@ def make_runner(
         return make(config.num_blocks)
     device = torch.device(config.device)
     if not config.enable_cuda_graphs:
-        return make(config.with_cache(model_config, lambda: _free_bytes(device)).num_blocks)
+        return make(config.with_cache(model_config, lambda: _free_bytes(device), draft_config).num_blocks)
     policy = graph_policy(config)
 
     def build(num_blocks: int, *, only_largest: bool = False) -> ModelRunner:
         runner = make(num_blocks)
         runner.bind_thread()
-        runner.capture(policy, CudaRecorder(device), only_largest=only_largest)
+        try:
+            runner.capture(policy, CudaRecorder(device), only_largest=only_largest)
+        except BaseException:
+            runner.close()
+            raise
         return runner
 
     def free_beside_graphs() -> int:
         """Free memory, less what the largest graph takes; the others fit into its memory."""
         _release()
         free_bytes = _free_bytes(device)
-        build(_TRIAL_BLOCKS, only_largest=True)
+        trial = build(_TRIAL_BLOCKS, only_largest=True)
         taken_bytes = free_bytes - _free_bytes(device)
+        trial.close()
+        del trial
         _release()
         return _free_bytes(device) - taken_bytes
 
-    num_blocks = config.with_cache(model_config, free_beside_graphs).num_blocks
+    num_blocks = config.with_cache(model_config, free_beside_graphs, draft_config).num_blocks
     return build_shrinking(num_blocks, build, out_of_memory=torch.OutOfMemoryError, release=_release)
 
 

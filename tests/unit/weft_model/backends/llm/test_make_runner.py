@@ -30,12 +30,13 @@ class Device:
         free_bytes: What is free without any.
         graph_bytes: What graphs take.
         hidden_bytes: What all graphs take beyond the largest, which a trial does not see.
-        made: Blocks of each runner, and of which what was captured.
+        made: Blocks of each runner, and what was captured.
+        num_closed: Runners that were closed.
     """
 
     def __init__(self, free_bytes: int, graph_bytes: int, hidden_bytes: int = 0) -> None:
         self.free_bytes, self.graph_bytes, self.hidden_bytes = free_bytes, graph_bytes, hidden_bytes
-        self.taken_bytes = 0
+        self.taken_bytes = self.num_closed = 0
         self.made: list[tuple[int, str]] = []
 
     def make(self, num_blocks: int) -> Any:
@@ -52,6 +53,10 @@ class Runner:
 
     def bind_thread(self) -> None:
         """As of ``ModelRunner``."""
+
+    def close(self) -> None:
+        """As of ``ModelRunner``."""
+        self.device.num_closed += 1
 
     def capture(self, policy: GraphPolicy, recorder: object, *, only_largest: bool) -> None:
         """As of ``ModelRunner``."""
@@ -89,6 +94,7 @@ def test_it_shrinks_where_graphs_take_more_than_the_largest(on: Any) -> None:
     device = Device(free_bytes=1000 * BLOCK_BYTES, graph_bytes=300 * BLOCK_BYTES, hidden_bytes=90 * BLOCK_BYTES)
     runner = on(device)
     assert ["largest", "all", "all"] == [what for _, what in device.made]
+    assert 2 == device.num_closed
     assert runner.num_blocks == int(0.95 * device.made[1][0])
 
 
