@@ -83,6 +83,7 @@ class EngineConfig:
         aging_ns: Waiting time that counts as one priority level, in nanoseconds. 0: levels are strict.
         num_threads: Torch's threads on a CPU. Applies to the whole process.
         seed: Seeds the generator that draws seeds for requests without one.
+        enable_cuda_graphs: On a GPU, capture decode steps as CUDA graphs at load, and repeat them.
         speculation: Proposer of drafts: ``none``, ``ngram`` (what followed the last tokens before), ``draft`` (a
             smaller model), ``medusa`` (heads on hidden states) or ``lookahead``. Tokens are the same with each.
         num_speculative_tokens: Most drafts of a sequence in a step, 1 to 16.
@@ -118,6 +119,7 @@ class EngineConfig:
     aging_ns: int = 0
     num_threads: int = 1
     seed: int = 0
+    enable_cuda_graphs: bool = True
     speculation: str = "none"
     num_speculative_tokens: int = 4
     draft_model: str = ""
