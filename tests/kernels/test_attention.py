@@ -292,12 +292,10 @@ def check_kernel(attention: Callable[..., Tensor], place, **options) -> None:
     (SINGLE, 80, {}),
     (SINGLE, 64, {"window": 20, "soft_cap": 3.0}),
 ])  # fmt: skip
-def test_the_kernel_agrees_with_the_reference(place, sequences, num_heads, num_kv_heads, head_dim, options):
+def test_the_kernel_is_a_softmax_over_what_a_token_sees(place, sequences, num_heads, num_kv_heads, head_dim, options):
     """Prompts, chunks and single tokens over scattered blocks, whose neighbours and rests hold NaN."""
     batch = make_batch(sequences, num_heads, num_kv_heads, head_dim, device=place.device, dtype=place.dtype)
-    expected = batch.run(reference.paged_attention, **options) if place.device == "cpu" else None
-    if expected is None:
-        expected = plain_attention(batch, **{k: v for k, v in options.items() if k != "deterministic"})
+    expected = plain_attention(batch, **{k: v for k, v in options.items() if k != "deterministic"})
     place.assert_close(expected, batch.run(triton_kernel.paged_attention, **options))
 
 
