@@ -5,30 +5,51 @@ directory is not writable, in the user's cache directory. A first process compil
 ones load it in some ten milliseconds.
 """
 
-import importlib.util
+import importlib
 import logging
+import zlib
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+_log = logging.getLogger("weft.kernels")
 
 
 @cache
 def is_available() -> bool:
-    """Whether numba is installed; without it operations on a CPU are those of torch."""
-    return importlib.util.find_spec("numba") is not None
+    """Whether numba can be imported; without it operations on a CPU are those of torch. The first call takes 0.3 s."""
+    try:
+        importlib.import_module("numba")
+    except ImportError as error:  # it refuses releases of numpy that are newer than it knows
+        _log.warning("CPU kernels are not compiled, and attention is slower: %s; install numba", error)
+        return False
+    logging.getLogger("numba").setLevel(logging.WARNING)  # at DEBUG a compilation writes a thousand lines
+    return True
 
 
-def jit(function: Callable[..., Any]) -> Callable[..., Any]:
+def jit(function: Callable[..., Any], *modules: ModuleType) -> Callable[..., Any]:
     """The function, compiled at its first call for the types of its arguments. Calls release the GIL.
 
     Floating-point operations are not reordered. Divisions by zero and indices out of range are not checked.
+
+    Args:
+        function: Its closure holds constants of the compiled code.
+        modules: Whose functions are compiled into it, so that a change of their source counts as one of its own.
     """
     import numba  # noqa: PLC0415  # optional, and 0.3 s
 
-    logging.getLogger("numba").setLevel(logging.WARNING)  # at DEBUG a compilation writes a thousand lines
+    for module in modules:
+        function.__qualname__ += f"_{zlib.crc32(Path(str(module.__file__)).read_bytes()):08x}"
     options = {"nogil": True, "error_model": "numpy", "boundscheck": False}
     try:
         compiled: Callable[..., Any] = numba.njit(cache=True, **options)(function)
     except RuntimeError:  # neither directory is writable
         compiled = numba.njit(**options)(function)
     return compiled
+
+
+def jit_with(*modules: ModuleType) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """``jit`` as a decorator of functions that are compiled with those of the modules."""
+    return lambda function: jit(function, *modules)

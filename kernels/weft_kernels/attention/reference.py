@@ -1,9 +1,11 @@
-"""Attention over a paged KV cache, in torch: the CPU implementation, and the kernel's test oracle."""
+"""Attention over a paged KV cache on a CPU: compiled, or in torch where numba is missing; the kernels' test oracle."""
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from weft_kernels import jit
 from weft_kernels.attention.gathered import gathered_attention
 from weft_kernels.attention.tiled import tiled_attention
 
@@ -51,10 +53,20 @@ def paged_attention(
     Returns:
         Shape ``[T, H, D]``, dtype and device of ``q``. Accumulated in float32.
     """
-    if deterministic:
-        return tiled_attention(
-            q, kv_layer, kv_scales, block_tables, q_start, ctx_len, scale, window, soft_cap, step_cache
-        )
-    return gathered_attention(
-        q, kv_layer, kv_scales, block_tables, q_start, ctx_len, scale, window, soft_cap, step_cache
-    )
+    if jit.is_available():
+        from weft_kernels.attention import cpu_kernel  # noqa: PLC0415  # needs numba
+
+        if cpu_kernel.is_supported(q, kv_layer, block_tables):
+            return cpu_kernel.paged_attention(
+                q, kv_layer, kv_scales, block_tables, q_start, ctx_len, scale, window, soft_cap, step_cache
+            )
+    attention = tiled_attention if deterministic else gathered_attention
+    return attention(q, kv_layer, kv_scales, block_tables, q_start, ctx_len, scale, window, soft_cap, step_cache)
+
+
+def prepare(num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:
+    """Compile what ``paged_attention`` needs for a model of this shape, so that it need not while it serves."""
+    if jit.is_available():
+        from weft_kernels.attention import cpu_kernel  # noqa: PLC0415  # needs numba
+
+        cpu_kernel.prepare(num_heads, num_kv_heads, head_dim, dtype, kv_dtype)

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from weft_kernels.jit import jit
+from weft_kernels.jit import jit_with
+from weft_kernels.linear import panel_instructions
 from weft_kernels.linear.panel_instructions import GROUP, MOST_ROWS, PANEL, groups_product, store_row, words_product
 
 #: Steps of a panel, and groups, that are multiplied with all rows before the next ones: their 128 KiB stay in the
@@ -21,7 +22,7 @@ _LARGEST_BITS = np.int32(0x7F7FFFFF)  # of a finite number
 _LEAST = np.float32(1e-30)  # a row below it counts as zeros: the inverse of its scale would not be finite
 
 
-@jit
+@jit_with(panel_instructions)
 def quantize(x: Any, group: int, codes: Any, factors: Any) -> None:
     """Round the numbers of each group of a row to the nearest multiples of its largest magnitude by 127.
 
@@ -67,7 +68,7 @@ def quantize(x: Any, group: int, codes: Any, factors: Any) -> None:
             factors[row, place, 1] = np.float32(total) * scale
 
 
-@jit
+@jit_with(panel_instructions)
 def multiply_words(x: Any, num_steps: int, panels: Any, first: int, last: int, bias: Any, out: Any) -> None:
     """``x @ weight.T + bias`` for the outputs of the panels ``first`` to ``last``.
 
@@ -96,7 +97,7 @@ def multiply_words(x: Any, num_steps: int, panels: Any, first: int, last: int, b
                 )  # fmt: skip
 
 
-@jit
+@jit_with(panel_instructions)
 def multiply_codes(
     codes: Any, factors: Any, panels: Any, first: int, last: int, weight_scales: Any, weight_zeros: Any,
     bias: Any, out: Any,
@@ -134,7 +135,7 @@ def multiply_codes(
                 )  # fmt: skip
 
 
-@jit
+@jit_with(panel_instructions)
 def multiply_groups(
     codes: Any, factors: Any, panels: Any, first: int, last: int, panel_bytes: int, table: Any, bias: Any,
     out: Any,
@@ -182,7 +183,7 @@ def multiply_groups(
                 )  # fmt: skip
 
 
-@jit
+@jit_with(panel_instructions)
 def _add_panel(rows: Any, num_steps: int, panel: int, sums: Any) -> None:
     """Add the products of the rows and a panel, part by part, to ``sums``."""
     num_rows, stride = rows.shape[0], rows.strides[0]

@@ -17,7 +17,7 @@ from weft_gateway import v2
 from weft_gateway.errors import RequestError, error_response
 from weft_gateway.http.body import check_content_type
 from weft_gateway.http.disconnect import run_until_disconnect
-from weft_gateway.http.endpoint import endpoint
+from weft_gateway.http.endpoint import Handler, endpoint
 from weft_gateway.http.request_context import RequestContext
 from weft_gateway.http.resources import Resources
 from weft_gateway.http.sse import DONE, EventStream, with_first
@@ -38,6 +38,8 @@ MODELS = "/v1/models"
 HEALTH = "/health"
 #: How long the router has for a health check, in seconds.
 HEALTH_TIMEOUT_S = 2.0
+#: Prefixes of what runs in the background.
+_BACKGROUND = ("/v1/files", "/v1/batches")
 _ENDPOINTS = frozenset((COMPLETIONS, CHAT, MODELS, HEALTH))
 
 
@@ -59,11 +61,15 @@ class Gateway:
     Args:
         resources: Shared with the other interface, V2.
         models: The models behind the router.
+        more_routes: Handlers of further routes, by method and path.
     """
 
-    def __init__(self, resources: Resources, models: Models) -> None:
+    def __init__(
+        self, resources: Resources, models: Models, more_routes: Sequence[tuple[str, str, Handler]] = ()
+    ) -> None:
         self._resources = resources
         self._models = models
+        self._more_routes = more_routes
         self._created = int(time.time())
 
     def app(self) -> Starlette:
@@ -74,6 +80,7 @@ class Gateway:
             Route(MODELS, endpoint(self._list, _error), methods=["GET"]),
             Route(MODELS + "/{name}", endpoint(self._model, _error), methods=["GET"]),
             Route(HEALTH, endpoint(self._health, _error), methods=["GET"]),
+            *(Route(path, endpoint(handle, _error), methods=[method]) for method, path, handle in self._more_routes),
             *v2.routes(self._resources),
         ]
         app = Starlette(routes=routes, exception_handlers={HTTPException: _unknown_route})
@@ -179,6 +186,8 @@ class Gateway:
 
 def endpoint_of(path: str) -> str:
     """Name of the endpoint of a path, for metrics and spans."""
+    if path.startswith(_BACKGROUND):
+        return next(prefix for prefix in _BACKGROUND if path.startswith(prefix))
     return path if path in _ENDPOINTS else v2.endpoint_of(path) or "/other"
 
 
@@ -195,6 +204,8 @@ async def _unknown_route(request: Request, error: Exception) -> Response:
     offered = "GET /v2/models/NAME and POST /v2/models/NAME/infer"
     if not is_v2:
         offered = f"GET {MODELS}, POST {CHAT} and POST {COMPLETIONS}, or {offered}"
+        if request.url.path.startswith(_BACKGROUND):
+            offered = "--batch-dir of the gateway, which turns files and batches on"
     refused = RequestError(f"{what} is not offered; see {offered}", code="unknown_url", http_status=status)
     headers = getattr(error, "headers", None)
     refusal = error_answer(refused) if is_v2 else _error(refused)

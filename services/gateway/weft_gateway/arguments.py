@@ -65,6 +65,12 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="HTTP header that goes on to the router as metadata, for example x-client-id; may be repeated",
     )
+    parser.add_argument(
+        "--batch-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder of OpenAI's files and batches, held by one gateway; default: neither is offered",
+    )
     add_wire_argument(parser)
     add_server_arguments(parser.add_argument_group("security of its own ports"), takes_keys=False)
     called = parser.add_argument_group("security of its calls; keys are those of its clients")

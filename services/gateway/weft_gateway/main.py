@@ -10,13 +10,15 @@ import contextlib
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import uvloop
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weft_common.client.channels import is_one_endpoint
 from weft_common.client.v2_client import V2Client
-from weft_common.errors import UnavailableError, WeftError
+from weft_common.errors import UnavailableError, UnsupportedError, WeftError
 from weft_common.observing import logs, telemetry
 from weft_common.observing.watchdog import LoopWatchdog
 from weft_common.processes.malloc import keep_freed_memory
@@ -32,6 +34,7 @@ from weft_gateway.http.request_context import RequestTracker
 from weft_gateway.http.resources import Limits, Resources
 from weft_gateway.openai.chat_template import read_template
 from weft_gateway.openai.models import Models
+from weft_jobs.atomic_files import held
 
 #: A router that was started again is noticed soon.
 _RECONNECT_OPTIONS: list[tuple[str, Any]] = [("grpc.max_reconnect_backoff_ms", 500)]
@@ -89,11 +92,18 @@ async def _serve(options: argparse.Namespace) -> None:
     )
     watchdog = LoopWatchdog(abort_s=options.watchdog_abort_s)
     closing = contextlib.ExitStack()
+    background: _Background | None = None
     try:
         limits = Limits(options.max_body_bytes, options.max_json_bytes, options.max_bytes_in_work, options.timeout_s)
         resources = closing.enter_context(contextlib.closing(Resources(router, limits)))
-        gateway = Gateway(resources, Models(router, templates))
-        calls = RequestTracker(gateway.app(), endpoint_of, options.forward_header)
+        if options.batch_dir is not None:
+            background = _Background(options.batch_dir, resources)
+        routes = () if background is None else background.routes
+        calls = RequestTracker(
+            Gateway(resources, Models(router, templates), routes).app(), endpoint_of, options.forward_header
+        )
+        if background is not None:
+            await background.start(calls)
         shares_ports = options.share_ports or options.take_over
         listening = bound_socket(options.host, options.port, shares_port=shares_ports)
         server = HttpServer(calls, tls, options.grace_s)
@@ -125,6 +135,47 @@ async def _serve(options: argparse.Namespace) -> None:
         asyncio.get_running_loop().call_later(options.grace_s - cancel_s, resources.stopping.set)
         await server.stop()
     finally:
+        if background is not None:
+            await background.close()
         closing.close()
         watchdog.close()
         await router.close()
+
+
+class _Background:
+    """Files and batches in a folder, and what runs them.
+
+    Attributes:
+        routes: Their handlers.
+    """
+
+    def __init__(self, folder: Path, resources: Resources) -> None:
+        try:
+            from weft_gateway.batches.routes import Batches  # noqa: PLC0415  # pyarrow and a form parser are extras
+            from weft_gateway.batches.runner import BackgroundRunner  # noqa: PLC0415
+            from weft_gateway.batches.store import Store  # noqa: PLC0415
+        except ModuleNotFoundError as error:
+            raise UnsupportedError(f"--batch-dir needs '{error.name}': pip install 'weft[batches]'") from error
+        self._folder = contextlib.ExitStack()
+        try:
+            self._folder.enter_context(held(folder))
+            store = Store(folder)
+        except OSError as error:
+            raise UnavailableError(f"--batch-dir: {error}") from error
+        self._app: ASGIApp | None = None
+        self._runner = BackgroundRunner(store, self._call)
+        self.routes = Batches(store, self._runner, resources).routes()
+
+    async def start(self, app: ASGIApp) -> None:
+        """Go on with batches that are not finished; ``app`` answers their requests."""
+        self._app = app
+        await self._runner.resume()
+
+    async def close(self) -> None:
+        """Stop; batches go on at the next start."""
+        await self._runner.close()
+        self._folder.close()
+
+    async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._app is not None:
+            await self._app(scope, receive, send)

@@ -11,10 +11,11 @@ from weft_common.client.v2_client import V2Client
 from weft_common.core import Parameters
 from weft_common.errors import InternalError, InvalidArgumentError, WeftError
 from weft_common.tensors import Array
+from weft_jobs.atomic_files import held
 from weft_jobs.columns import InputValues
 from weft_jobs.dataset import Dataset, Shard
 from weft_jobs.layout import Layout, make_layout
-from weft_jobs.output import OutputFolder, begin, held
+from weft_jobs.output import OutputFolder, begin
 from weft_jobs.shard import ShardResult, run_shard
 from weft_jobs.target import Identity, JobTarget
 from weft_jobs.window import Window

@@ -1,23 +1,19 @@
 """The folder that a job writes: shards of rows, rows that failed, a manifest; no file is ever half written."""
 
 import base64
-import fcntl
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from weft_common.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, UnavailableError
+from weft_common.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from weft_jobs.atomic_files import replace_file
 
 _MANIFEST = "manifest.json"
-_LOCK = ".lock"
 _ROWS, _FAILED = "rows", "failed"
-_TEMPORARY = ".tmp"
 
 
 class FailedRow(NamedTuple):
@@ -104,46 +100,6 @@ def _json_lines(table: pa.Table) -> bytes:
 
 def _in_base64(value: Any) -> str:
     return base64.b64encode(value).decode()
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file so that whoever reads it, at any moment and after a crash, finds the old content or the new.
-
-    Raises:
-        OSError: It cannot be written; the old content stays.
-    """
-    temporary = path.with_name(path.name + _TEMPORARY)
-    try:
-        with temporary.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-@contextmanager
-def held(path: Path) -> Iterator[None]:
-    """Hold an output folder, which is made if it is missing; nobody else can meanwhile.
-
-    Raises:
-        UnavailableError: Another process holds it.
-        OSError: It cannot be made.
-    """
-    path.mkdir(parents=True, exist_ok=True)
-    with (path / _LOCK).open("wb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UnavailableError(f"another job writes to '{path}'; wait for it, or name another --output") from None
-        yield
 
 
 def begin(path: Path, manifest: Mapping[str, Any], *, resume: bool) -> None:

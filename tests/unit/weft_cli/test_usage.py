@@ -24,6 +24,7 @@ WITH_FACTS = (
     "explain",
     "batch",
     "train-heads",
+    "quantize",
 )
 CALLING = ("restart", "top", "infer", "feedback", "rollback", "lock", "batch", "stream")
 

@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from weft_common.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, UnavailableError
-from weft_jobs.output import FailedRow, OutputFolder, begin, held
+from weft_jobs.atomic_files import held
+from weft_jobs.output import FailedRow, OutputFolder, begin
 
 SCHEMA = pa.schema([("row", pa.int64()), ("Y", pa.binary())])
 COLUMNS = {"Y": pa.array([b"a", b"b"]), "row": pa.array([0, 2])}

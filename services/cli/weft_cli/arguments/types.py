@@ -1,6 +1,7 @@
 """Values of options from their texts; each raises what argparse reports as wrong usage."""
 
 import argparse
+import math
 import shlex
 from pathlib import Path
 
@@ -101,3 +102,11 @@ def graph_version(text: str) -> str:
     if not name or (slash and not is_version(version)):
         raise argparse.ArgumentTypeError(f"'{text}' is not of the form NAME or NAME/VERSION")
     return text
+
+
+def share(text: str) -> float:
+    """A share such as 0.01 or 1%, 0 or more."""
+    value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}' is no share; give a number from 0 on such as 0.01, or 1%")
+    return value

@@ -71,8 +71,12 @@ class Resources:
             RemoteError: The key is not valid, or the router cannot be asked.
             WeftError: See ``read_body``.
         """
-        await self._keys.check(context.identity())
+        await self.check_key(context)
         return await read_body(request, context, self.in_work, max_bytes)
+
+    async def check_key(self, context: RequestContext) -> None:
+        """Check the client's key. Raises RemoteError if it is not valid, or the router cannot be asked."""
+        await self._keys.check(context.identity())
 
     async def run(self, is_large: bool, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """The result of ``work``, of large work from another process: see ``Offload.run``."""

@@ -19,6 +19,7 @@ _DTYPES = ("auto", *DTYPE_BYTES)
 _KV_CACHE_DTYPES = ("auto", *KV_CODES)
 _QUANTIZATIONS = {"none": 0, "int8": 8, "int4": 4}
 _SPECULATIONS = ("none", "ngram", "draft", "medusa", "lookahead")
+_WITH_FOLDER = {"draft": "draft model", "medusa": "heads, which weft train-heads makes"}
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 _DEFAULT_STEP_TOKENS = {"cpu": 128, "cuda": 2048}
@@ -86,9 +87,12 @@ class EngineConfig:
         aging_ns: Waiting time that counts as one priority level, in nanoseconds. 0: levels are strict.
         num_threads: Torch's threads on a CPU. Applies to the whole process.
         seed: Seeds the generator that draws seeds for requests without one.
+        enable_cuda_graphs: On a GPU, capture decode steps as CUDA graphs at load, and repeat them.
         speculation: Proposer of drafts: ``none``, ``ngram`` (what followed the last tokens before), ``draft`` (a
             smaller model), ``medusa`` (heads on hidden states) or ``lookahead``. Tokens are the same with each.
         num_speculative_tokens: Most drafts of a sequence in a step, 1 to 16.
+        draft_model: Folder of the draft model for ``draft``, or of the heads for ``medusa``; a relative path begins at
+            the model's own folder. Empty for other proposers.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
         slo_ttft_ms: Time-to-first-token objective for requests without one, in milliseconds. 0: no objective.
         slo_tpot_ms: Time-per-output-token objective for requests without one, in milliseconds. 0: no objective.
@@ -119,8 +123,10 @@ class EngineConfig:
     aging_ns: int = 0
     num_threads: int = 1
     seed: int = 0
+    enable_cuda_graphs: bool = True
     speculation: str = "none"
     num_speculative_tokens: int = 4
+    draft_model: str = ""
     device: str = "cpu"
     slo_ttft_ms: float = 0.0
     slo_tpot_ms: float = 0.0
@@ -143,6 +149,9 @@ class EngineConfig:
             raise self._fault("quantization", f"must be one of {', '.join(_QUANTIZATIONS)}")
         if self.speculation not in _SPECULATIONS:
             raise self._fault("speculation", f"must be one of {', '.join(_SPECULATIONS)}")
+        if (self.speculation in _WITH_FOLDER) != bool(self.draft_model):
+            needed = f"the folder of the {_WITH_FOLDER[self.speculation]}" if not self.draft_model else "empty"
+            raise self._fault("draft_model", f"must be {needed} with speculation = {self.speculation}")
         if not _DEVICE.fullmatch(self.device):
             raise self._fault("device", "must be cpu, cuda or cuda:N")
         if self.kv_cache_dtype == "fp8" and self.device == "cpu":
@@ -195,11 +204,12 @@ class EngineConfig:
             values[name] = _parsed(name, text, type(defaults[name]))
         return cls(**values)
 
-    def resolved(self, model: TransformerConfig) -> Self:
+    def resolved(self, model: TransformerConfig, draft: TransformerConfig | None = None) -> Self:
         """A copy with every default that depends on the model filled in, validated against the model.
 
         Args:
             model: The model to run.
+            draft: A draft model, whose keys and values take part of the cache; None: there is none.
 
         Returns:
             A copy with ``dtype``, ``max_model_len`` and ``num_blocks`` set; ``num_blocks`` is 0 if it depends on free
@@ -215,27 +225,34 @@ class EngineConfig:
         dtype = model.dtype if self.dtype == "auto" else self.dtype
         resolved = replace(self, dtype=dtype, max_model_len=self.max_model_len or longest)
         num_bytes = self.kv_cache_bytes or (_CPU_CACHE_BYTES if self.device == "cpu" else 0)
-        return resolved if self.num_blocks or not num_bytes else resolved._sized(model, num_bytes)
+        return resolved if self.num_blocks or not num_bytes else resolved._sized(model, draft, num_bytes)
 
-    def with_cache(self, model: TransformerConfig, free_bytes: Callable[[], int]) -> Self:
+    def with_cache(
+        self, model: TransformerConfig, free_bytes: Callable[[], int], draft: TransformerConfig | None = None
+    ) -> Self:
         """A copy of this resolved configuration with ``num_blocks`` set.
 
         Args:
             model: The model to run, with its weights loaded.
             free_bytes: Returns the free memory of the device; called only if ``num_blocks`` is 0.
+            draft: See ``resolved``.
 
         Raises:
             InvalidArgumentError: The free memory holds no block.
         """
-        return self if self.num_blocks else self._sized(model, int(free_bytes() * _GPU_CACHE_SHARE))
+        return self if self.num_blocks else self._sized(model, draft, int(free_bytes() * _GPU_CACHE_SHARE))
 
-    def _sized(self, model: TransformerConfig, num_bytes: int) -> Self:
+    def _sized(self, model: TransformerConfig, draft: TransformerConfig | None, num_bytes: int) -> Self:
         """A copy with as many blocks as fit in ``num_bytes``."""
-        block_bytes = self.block_size * model.kv_bytes_per_token(self.kv_dtype)
+        token_bytes = model.kv_bytes_per_token(self.kv_dtype)
+        if draft is not None:
+            token_bytes += draft.kv_bytes_per_token(self.dtype)
+        block_bytes = self.block_size * token_bytes
         num_blocks = min(num_bytes // block_bytes, _INT32_MAX)
         if num_blocks < 2:
+            what = "this model" if draft is None else "this model with its draft model"
             raise InvalidArgumentError(
-                f"engine: kv_cache_bytes must be at least {2 * block_bytes}, two blocks of this model, got {num_bytes}"
+                f"engine: kv_cache_bytes must be at least {2 * block_bytes}, two blocks of {what}, got {num_bytes}"
                 "; raise it, free memory of the device, or lower block_size"
             )
         return replace(self, num_blocks=num_blocks)

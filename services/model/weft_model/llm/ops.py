@@ -1,4 +1,4 @@
-"""Operator dispatch: every operation of the engine runs in plain torch on the CPU and as a Triton kernel on a GPU.
+"""Operator dispatch: every operation of the engine runs in torch or compiled on a CPU, as a Triton kernel on a GPU.
 
 The device of the first tensor decides. The environment variable ``WEFT_KERNELS=triton`` sends every call to the
 kernels, which need the interpreter on a CPU (``TRITON_INTERPRET=1``). The first call of an operation imports its
@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias
 import torch
 
 from weft_common.errors import InvalidArgumentError
+from weft_kernels import jit
 from weft_kernels.blocks.layout import KVLayer
 from weft_kernels.linear import cpu
 from weft_kernels.linear.quantized import QuantizedWeight
@@ -29,6 +30,7 @@ if _choice not in _CHOICES:
         f"{_VARIABLE} must be one of {', '.join(_CHOICES)}, got '{_choice}'; unset it for 'auto'"
     )
 _ARE_KERNELS_FORCED = _choice == "triton"
+_COMPILED_DTYPES = (torch.float32, torch.bfloat16)
 
 
 #: A weight ``[out, in]``: numbers, codes, or where its parts have different codes, the parts one after another.
@@ -102,13 +104,13 @@ def rms_norm(
     x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """RMS norm of ``x + residual`` times ``weight``, and the sum itself."""
-    result: tuple[torch.Tensor, torch.Tensor] = _pick("norm", "rms_norm", x)(x, weight, eps, residual)
+    result: tuple[torch.Tensor, torch.Tensor] = _pick_compiled("norm", "rms_norm", x)(x, weight, eps, residual)
     return result
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """``silu`` of the first half of each row times the second half."""
-    return _pick("activation", "silu_mul", gate_up)(gate_up)
+    return _pick_compiled("activation", "silu_mul", gate_up)(gate_up)
 
 
 def rope_and_store(
@@ -124,7 +126,7 @@ def rope_and_store(
     step_cache: dict[str, Any] | None = None,
 ) -> None:
     """Rotate ``q`` and ``k`` in place, store ``k`` and ``v`` in the KV cache."""
-    _pick("rope_kv", "rope_and_store", q)(
+    _pick_compiled("rope_kv", "rope_and_store", q)(
         q, k, v, cos, sin, positions, slot_mapping, kv_layer.kv, kv_scales=kv_layer.scales, step_cache=step_cache
     )
 
@@ -160,6 +162,14 @@ def paged_attention(
         deterministic=deterministic,
         step_cache=step_cache,
     )
+
+
+def prepare_attention(
+    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype, device: torch.device
+) -> None:
+    """Compile attention for models of this shape on a CPU, so that nothing is compiled while it serves."""
+    if device.type == "cpu" and not _ARE_KERNELS_FORCED:
+        _load("attention", "prepare", False)(num_heads, num_kv_heads, head_dim, dtype, kv_dtype)
 
 
 def apply_penalties(
@@ -233,6 +243,13 @@ def _pick(folder: str, function: str, x: torch.Tensor) -> Any:
     return _load(folder, function, _is_for_kernels(x))
 
 
+def _pick_compiled(folder: str, function: str, x: torch.Tensor) -> Any:
+    """As ``_pick``, for what has a form on a CPU that is compiled."""
+    if _is_for_kernels(x) or x.dtype not in _COMPILED_DTYPES or not jit.is_available():
+        return _pick(folder, function, x)
+    return _load_compiled(folder, function)
+
+
 def _is_for_kernels(x: torch.Tensor) -> bool:
     return _ARE_KERNELS_FORCED or bool(x.is_cuda)
 
@@ -241,3 +258,8 @@ def _is_for_kernels(x: torch.Tensor) -> bool:
 def _load(folder: str, function: str, is_kernel: bool) -> Any:
     module = importlib.import_module(f"weft_kernels.{folder}.{'triton_kernel' if is_kernel else 'reference'}")
     return getattr(module, function)
+
+
+@cache
+def _load_compiled(folder: str, function: str) -> Any:
+    return getattr(importlib.import_module(f"weft_kernels.{folder}.cpu_kernel"), function)

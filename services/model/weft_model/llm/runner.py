@@ -13,6 +13,10 @@ from weft_model.llm import ops
 from weft_model.llm.block_store import open_store
 from weft_model.llm.config import EngineConfig
 from weft_model.llm.device_state import DeviceState
+from weft_model.llm.graphs.decode_graphs import DecodeGraphs
+from weft_model.llm.graphs.policy import GraphPolicy
+from weft_model.llm.graphs.recorder import GraphRecorder
+from weft_model.llm.host_copy import HostCopy
 from weft_model.llm.malloc import retain_freed_memory
 from weft_model.llm.model.model import LlamaModel
 from weft_model.llm.scheduler.plan import ForwardPlan
@@ -85,14 +89,20 @@ class ModelRunner:
         self._proposer = proposer
         self.num_blocks = config.num_blocks if num_blocks is None else num_blocks
         self._block_size = config.block_size
+        self._max_model_len = config.max_model_len
         self._num_threads = config.num_threads
+        self._graphs: DecodeGraphs | None = None
         dtype = _CODES.get(config.kv_dtype, model.dtype)
         shape = model.kv_shape(self.num_blocks, config.block_size, dtype)
         self.kv = torch.zeros(shape, dtype=torch.uint8 if dtype in MAX_CODE else dtype, device=model.device).view(dtype)
+        ops.prepare_attention(
+            model.config.num_heads, model.config.num_kv_heads, model.config.head_dim, model.dtype, dtype, model.device
+        )
         self._store = open_store(config, self.kv)
         self.num_offload_blocks = 0 if self._store is None else self._store.num_slots
         num_columns = -(-config.max_model_len // config.block_size)
         self._state = DeviceState(config.max_num_seqs, num_columns, model.device)
+        self._copy_stream = torch.cuda.Stream(model.device) if self.kv.is_cuda else None
         if proposer is not None:
             proposer.bind(self._state, self.num_blocks, config.block_size)
 
@@ -103,6 +113,40 @@ class ModelRunner:
             torch.cuda.set_device(self.kv.device)
         else:
             retain_freed_memory()
+
+    def capture(self, policy: GraphPolicy, recorder: GraphRecorder, *, only_largest: bool = False) -> None:
+        """Capture the steps of ``policy``, which run as graphs from now on; before the first step.
+
+        Args:
+            policy: Shapes of steps.
+            recorder: Captures.
+            only_largest: Capture the largest alone, to see how much memory it takes.
+        """
+        self._graphs = DecodeGraphs(
+            self._model,
+            self.kv,
+            self._state,
+            policy,
+            recorder,
+            block_size=self._block_size,
+            max_model_len=self._max_model_len,
+        )
+        self._graphs.capture(only_largest=only_largest)
+
+    def warm_up(self) -> None:
+        """Compute a token of the null block on a CPU, so that nothing is compiled during the first request.
+
+        That takes seconds, or less where compiled code is on disk.
+        """
+        if self.kv.is_cuda:
+            return
+        none = torch.zeros(1, dtype=torch.int32)
+        one = torch.ones(1, dtype=torch.int32)
+        slots = torch.zeros(1, dtype=torch.int64)
+        hidden = self._model.forward(
+            none, none, self.kv, none.view(1, 1), torch.cat((none, one)), one, slots, max_q_len=1, max_ctx_len=1
+        )
+        self._model.logits(hidden)
 
     def run(self, plan: ForwardPlan) -> StepTokens:
         """Compute keys and values of the plan's tokens, and sample one token per sample row.
@@ -147,7 +191,10 @@ class ModelRunner:
         return result._replace(draft_ids=draft_ids)
 
     def _forward(self, plan: ForwardPlan, token_ids: Tensor) -> Tensor:
-        """Hidden states of the plan's tokens, ``[T, hidden_size]``."""
+        """Hidden states of the plan's tokens, ``[T, hidden_size]``, valid until the next call."""
+        hidden = None if self._graphs is None else self._graphs.run(plan, token_ids)
+        if hidden is not None:
+            return hidden
         upload = self._state.upload
         return self._model.forward(
             token_ids,
@@ -186,15 +233,16 @@ class ModelRunner:
         token_ids = ops.sample(
             logits, rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seeds, upload(plan.sample_positions)
         )
-        logprobs = _logprobs(before, token_ids, num_top) if num_top >= 0 else None
-        return StepTokens(token_ids.cpu().numpy(), logprobs)
+        logprobs = _logprobs(before, token_ids, num_top) if num_top >= 0 else ()
+        tokens, *others = HostCopy(self._copy_stream, token_ids, *logprobs).wait()
+        return StepTokens(tokens, StepLogprobs(*others) if others else None)
 
 
-def _logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> StepLogprobs:
-    """Log probabilities of ``token_ids`` and of the ``num_top`` most likely tokens; ``logits``: float32 ``[S, V]``."""
+def _logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What ``StepLogprobs`` has, with ``num_top`` most likely tokens; ``logits``: float32 ``[S, V]``."""
     sampled = logits.gather(1, token_ids.to(torch.int64).unsqueeze(1)).squeeze(1) - logits.logsumexp(1)
     if num_top:
         top, top_ids = ops.softmax_topk(logits, num_top, log=True)
     else:
         top, top_ids = logits.new_empty(len(logits), 0), token_ids.new_empty(len(logits), 0)
-    return StepLogprobs(sampled.cpu().numpy(), top_ids.cpu().numpy(), top.cpu().numpy())
+    return sampled, top_ids, top

@@ -6,45 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.torch import save_file
-from tests.unit.weft_model.llm.permutation_model import permutation, permutation_weights
+from tests.unit.weft_model.llm.permutation_model import permutation
+from tests.unit.weft_model.llm.speculation.folders import CONFIG, write_model
 
 from weft_cli.__main__ import main
-from weft_model.llm.config import TransformerConfig
-
-CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 32,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "torch_dtype": "float32",
-}
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A model whose text is a known permutation, and 1,280 tokens of such text in ``ids.npy``."""
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text(json.dumps(CONFIG))
-    config = TransformerConfig.from_folder(model)
-    fused = permutation_weights(config, seed=1, epsilon=0.0)
-    parts = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-    weights = {}
-    for name, weight in fused.items():
-        for whole, names in parts.items():
-            if whole in name:
-                pieces = weight.chunk(len(names))
-                weights |= {name.replace(whole, part): piece.clone() for part, piece in zip(names, pieces, strict=True)}
-                break
-        else:
-            weights[name] = weight
-    save_file(weights, model / "model.safetensors")
-    following, tokens = permutation(config.vocab_size, 1), [0]
+    model = write_model(tmp_path / "model")
+    following, tokens = permutation(CONFIG["vocab_size"], 1), [0]
     for _ in range(1279):
         tokens.append(int(following[tokens[-1]]))
     np.save(model / "ids.npy", np.array(tokens))

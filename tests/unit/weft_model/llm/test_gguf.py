@@ -13,6 +13,7 @@ import torch
 from gguf import GGMLQuantizationType as GgmlType
 
 from weft_common.errors import InvalidArgumentError, WeftError
+from weft_kernels.linear import cpu
 from weft_kernels.linear.quantized import QuantizedWeight
 from weft_model.llm.config import TransformerConfig
 from weft_model.llm.model.gguf.blocks import BLOCK_TYPES, to_weight
@@ -47,6 +48,12 @@ _LAYER_NAMES = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+
+
+@pytest.fixture(autouse=True)
+def _exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products are those with the numbers of the codes; where a CPU multiplies codes it rounds activations too."""
+    monkeypatch.setattr(cpu, "has_panels", lambda dtype: False)
 
 
 def _file_name(name: str) -> str:

@@ -20,17 +20,23 @@ def _run(code: str, **environment: str) -> "subprocess.CompletedProcess[str]":
 
 
 def test_no_kernel_is_imported_on_a_cpu() -> None:
-    """An operation on a CPU brings in its plain form alone, at its first call, and never the Triton language."""
+    """An operation on a CPU brings in its own form alone, at its first call, and never the Triton language."""
     code = """
 import sys, torch
 from weft_model.llm import ops
 before = set(sys.modules)
+ops.softmax_topk(torch.ones(1, 4), 1)
+ops.silu_mul(torch.ones(1, 4, dtype=torch.float16))
+assert "triton" not in sys.modules and "numba" not in sys.modules
 ops.silu_mul(torch.ones(1, 4))
 assert "triton" not in sys.modules
 print(sorted(name for name in set(sys.modules) - before if name.startswith("weft_kernels.")))
 """
-    expected = "['weft_kernels.activation', 'weft_kernels.activation.reference']\n"
-    assert expected == _run(code, WEFT_KERNELS="").stdout
+    expected = [
+        *("weft_kernels.activation", "weft_kernels.activation.cpu_kernel", "weft_kernels.activation.reference"),
+        *("weft_kernels.numbers", "weft_kernels.topk", "weft_kernels.topk.reference"),
+    ]
+    assert f"{expected}\n" == _run(code, WEFT_KERNELS="").stdout
 
 
 def test_environment_is_checked() -> None:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from tests.unit.weft_model.llm.quantized_folders import CONFIG, FORMATS, Tensors, gptq, save_folder
 
 from weft_common.errors import InvalidArgumentError
+from weft_kernels.linear import cpu
 from weft_kernels.linear.quantized import QuantizedWeight
 from weft_model.llm.config import TransformerConfig
 from weft_model.llm.model.model import LlamaModel
@@ -24,6 +25,12 @@ torch.set_num_threads(1)
 
 _Q, _K = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj"
 _DOWN = "model.layers.1.mlp.down_proj"
+
+
+@pytest.fixture(autouse=True)
+def _exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products are those with the numbers of the codes; where a CPU multiplies codes it rounds activations too."""
+    monkeypatch.setattr(cpu, "has_panels", lambda dtype: False)
 
 
 def _numbers(weight: Matrix) -> torch.Tensor:

@@ -33,7 +33,8 @@ def test_a_curve_goes_through_its_points_and_beyond():
     """Between points it is linear, before the first it is constant, behind the last it goes on, and it never falls."""
     curve = CostCurve([(2, 1.0), (4, 3.0), (8, 2.0), (16, 5.0)])
     assert [1.0, 1.0, 1.0, 2.0, 3.0, 3.0] == [curve(rows) for rows in (0, 1, 2, 3, 4, 8)]
-    assert curve(24) == pytest.approx(7.0)
+    assert curve(24) == pytest.approx(5.0 + 8 * 4 / 14)
+    assert CostCurve([(1, 1.0), (4, 4.0), (8, 4.0)])(15) == pytest.approx(7.0)  # not flat for ever
     assert all(one <= other for one, other in pairwise(curve(rows) for rows in range(100)))
     assert [2.0] * 3 == [CostCurve([(4, 2.0)])(rows) for rows in (1, 4, 400)]
 

@@ -10,7 +10,7 @@ from weft_model.llm.scheduler.plan_builder import build_plan
 from weft_model.llm.scheduler.sequence import SequenceStatus
 from weft_model.llm.scheduler.slot_allocator import SlotAllocator
 
-NUM_LIVES = 3000
+NUM_LIVES = 2000
 MAX_STEPS = 400
 
 

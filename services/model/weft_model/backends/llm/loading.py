@@ -3,11 +3,14 @@
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from weft_common.errors import WeftError
+from weft_model.backends.llm.drafting import load_proposer, read_draft_config
+from weft_model.backends.llm.make_runner import make_runner
 from weft_model.backends.llm.settings import Settings
 from weft_model.backends.llm.speculation import make_speculator
 from weft_model.llm.config import EngineConfig, TransformerConfig
@@ -37,7 +40,9 @@ def load_engine(
             model.
     """
     model_config = TransformerConfig.from_folder(directory)
-    config = _with_dtype(settings.engine, model_config).resolved(model_config)
+    config = _with_dtype(settings.engine, model_config)
+    draft_config = read_draft_config(directory, config, model_config)
+    config = config.resolved(model_config, draft_config)
     dtype = getattr(torch, config.dtype)
     if settings.has_weights:
         weights = load_folder(directory, model_config, dtype=dtype, device=config.device)
@@ -52,8 +57,10 @@ def load_engine(
         max_model_len=config.max_model_len,
         num_bits=config.num_bits,
     )
-    config = config.with_cache(model_config, lambda: torch.cuda.mem_get_info(config.device)[0])
-    runner = ModelRunner(model, config)
+    proposer = load_proposer(directory, config, model, draft_config, has_weights=settings.has_weights)
+    runner = make_runner(partial(ModelRunner, model, config, proposer=proposer), config, model_config, draft_config)
+    config = replace(config, num_blocks=runner.num_blocks)
+    runner.warm_up()
     return Engine(
         runner,
         config,

@@ -10,6 +10,7 @@ from weft_model.llm.runner import ModelRunner
 from weft_model.llm.scheduler.acceptance import UNKNOWN_TOKEN
 from weft_model.llm.scheduler.plan import PARAM_COLUMNS, ForwardPlan
 from weft_model.llm.speculation.depth import AdaptiveDepth, CostCurve
+from weft_model.llm.speculation.lookahead import LookaheadProposer
 from weft_model.llm.speculation.ngram import NgramProposer
 from weft_model.llm.speculation.proposer import ProposerFactory
 from weft_model.llm.speculation.speculator import NONE, Speculator
@@ -17,7 +18,7 @@ from weft_model.llm.speculation.speculator import NONE, Speculator
 _log = logging.getLogger("weft.model.llm")
 
 #: Proposers on the host; all others are the runner's.
-HOST_PROPOSERS: dict[str, ProposerFactory] = {"ngram": NgramProposer}
+HOST_PROPOSERS: dict[str, ProposerFactory] = {"ngram": NgramProposer, "lookahead": LookaheadProposer}
 
 #: Rows of a step whose time is measured, as far as the step and the time limit allow.
 _NUM_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)

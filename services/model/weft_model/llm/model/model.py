@@ -121,7 +121,7 @@ class LlamaModel:
             positions, slot_mapping, block_tables, q_start, ctx_len, max_q_len, max_ctx_len, self._cos, self._sin
         )
         with torch.inference_mode():
-            hidden = torch.nn.functional.embedding(token_ids, self._embedding)
+            hidden = self.embed(token_ids)
             residual: torch.Tensor | None = None
             for layer, kv_layer in zip(self._layers, self._layers_of(kv), strict=True):
                 hidden, residual = layer.forward(hidden, residual, step, kv_layer)
@@ -133,6 +133,10 @@ class LlamaModel:
         if self._split is None or self._split[0] is not kv:
             self._split = kv, split_layers(kv, self.config.num_kv_heads, self.config.head_dim)
         return self._split[1]
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Embeddings of tokens, ``[N, hidden_size]``, of type ``dtype``; ``token_ids``: int32 or int64 ``[N]``."""
+        return torch.nn.functional.embedding(token_ids, self._embedding)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Next-token logits, float32 ``[S, vocab_size]``, for rows of the result of ``forward``."""

@@ -1,6 +1,6 @@
 """How many drafts a sequence gets in a step: by its measured acceptance, and by what further rows of a step cost."""
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Protocol
@@ -47,7 +47,7 @@ class Acceptance:
 
 
 class CostCurve:
-    """Time of a step by its number of rows, piecewise linear between measured points, continued beyond the last.
+    """Time of a step by its number of rows, piecewise linear between measured points, continued beyond.
 
     Args:
         points: Rows and seconds, in the order of rows, at least one. A step with more rows than another is taken to be
@@ -70,11 +70,16 @@ class CostCurve:
 
     def _interpolated(self, num_rows: int) -> float:
         rows, seconds = self._rows, self._seconds
-        if len(rows) == 1:
+        if num_rows <= rows[0]:
             return seconds[0]
-        right = min(max(bisect_right(rows, num_rows), 1), len(rows) - 1)
-        slope = (seconds[right] - seconds[right - 1]) / (rows[right] - rows[right - 1])
-        return max(seconds[right] + slope * (num_rows - rows[right]), seconds[0])
+        right = bisect_left(rows, num_rows)
+        slope = (seconds[-1] - seconds[0]) / max(rows[-1] - rows[0], 1)
+        if right == len(rows):  # a last piece that is flat by chance must not make all further rows free
+            if right > 1:
+                slope = max(slope, (seconds[-1] - seconds[-2]) / (rows[-1] - rows[-2]))
+            return seconds[-1] + slope * (num_rows - rows[-1])
+        share = (num_rows - rows[right - 1]) / (rows[right] - rows[right - 1])
+        return seconds[right - 1] + share * (seconds[right] - seconds[right - 1])
 
 
 class Depth(Protocol):

@@ -1,0 +1,52 @@
+"""Files that are never half written, and folders that one process holds."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from weft_common.errors import UnavailableError
+
+LOCK = ".lock"
+_TEMPORARY = ".tmp"
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file so that whoever reads it, at any moment and after a crash, finds the old content or the new.
+
+    Raises:
+        OSError: It cannot be written; the old content stays.
+    """
+    temporary = path.with_name(path.name + _TEMPORARY)
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Hold an output folder, which is made if it is missing; nobody else can meanwhile.
+
+    Raises:
+        UnavailableError: Another process holds it.
+        OSError: It cannot be made.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / LOCK).open("wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UnavailableError(f"another job writes to '{path}'; wait for it, or name another --output") from None
+        yield

@@ -1,0 +1,197 @@
+"""OpenAI's files and batches, by OpenAI's own client before a gateway process with a folder for them."""
+
+import io
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from tests.integration.routing import Router, naming_service, running_router
+from tests.integration.talking import WAIT_S, GatewayProcess, TalkerCore, running_gateway
+
+
+@pytest.fixture
+def core() -> TalkerCore:
+    return TalkerCore()
+
+
+@pytest.fixture
+def router(core: TalkerCore, tmp_path: Path) -> Iterator[Router]:
+    (tmp_path / "graphs").mkdir()
+    with naming_service(core) as address, running_router(tmp_path / "graphs", address) as router:
+        yield router
+
+
+@pytest.fixture
+def start(router: Router, tmp_path: Path) -> Callable[[], Any]:
+    """Starts a gateway with the folder of the test."""
+    return lambda: running_gateway(router.grpc, "--batch-dir", str(tmp_path / "batches"))
+
+
+@pytest.fixture
+def gateway(start: Callable[[], Any]) -> Iterator[GatewayProcess]:
+    with start() as gateway:
+        yield gateway
+
+
+def client_of(gateway: GatewayProcess, key: str = "one") -> openai.OpenAI:
+    return openai.OpenAI(base_url=gateway.url, api_key=key, max_retries=0, timeout=20)
+
+
+def chat(number: int, content: str, **changes: Any) -> dict[str, Any]:
+    body = {"model": "talker", "messages": [{"role": "user", "content": content}], "max_tokens": 9}
+    return {"custom_id": f"c{number}", "method": "POST", "url": "/v1/chat/completions", "body": body} | changes
+
+
+def upload(client: openai.OpenAI, *requests: Any) -> str:
+    lines = "\n".join(each if isinstance(each, str) else json.dumps(each) for each in requests)
+    return client.files.create(file=("in.jsonl", io.BytesIO(lines.encode())), purpose="batch").id
+
+
+def begin(client: openai.OpenAI, *requests: Any) -> str:
+    batch = client.batches.create(
+        input_file_id=upload(client, *requests), endpoint="/v1/chat/completions", completion_window="24h"
+    )
+    return batch.id
+
+
+def ended(client: openai.OpenAI, batch_id: str) -> Any:
+    """The batch, once it is over."""
+    end = time.monotonic() + 3 * WAIT_S
+    while (batch := client.batches.retrieve(batch_id)).status in ("in_progress", "finalizing", "cancelling"):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return batch
+
+
+def lines_of(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
+    return [] if file_id is None else [json.loads(line) for line in client.files.content(file_id).text.splitlines()]
+
+
+def test_a_batch_is_answered_in_the_order_of_its_file(gateway: GatewayProcess) -> None:
+    """Answers are in the output file, refusals in the error file, each with the id and status of its request."""
+    client = client_of(gateway)
+    requests = [chat(number, f"say {number}") for number in range(150)]
+    requests[7]["body"]["model"] = "unknown"
+    requests[8]["body"]["messages"] = []
+    batch = ended(client, begin(client, *requests))
+    assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == ("completed", 148, 2)
+    answers = lines_of(client, batch.output_file_id)
+    assert [answer["custom_id"] for answer in answers] == [f"c{n}" for n in range(150) if n not in (7, 8)]
+    assert "say 3" in answers[3]["response"]["body"]["choices"][0]["message"]["content"]
+    failures = {each["custom_id"]: each["response"] for each in lines_of(client, batch.error_file_id)}
+    assert {name: response["status_code"] for name, response in failures.items()} == {"c7": 404, "c8": 400}
+    assert "messages" in failures["c8"]["body"]["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("request_line", "message"),
+    [
+        ("{", "no JSON"),
+        (chat(1, "a", custom_id=5), "custom_id must be a text, got 5"),
+        (chat(0, "a"), "custom_id 'c0' is there twice"),
+        (chat(1, "a", method="GET"), "method must be POST, got 'GET'"),
+        (chat(1, "a", url="/v1/completions"), "url must be the batch's endpoint"),
+        (chat(1, "a", body="text"), "body must be an object, got str"),
+    ],
+)
+def test_a_file_that_is_no_batch_fails_before_anything_runs(
+    gateway: GatewayProcess, core: TalkerCore, request_line: Any, message: str
+) -> None:
+    """Its errors name the line."""
+    client = client_of(gateway)
+    batch = ended(client, begin(client, chat(0, "fine"), request_line))
+    assert batch.status == "failed"
+    assert batch.errors.data[0].line == 2
+    assert message in batch.errors.data[0].message
+    assert core.calls == []
+
+
+def test_one_key_sees_nothing_of_another(gateway: GatewayProcess) -> None:
+    """Files and batches of another key are not found, listed, read, cancelled or deleted."""
+    one, two = client_of(gateway, "one"), client_of(gateway, "two")
+    batch = ended(one, begin(one, chat(0, "secret")))
+    for attempt in (
+        lambda: two.files.retrieve(batch.input_file_id),
+        lambda: two.files.content(batch.output_file_id),
+        lambda: two.files.delete(batch.input_file_id),
+        lambda: two.batches.retrieve(batch.id),
+        lambda: two.batches.cancel(batch.id),
+        lambda: two.files.retrieve("../" + batch.input_file_id),
+    ):
+        with pytest.raises(openai.NotFoundError):
+            attempt()
+    assert (list(two.files.list()), list(two.batches.list())) == ([], [])
+    assert [each.id for each in one.batches.list()] == [batch.id]
+    assert len(list(one.files.list())) == 2
+    one.files.delete(batch.input_file_id)
+    assert len(list(one.files.list())) == 1
+
+
+def test_a_cancelled_batch_keeps_what_is_answered(gateway: GatewayProcess, core: TalkerCore) -> None:
+    """Requests in flight are cancelled; the answers that are written make the output."""
+    client = client_of(gateway)
+    batch_id = begin(client, *(chat(number, "a" if number < 64 else "wait HANG") for number in range(70)))
+    end = time.monotonic() + WAIT_S
+    while client.batches.retrieve(batch_id).request_counts.completed < 64:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    with pytest.raises(openai.ConflictError):
+        client.files.delete(client.batches.retrieve(batch_id).input_file_id)
+    client.batches.cancel(batch_id)
+    batch = ended(client, batch_id)
+    assert batch.status == "cancelled"
+    assert len(lines_of(client, batch.output_file_id)) == 64
+    core.until(lambda: core.num_open == 0)
+
+
+def test_a_batch_survives_its_gateway(start: Callable[[], Any], core: TalkerCore) -> None:
+    """Started again, it goes on when the batch's owner asks, with the requests whose answers are not written."""
+    with start() as gateway:
+        client = client_of(gateway)
+        batch_id = begin(client, *(chat(number, "a" if number < 64 else "wait DOWN") for number in range(70)))
+        core.until(lambda: len(core.calls) >= 70)
+    before = len(core.calls)
+    with start() as gateway:
+        client = client_of(gateway)
+        assert client.batches.retrieve(batch_id).status == "in_progress"
+        core.until(lambda: len(core.calls) > before)
+        client.batches.cancel(batch_id)
+        batch = ended(client, batch_id)
+        assert len(lines_of(client, batch.output_file_id)) == 64
+    assert sum(b"user:a" in call.inputs["text_input"].data for call in core.calls) == 64
+
+
+def test_forms_and_bodies_that_are_wrong(gateway: GatewayProcess) -> None:
+    """Each is refused with what is allowed."""
+    client = client_of(gateway)
+    file_id = upload(client, chat(0, "a"))
+    for attempt, message in (
+        (lambda: client.files.create(file=("a", b""), purpose="vision"), "purpose must be 'batch'"),
+        (
+            lambda: client.batches.create(input_file_id=file_id, endpoint="/v1/embeddings", completion_window="24h"),
+            "endpoint",
+        ),
+        (
+            lambda: client.batches.create(
+                input_file_id=file_id,
+                endpoint="/v1/completions",
+                completion_window="1h",  # type: ignore[arg-type]
+            ),
+            "completion_window must be '24h'",
+        ),
+        (lambda: client.batches.list(limit=1000), "limit must be from 1 to 100"),
+    ):
+        with pytest.raises(openai.BadRequestError, match=message):
+            attempt()
+    with pytest.raises(openai.NotFoundError):
+        client.batches.create(input_file_id="file-" + "0" * 32, endpoint="/v1/completions", completion_window="24h")
+
+
+def test_without_a_folder_neither_is_offered(router: Router) -> None:
+    """The error names the argument of the gateway."""
+    with running_gateway(router.grpc) as gateway, pytest.raises(openai.NotFoundError, match="--batch-dir"):
+        client_of(gateway).batches.list()
