@@ -228,6 +228,18 @@ def test_the_kernel_agrees_with_the_reference(place, sequences, num_heads, num_k
     place.assert_close(expected, batch.run(triton_kernel.paged_attention, **options))
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_kernel_reads_no_block_behind_a_window(place_float32, deterministic):
+    """Blocks that no new token sees are another sequence's by now: NaN in them reaches nobody."""
+    batch = make_batch(((1, 70), (5, 150)), 4, 2, 32, device=place_float32.device)
+    for sequence, (q_len, context) in enumerate(((1, 70), (5, 150))):
+        num_behind = (context - q_len + 1 - 20) // BLOCK_SIZE
+        assert num_behind % 2, "the last of them is in a tile of keys that is read"
+        batch.kv_layer[batch.block_tables[sequence, :num_behind].long()] = float("nan")
+    actual = batch.run(triton_kernel.paged_attention, window=20, deterministic=deterministic)
+    place_float32.assert_close(plain_attention(batch, window=20), actual)
+
+
 @pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn])
 @pytest.mark.parametrize(("sequences", "num_heads", "num_kv_heads", "head_dim", "options"), [
     (MIXED, 8, 2, 64, {"window": 20}),

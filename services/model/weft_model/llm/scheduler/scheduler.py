@@ -288,8 +288,6 @@ class Scheduler:
                 self._decodes.remove(seq)
                 seq.num_scheduled = 1 + len(seq.drafts)
                 drafted.append(seq)
-            else:
-                self._decodes.set_last_block(seq)
         return drafted
 
     def _complete_chunk(self, seq: Sequence, samples: list[int]) -> list[int]:
