@@ -3,6 +3,7 @@
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -70,6 +71,10 @@ class CacheProbe:
         self._reserved += len(plan.slots) * LONGEST_TEXT
         return self._runner.run(plan)
 
+    def launch(self, plan: ForwardPlan) -> Callable[[], StepTokens]:
+        """See ``Runner``."""
+        return partial(self.run, plan)
+
     @property
     def waste_percent(self) -> float:
         """Share of owned slots without a token, over all steps."""
@@ -98,6 +103,10 @@ class NoModel:
     def run(self, plan: ForwardPlan) -> StepTokens:
         """See ``Runner``."""
         return StepTokens(np.zeros(len(plan.sample_rows), np.int32), None)
+
+    def launch(self, plan: ForwardPlan) -> Callable[[], StepTokens]:
+        """See ``Runner``."""
+        return partial(self.run, plan)
 
 
 def schedule_steps(jobs: Sequence[Job], num_slots: int) -> tuple[int, int]:

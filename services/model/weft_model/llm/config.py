@@ -19,6 +19,7 @@ _DTYPES = ("auto", *DTYPE_BYTES)
 _KV_CACHE_DTYPES = ("auto", *KV_CODES)
 _QUANTIZATIONS = {"none": 0, "int8": 8, "int4": 4}
 _SPECULATIONS = ("none", "ngram", "draft", "medusa", "lookahead")
+_ASYNC_SCHEDULINGS = ("auto", "true", "false")
 _WITH_FOLDER = {"draft": "draft model", "medusa": "heads, which weft train-heads makes"}
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
@@ -91,6 +92,8 @@ class EngineConfig:
         speculation: Proposer of drafts: ``none``, ``ngram`` (what followed the last tokens before), ``draft`` (a
             smaller model), ``medusa`` (heads on hidden states) or ``lookahead``. Tokens are the same with each.
         num_speculative_tokens: Most drafts of a sequence in a step, 1 to 16.
+        async_scheduling: Plan a step before the tokens of the one in flight are known, so that the host works while the
+            device computes: ``true``, ``false``, or ``auto``: on a GPU, without speculation. Tokens are the same.
         draft_model: Folder of the draft model for ``draft``, or of the heads for ``medusa``; a relative path begins at
             the model's own folder. Empty for other proposers.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
@@ -126,6 +129,7 @@ class EngineConfig:
     enable_cuda_graphs: bool = True
     speculation: str = "none"
     num_speculative_tokens: int = 4
+    async_scheduling: str = "auto"
     draft_model: str = ""
     device: str = "cpu"
     slo_ttft_ms: float = 0.0
@@ -149,6 +153,12 @@ class EngineConfig:
             raise self._fault("quantization", f"must be one of {', '.join(_QUANTIZATIONS)}")
         if self.speculation not in _SPECULATIONS:
             raise self._fault("speculation", f"must be one of {', '.join(_SPECULATIONS)}")
+        if self.async_scheduling not in _ASYNC_SCHEDULINGS:
+            raise self._fault("async_scheduling", f"must be one of {', '.join(_ASYNC_SCHEDULINGS)}")
+        if self.async_scheduling == "true" and self.speculation != "none":
+            raise self._fault(
+                "async_scheduling", "must be auto or false with speculation, whose drafts need the tokens"
+            )
         if (self.speculation in _WITH_FOLDER) != bool(self.draft_model):
             needed = f"the folder of the {_WITH_FOLDER[self.speculation]}" if not self.draft_model else "empty"
             raise self._fault("draft_model", f"must be {needed} with speculation = {self.speculation}")
@@ -185,6 +195,13 @@ class EngineConfig:
     def kv_dtype(self) -> str:
         """Type of the KV cache: a key of ``DTYPE_BYTES`` or one of ``KV_CODES``; ``auto`` before ``resolved``."""
         return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
+
+    @property
+    def plans_ahead(self) -> bool:
+        """Whether steps are planned before the tokens of the one in flight are known."""
+        if self.async_scheduling == "auto":
+            return self.device != "cpu" and self.speculation == "none"
+        return self.async_scheduling == "true"
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self:

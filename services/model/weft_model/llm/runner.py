@@ -1,6 +1,6 @@
 """Executes a planned step on the device: block copies, forward pass, sampling. Knows tensors, not requests."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -91,13 +91,12 @@ class ModelRunner:
         self._block_size = config.block_size
         self._max_model_len = config.max_model_len
         self._num_threads = config.num_threads
+        self._plans_ahead = config.plans_ahead
         self._graphs: DecodeGraphs | None = None
         dtype = _CODES.get(config.kv_dtype, model.dtype)
         shape = model.kv_shape(self.num_blocks, config.block_size, dtype)
         self.kv = torch.zeros(shape, dtype=torch.uint8 if dtype in MAX_CODE else dtype, device=model.device).view(dtype)
-        ops.prepare_attention(
-            model.config.num_heads, model.config.num_kv_heads, model.config.head_dim, model.dtype, dtype, model.device
-        )
+        model.prepare(dtype)
         self._store = open_store(config, self.kv)
         self.num_offload_blocks = 0 if self._store is None else self._store.num_slots
         num_columns = -(-config.max_model_len // config.block_size)
@@ -158,6 +157,27 @@ class ModelRunner:
         failed_loads = self._store.run(self.kv, plan.transfers)
         return self._run(plan)._replace(failed_loads=failed_loads, is_tier_lost=self._store.is_lost)
 
+    def launch(self, plan: ForwardPlan) -> Callable[[], StepTokens]:
+        """Start a step whose plan may leave the tokens of the step before unknown (-1).
+
+        On a GPU it returns once the work is queued; steps run in the order of their launches.
+
+        Returns:
+            A function that blocks until the tokens are on the host.
+        """
+        if self._proposer is not None or self._store is not None:
+            tokens = self.run(plan)  # such plans follow the step before, and its tokens
+            return lambda: tokens
+        with torch.inference_mode():
+            token_ids = self._start(plan)
+            rows = np.flatnonzero(plan.token_ids < 0)  # of decodes, which come first, with one token each
+            if len(rows):
+                last = self._state.last_tokens.index_select(0, self._state.upload(plan.slots[rows]))
+                # Not in place: on a CPU the memory is the plan's.
+                token_ids = token_ids.index_copy(0, self._state.upload(rows), last)
+            copy = self._sample_rows(self._forward(plan, token_ids), plan)
+            return lambda: _on_host(copy)
+
     def close(self) -> None:
         """Free what is not memory of torch: the file of the second tier. Nothing may run afterwards."""
         if self._store is not None:
@@ -209,9 +229,13 @@ class ModelRunner:
         )
 
     def _sample(self, hidden: Tensor, plan: ForwardPlan) -> StepTokens:
-        """One token per sample row."""
+        """One token per sample row, on the host."""
+        return _on_host(self._sample_rows(hidden, plan))
+
+    def _sample_rows(self, hidden: Tensor, plan: ForwardPlan) -> HostCopy | None:
+        """One token per sample row, on its way to the host; None: there are none."""
         if not len(plan.sample_rows):
-            return StepTokens(np.empty(0, np.int32), None)
+            return None
         upload = self._state.upload
         if len(plan.sample_rows) != len(hidden):
             hidden = hidden.index_select(0, upload(plan.sample_rows))
@@ -234,8 +258,17 @@ class ModelRunner:
             logits, rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seeds, upload(plan.sample_positions)
         )
         logprobs = _logprobs(before, token_ids, num_top) if num_top >= 0 else ()
-        tokens, *others = HostCopy(self._copy_stream, token_ids, *logprobs).wait()
-        return StepTokens(tokens, StepLogprobs(*others) if others else None)
+        if self._plans_ahead:
+            self._state.last_tokens.index_put_((upload(plan.sample_slots),), token_ids)
+        return HostCopy(self._copy_stream, token_ids, *logprobs)
+
+
+def _on_host(copy: HostCopy | None) -> StepTokens:
+    """The sampled tokens, once they are there."""
+    if copy is None:
+        return StepTokens(np.empty(0, np.int32), None)
+    tokens, *logprobs = copy.wait()
+    return StepTokens(tokens, StepLogprobs(*logprobs) if logprobs else None)
 
 
 def _logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:

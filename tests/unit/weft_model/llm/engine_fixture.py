@@ -62,6 +62,11 @@ class HookedRunner(ModelRunner):
         self.before_step(plan)
         return super().run(plan)
 
+    def launch(self, plan: ForwardPlan) -> Callable[[], StepTokens]:
+        """Start the step."""
+        self.before_step(plan)
+        return super().launch(plan)
+
 
 def make_engine(
     *,
