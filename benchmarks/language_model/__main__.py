@@ -12,6 +12,7 @@ from benchmarks.language_model import (
     chunking,
     continuous,
     goodput,
+    offloading,
     prefixes,
     priorities,
     scheduler_alone,
@@ -38,6 +39,7 @@ CASES: dict[str, Callable[[Model, Sizes], list[Figure]]] = {
     "C6": cancelling.measure,
     "C7": scheduler_alone.measure,
     "C8": goodput.measure,
+    "tier": offloading.measure,
     "serving": serving.measure,
     "speculation": speculation.measure,
 }

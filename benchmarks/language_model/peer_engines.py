@@ -17,6 +17,7 @@ import numpy as np
 
 NUM_PROMPT_TOKENS = 16
 _MAX_TOKENS = 512
+_NUM_PLACES = 32
 
 
 def prompts(count: int, vocab_size: int) -> list[list[int]]:
@@ -70,6 +71,59 @@ class CTranslate2:
         self._generator.generate_batch(
             texts, max_length=num_tokens, min_length=num_tokens, sampling_topk=1, include_prompt_in_result=False
         )
+
+
+class LlamaCpp:
+    """llama.cpp, a GGUF file; greedy, continuous: a sequence that ends makes room for the next."""
+
+    def __init__(self, path: Path, vocab_size: int) -> None:
+        import llama_cpp
+
+        self._library = llama_cpp
+        llama_cpp.llama_backend_init()
+        self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
+        parameters = llama_cpp.llama_context_default_params()
+        parameters.n_ctx, parameters.n_batch, parameters.n_ubatch = _NUM_PLACES * 128, 512, 512
+        parameters.n_seq_max, parameters.n_threads, parameters.n_threads_batch = _NUM_PLACES, 1, 1
+        self._context = llama_cpp.llama_init_from_model(self._model, parameters)
+        self._memory = llama_cpp.llama_get_memory(self._context)
+        self._batch = llama_cpp.llama_batch_init(512, 0, 1)
+        self._vocab_size = vocab_size
+
+    def generate(self, lengths: list[int]) -> None:
+        """As the module says."""
+        waiting = list(zip(prompts(len(lengths), self._vocab_size), lengths, strict=True))[::-1]
+        free = list(range(_NUM_PLACES))
+        running: dict[int, list[int]] = {}  # by place: the last token, its position, tokens to come
+        while waiting or running:
+            rows: list[tuple[int, int, int, bool]] = [
+                (token, position, place, True) for place, (token, position, _) in running.items()
+            ]
+            while waiting and free and len(rows) + NUM_PROMPT_TOKENS <= 512:
+                prompt, length = waiting.pop()
+                place = free.pop()
+                rows += [(token, at, place, at == len(prompt) - 1) for at, token in enumerate(prompt)]
+                running[place] = [0, len(prompt) - 1, length]
+            self._decode(rows, running)
+            for place in [place for place, state in running.items() if not state[2]]:
+                del running[place]
+                free.append(place)
+                self._library.llama_memory_seq_rm(self._memory, place, -1, -1)
+
+    def _decode(self, rows: list[tuple[int, int, int, bool]], running: dict[int, list[int]]) -> None:
+        batch = self._batch
+        batch.n_tokens = len(rows)
+        for index, (token, position, place, is_last) in enumerate(rows):
+            batch.token[index], batch.pos[index], batch.logits[index] = token, position, is_last
+            batch.n_seq_id[index], batch.seq_id[index][0] = 1, place
+        if self._library.llama_decode(self._context, batch):
+            raise RuntimeError("llama_decode failed")
+        for index, (_, _, place, is_last) in enumerate(rows):
+            if is_last:
+                logits = self._library.llama_get_logits_ith(self._context, index)
+                state = running[place]
+                state[0] = int(np.ctypeslib.as_array(logits, (self._vocab_size,)).argmax())
+                state[1], state[2] = state[1] + 1, state[2] - 1
 
 
 class Transformers:
@@ -160,11 +214,14 @@ ENGINES: dict[str, Any] = {
     "weft fp32": lambda folder, vocab: Weft(folder, vocab, dtype="float32"),
     "weft bf16": lambda folder, vocab: Weft(folder, vocab, dtype="bfloat16"),
     "weft int8": lambda folder, vocab: Weft(folder, vocab, dtype="float32", quantization="int8"),
+    "weft int4": lambda folder, vocab: Weft(folder, vocab, dtype="float32", quantization="int4"),
     "weft fp32 deterministic": lambda folder, vocab: Weft(folder, vocab, dtype="float32", deterministic=True),
     "onnxruntime-genai fp32": Genai,
     "onnxruntime-genai int4": Genai,
     "ctranslate2 fp32": lambda folder, vocab: CTranslate2(folder, vocab, "float32"),
     "ctranslate2 int8": lambda folder, vocab: CTranslate2(folder, vocab, "int8"),
+    "llama.cpp q8_0": LlamaCpp,
+    "llama.cpp q4_k": LlamaCpp,
     "transformers fp32": Transformers,
 }
 

@@ -8,6 +8,7 @@ import argparse
 import contextlib
 import json
 import math
+import os
 import shutil
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from benchmarks import machine
 from benchmarks.language_model.peer_engines import ENGINES
 from benchmarks.report import machine_lines, table, write_json
-from weft_kernels.linear.onednn import Int8Linear, PackedLinear, is_native
+from weft_kernels.linear import cpu
 from weft_model.llm.config import TransformerConfig
 from weft_model.llm.model.weights import weight_parts
 
@@ -41,6 +42,11 @@ _NUM_TOKENS = 33
 #: Requests, places and output lengths of the measurement of arrivals.
 _NUM_REQUESTS, _NUM_SEATS, _MEAN_TOKENS, _MAX_TOKENS = 64, 32, 24, 72
 
+#: Types of llama.cpp for its engines; built from source at the first run.
+_GGUF_TYPES = {"llama.cpp q8_0": "Q8_0", "llama.cpp q4_k": "Q4_K_M"}
+_GGUF_PACKAGES = ("llama-cpp-python==0.3.36", "gguf==0.19.0")
+_BUILD_S = 600.0
+
 #: More than 32 requests at once take minutes on a CPU: transformers 5.23 waits between its steps.
 _WITHOUT_ARRIVALS = ("transformers fp32",)
 
@@ -49,6 +55,7 @@ GOALS = {
     "weft fp32": "onnxruntime-genai fp32",
     "weft bf16": "onnxruntime-genai fp32",
     "weft int8": "ctranslate2 int8",
+    "weft int4": "onnxruntime-genai int4",
     "weft fp32 deterministic": "onnxruntime-genai fp32",
 }
 
@@ -56,7 +63,7 @@ GOALS = {
 class Model(NamedTuple):
     """A Hugging Face folder, and its folder in the format of each engine that has one.
 
-    Of its parameters all but an embedding of its own are multiplied with each token.
+    Of its parameters all but an embedding of its own are multiplied with each token, those of the LM head among them.
     """
 
     name: str
@@ -64,6 +71,7 @@ class Model(NamedTuple):
     vocab_size: int
     num_parameters: int
     num_multiplied: int
+    num_in_head: int
 
     def folder_of(self, engine: str) -> Path:
         """What the engine loads; converted at the first call."""
@@ -75,14 +83,19 @@ class Model(NamedTuple):
             return self._converted(
                 "ct2", ["-m", "ctranslate2.converters.transformers", "--model", str(self.folder), "--output_dir"]
             )
+        if engine in _GGUF_TYPES:
+            script = Path(__file__).with_name("gguf_folder.py")
+            kind = _GGUF_TYPES[engine]
+            return self._converted(kind, [str(script), str(self.folder)], kind)
         return self.folder
 
-    def _converted(self, name: str, options: list[str]) -> Path:
+    def _converted(self, name: str, options: list[str], *last: str) -> Path:
         result = WORK / f"{self.name}-{name}"
         if not result.exists():
             fresh = result.with_name(f"{result.name}.new")
             shutil.rmtree(fresh, ignore_errors=True)
-            subprocess.run([_python(), *options, str(fresh)], check=True, stdout=sys.stderr)
+            fresh.unlink(missing_ok=True)
+            subprocess.run([_python(), *options, str(fresh), *last], check=True, stdout=sys.stderr)
             fresh.rename(result)
         return result
 
@@ -106,8 +119,9 @@ def llama_134m() -> Model:
 def _model(name: str, folder: Path) -> Model:
     config = TransformerConfig.from_folder(folder)
     num_parameters = sum(math.prod(part.shape) for parts in weight_parts(config).values() for part in parts)
-    looked_up = 0 if config.tie_word_embeddings else config.vocab_size * config.hidden_size
-    return Model(name, folder, config.vocab_size, num_parameters, num_parameters - looked_up)
+    num_in_head = config.vocab_size * config.hidden_size
+    looked_up = 0 if config.tie_word_embeddings else num_in_head
+    return Model(name, folder, config.vocab_size, num_parameters, num_parameters - looked_up, num_in_head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +174,7 @@ class Engine:
 
     def arrivals(self, lengths: Sequence[int]) -> float:
         """Tokens asked for per CPU-second; an engine that batches statically gets one batch after the other."""
-        is_continuous = self.name.startswith("weft")
+        is_continuous = self.name.startswith(("weft", "llama.cpp"))
         size = len(lengths) if is_continuous else _NUM_SEATS
         return sum(lengths) / sum(self.measure(lengths[at : at + size])[0] for at in range(0, len(lengths), size))
 
@@ -181,7 +195,15 @@ def _running(names: Sequence[str], model: Model) -> Iterator[list[Engine]]:
     engines: list[Engine] = []
     try:
         for name in names:
-            engines.append(Engine(name, model))
+            try:
+                engine = Engine(name, model)
+                engines.append(engine)
+                engine.measure([2, 3])
+            except (RuntimeError, subprocess.CalledProcessError) as error:
+                if name.startswith("weft"):
+                    raise
+                print(f"without {name}: {error}", file=sys.stderr)
+                engines = [engine for engine in engines if engine.name != name]
         yield engines
     finally:
         for engine in engines:
@@ -202,15 +224,33 @@ def _python() -> str:
     return str(python)
 
 
+def _why_no_llama_cpp() -> str:
+    """Empty if llama.cpp is installed, or was installed now; else why it cannot be, which is not tried again."""
+    python, stamp = _python(), ENVIRONMENT / ".llama_cpp"
+    if not stamp.exists():
+        print(f"building {_GGUF_PACKAGES[0]}, {_BUILD_S / 60:.0f} minutes at most", file=sys.stderr)
+        options = "-DGGML_NATIVE=ON -DGGML_OPENMP=OFF -DLLAMA_CURL=OFF -DLLAVA_BUILD=OFF"
+        command = ["nice", python, "-m", "pip", "install", "--quiet", *_GGUF_PACKAGES]
+        try:
+            subprocess.run(
+                command, check=True, stdout=sys.stderr, timeout=_BUILD_S, env={**os.environ, "CMAKE_ARGS": options}
+            )
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            stamp.write_text(f"its build failed: {error}")
+        else:
+            stamp.write_text("")
+    return stamp.read_text()
+
+
 def _ceilings() -> dict[str, float]:
     """Memory bandwidth of one thread in bytes/s, and the peak rate of products of each type in operations/s."""
     torch.set_num_threads(1)
     size = 1536
     rows, weight = torch.randn(size, size), torch.randn(size, size)
-    multiply: dict[str, tuple[Any, torch.Tensor]] = {"fp32": (PackedLinear(weight), rows)}
-    if is_native(torch.bfloat16):
-        multiply["bf16"] = (PackedLinear(weight.bfloat16()), rows.bfloat16())
-    multiply["int8"] = (Int8Linear(weight), rows)
+    multiply: dict[str, tuple[Any, torch.Tensor]] = {"fp32": (cpu.linear(weight), rows)}
+    multiply["bf16"] = (cpu.linear(weight.bfloat16(), dtype=torch.bfloat16), rows.bfloat16())
+    multiply["int8"] = (cpu.linear(weight, num_bits=8), rows)
+    multiply["int4"] = (cpu.linear(weight, num_bits=4), rows)
     large = torch.ones(100_000_000)
     ceilings = {"bytes": large.nbytes / min(_cpu_s(large.sum) for _ in range(5))}
     for name, (product, x) in multiply.items():
@@ -247,7 +287,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     model = llama_134m() if options.model == "llama-134m" else _model("writer", writer)
     lengths = np.random.default_rng(1).exponential(_MEAN_TOKENS, _NUM_REQUESTS).astype(int).clip(1, _MAX_TOKENS)
     ceilings = _ceilings()
-    with _running(options.engines.split(","), model) as engines:
+    names = options.engines.split(",")
+    if any(name in _GGUF_TYPES for name in names) and (reason := _why_no_llama_cpp()):
+        print(f"without llama.cpp: {reason}", file=sys.stderr)
+        names = [name for name in names if name not in _GGUF_TYPES]
+    with _running(names, model) as engines:
         steps = _steps(engines, options.rounds)
         rates: dict[str, list[float]] = {engine.name: [] for engine in engines}
         for _ in range(options.rounds):
@@ -280,8 +324,10 @@ def _shares(row: Row, model: Model, ceilings: dict[str, float]) -> list[str]:
     kind = row.engine.split()[1]
     if kind not in ceilings:
         return ["", ""]
-    num_bytes = {"fp32": 4, "bf16": 2, "int8": 1}[kind]
-    bandwidth = model.num_multiplied * num_bytes / (row.step_ms(1) / 1e3) / ceilings["bytes"]
+    # 4 bits: two 16-bit numbers for a group of 32, and 8 bits for the LM head
+    each = {"fp32": 4, "bf16": 2, "int8": 1, "int4": 0.625}[kind]
+    num_bytes = (model.num_multiplied - model.num_in_head) * each + model.num_in_head * max(each, 1)
+    bandwidth = num_bytes / (row.step_ms(1) / 1e3) / ceilings["bytes"]
     peak = 2 * model.num_multiplied * 32 / (row.step_ms(32) / 1e3) / ceilings[kind]
     return [f"{bandwidth:.0%}", f"{peak:.0%}"]
 

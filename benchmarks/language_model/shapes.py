@@ -10,8 +10,8 @@ from weft_model.llm.model.weights import Weights, random_weights
 
 #: Longest text, in tokens.
 MAX_MODEL_LEN = 4096
-#: Of 16 tokens: more than any case needs, so that none has to wait for memory.
-_NUM_BLOCKS = 2048
+#: Of 8 tokens: more than any case needs, so that none has to wait for memory.
+_NUM_BLOCKS = 4096
 WEIGHTS_SEED = 0
 _HEAD_DIM = 32
 

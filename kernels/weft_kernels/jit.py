@@ -48,3 +48,8 @@ def jit(function: Callable[..., Any], *modules: ModuleType) -> Callable[..., Any
     except RuntimeError:  # neither directory is writable
         compiled = numba.njit(**options)(function)
     return compiled
+
+
+def jit_with(*modules: ModuleType) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """``jit`` as a decorator of functions that are compiled with those of the modules."""
+    return lambda function: jit(function, *modules)

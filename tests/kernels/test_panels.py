@@ -131,6 +131,19 @@ def test_rows_of_a_wider_tensor() -> None:
     assert (0, 70) == multiply(x[:0, :40]).shape
 
 
+def test_rows_that_do_not_fit_are_refused() -> None:
+    """Rows of another type or size are named with those that are allowed, and no memory beyond them is read."""
+    multiply = cpu.linear(torch.ones(70, 32), deterministic=True)
+    with pytest.raises(ValueError, match=r"must be torch.float32 \[T, 32\], got torch.float32 \[3, 31\]"):
+        multiply(torch.ones(3, 31))
+    with pytest.raises(ValueError, match=r"must be torch.float32 \[T, 32\], got torch.float64 \[3, 32\]"):
+        multiply(torch.ones(3, 32, dtype=torch.float64))
+    if cpu.has_panels(torch.int8):
+        for bits in (4, 8):
+            with pytest.raises(ValueError, match=r"must have shape \[T, 32\], got \[3, 64\]"):
+                cpu.linear(torch.ones(70, 32), num_bits=bits)(torch.ones(3, 64))
+
+
 def test_several_threads() -> None:
     """Products are bitwise the same on one thread and on several."""
     x = _normal(9, 128)

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from weft_kernels.jit import jit
+from weft_kernels import numbers
+from weft_kernels.jit import jit_with
 from weft_kernels.numbers import LIKE, at, nearest, of_bits, read, write
 
 _LOG2_E = np.float32(1.4426950408889634)
@@ -24,7 +25,7 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@jit
+@jit_with(numbers)
 def _silu_mul(like: Any, gate_up: int, out: int, num_rows: int, size: int) -> None:
     for row in range(num_rows):
         first = gate_up + 2 * row * size * like.itemsize

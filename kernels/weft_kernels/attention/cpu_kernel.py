@@ -34,7 +34,8 @@ from weft_kernels.jit import jit
 from weft_kernels.vector_code import DTYPES, INT8, ITEM_BYTES, copy_float32, load_int32, load_int64, store_int64
 
 #: Tokens of a sequence that are walked together, which share what the caches have of its keys.
-TOKENS = 8
+TOKENS = 32
+_FEW_TOKENS = 4
 #: Keys whose values are added before the next head's, so that memory is read in order (20 % at 8 heads of 128).
 _VALUES = 16
 _NUM_GROUPS = TILE // GROUP
@@ -126,8 +127,8 @@ def _step(q_start: Tensor, ctx_len: Tensor, num_heads: int, num_kv_heads: int, h
     starts, work = q_start.numpy(), np.empty((len(ctx_len), 4), np.int64)
     work[:, 0], work[:, 1], work[:, 2], work[:, 3] = starts[:-1], starts[1:], ctx_len.numpy(), np.arange(len(work))
     longest = int((work[:, 1] - work[:, 0]).max(initial=0))
-    num_rows = min(TOKENS, longest) * num_heads
-    num_bytes = 16 * _NUM_GROUPS + 8 * TILE * num_kv_heads + num_rows * record_bytes(head_dim)
+    num_rows = max(min(_FEW_TOKENS, longest) * num_heads, min(TOKENS, longest) * num_heads // num_kv_heads)
+    num_bytes = 8 * _NUM_GROUPS + 8 * TILE * num_kv_heads + num_rows * record_bytes(head_dim)
     return _Step(torch.from_numpy(work), torch.empty(num_bytes, dtype=torch.uint8))
 
 
@@ -140,6 +141,8 @@ def _kernel(  # noqa: PLR0915  # one walk, whose parts must not be calls
     ROWS = min(group_size, MAX_ROWS)
     CHUNKS, REST = divmod(group_size, ROWS)
     LAST = max(1, REST)  # rows of a last, shorter chunk; a kernel of 0 rows cannot be compiled
+    SHARING = max(1, MAX_ROWS // group_size)  # tokens whose rows share a key, where heads are few in a group
+    SHARED_ROWS = ROWS * SHARING
     RECORD = record_bytes(head_dim)
     Q_BYTES, KV_BYTES = head_dim * ITEM_BYTES[q_dtype], head_dim * ITEM_BYTES[kv_dtype]
 
@@ -149,19 +152,25 @@ def _kernel(  # noqa: PLR0915  # one walk, whose parts must not be calls
     ):  # fmt: skip
         num_heads = num_kv_heads * group_size
         key_step = num_kv_heads * KV_BYTES
-        scale_groups = scratch + 8 * _NUM_GROUPS
-        tile_scales = scale_groups + 8 * _NUM_GROUPS
+        tile_scales = scratch + 8 * _NUM_GROUPS
         records = tile_scales + 8 * TILE * num_kv_heads
         for item in range(num_items):
             begin = load_int64(work + item * _WORK_BYTES)
             end = load_int64(work + item * _WORK_BYTES + 8)
             ctx_len = load_int64(work + item * _WORK_BYTES + 16)
             table = tables + load_int64(work + item * _WORK_BYTES + 24) * table_step
-            for first in range(begin, end, TOKENS):
+            # of few tokens all heads go together, as memory has them; of many one head, so that caches keep its keys
+            num_together = num_kv_heads if end - begin <= _FEW_TOKENS else 1
+            num_chunks = num_kv_heads // num_together
+            num_rows = num_together * group_size  # of a token
+            for chunk in range((end - begin + TOKENS - 1) // TOKENS * num_chunks):
+                first, head_from = begin + chunk // num_chunks * TOKENS, chunk % num_chunks
+                head_to = head_from + num_together
                 num_tokens = min(TOKENS, end - first)
                 position = ctx_len - (end - first)  # of the first of these tokens
-                for row in range(num_tokens * num_heads):
-                    query = q + (first + row // num_heads) * q_step + row % num_heads * Q_BYTES
+                for row in range(num_tokens * num_rows):
+                    head = head_from * group_size + row % num_rows
+                    query = q + (first + row // num_rows) * q_step + head * Q_BYTES
                     begin_row(records + row * RECORD, query, scale, D, Q)
                 lowest = max(0, position + 1 - window) if window else 0
                 for start in range(lowest // TILE * TILE, position + num_tokens, TILE):
@@ -173,49 +182,68 @@ def _kernel(  # noqa: PLR0915  # one walk, whose parts must not be calls
                         store_int64(scratch + 8 * group, kv + block * block_step + offset * key_step)
                         if CODES:
                             at = scales + block * scale_block_step + 4 * offset * num_kv_heads
-                            for each in range(GROUP * num_kv_heads):
-                                place = tile_scales + each % num_kv_heads * (8 * TILE)
-                                place += 4 * (group * GROUP + each // num_kv_heads)
-                                copy_float32(at + 4 * each, place)
-                                copy_float32(at + 4 * each + scale_half_step, place + 4 * TILE)
-                    # memory is read in order: all heads of a group of keys, then all heads of some values
+                            for each in range(GROUP):
+                                for head in range(head_from, head_to):
+                                    place = tile_scales + head * (8 * TILE) + 4 * (group * GROUP + each)
+                                    copy_float32(at + 4 * (each * num_kv_heads + head), place)
+                                    copy_float32(
+                                        at + 4 * (each * num_kv_heads + head) + scale_half_step, place + 4 * TILE
+                                    )
                     for group in range(first_group, (num_keys + GROUP - 1) // GROUP):
-                        for head in range(num_kv_heads):
+                        for head in range(head_from, head_to):
                             keys = load_int64(scratch + 8 * group) + head * KV_BYTES
                             prefetch(keys + half_step, key_step, D, KV)  # 25 % where memory is the limit
-                            for token in range(num_tokens):
+                            token = 0
+                            while token < num_tokens:
                                 own = position + token - start
-                                if group * GROUP > own or (window and group * GROUP + GROUP <= own + 1 - window):
+                                record = records + (token * num_rows + (head - head_from) * group_size) * RECORD
+                                num_seen = SHARING if num_together == 1 and token + SHARING <= num_tokens else 1
+                                token += num_seen
+                                if group * GROUP >= own + num_seen:
                                     continue
-                                record = records + (token * num_heads + head * group_size) * RECORD
+                                if window and group * GROUP + GROUP <= own + 1 - window:
+                                    continue
+                                if num_seen > 1:
+                                    score(record, group, keys, key_step, SHARED_ROWS, D, KV)
+                                    continue
                                 for _ in range(CHUNKS):
                                     score(record, group, keys, key_step, ROWS, D, KV)
                                     record += ROWS * RECORD
                                 if REST:
                                     score(record, group, keys, key_step, LAST, D, KV)
-                    for row in range(num_tokens * num_heads):
-                        own = position + row // num_heads - start
+                    for row in range(num_tokens * num_rows):
+                        own = position + row // num_rows - start
                         low, high = max(0, own + 1 - window) if window else 0, min(TILE, own + 1)
                         if low < high:
-                            head_scales = tile_scales + row % num_heads // group_size * (8 * TILE)
+                            head_scales = tile_scales + (head_from + row % num_rows // group_size) * (8 * TILE)
                             softmax_step(records + row * RECORD, low, high, cap, head_scales, D, CAP, CODES)
                     for value in range(first_group * GROUP // _VALUES * _VALUES, num_keys, _VALUES):
-                        for head in range(num_kv_heads):
-                            for token in range(num_tokens):
+                        for head in range(head_from, head_to):
+                            offset = half_step + head * KV_BYTES
+                            token = 0
+                            while token < num_tokens:
                                 own = position + token - start
+                                record = records + (token * num_rows + (head - head_from) * group_size) * RECORD
                                 low = max(value, own + 1 - window) if window else value
                                 high = min(value + _VALUES, own + 1)
+                                token += 1
+                                if num_together == 1 and token - 1 + SHARING <= num_tokens and SHARING > 1:
+                                    low_of_last = max(value, own + SHARING - window) if window else value
+                                    if low_of_last == value and high == value + _VALUES:  # all of them see all values
+                                        weigh(record, scratch, offset, key_step, low, high, SHARED_ROWS, D, KV)
+                                        token += SHARING - 1
+                                        continue
                                 if low >= high:
                                     continue
-                                record = records + (token * num_heads + head * group_size) * RECORD
-                                offset = half_step + head * KV_BYTES
                                 for _ in range(CHUNKS):
                                     weigh(record, scratch, offset, key_step, low, high, ROWS, D, KV)
                                     record += ROWS * RECORD
                                 if REST:
                                     weigh(record, scratch, offset, key_step, low, high, LAST, D, KV)
-                for row in range(num_tokens * num_heads):
-                    place = out + ((first + row // num_heads) * num_heads + row % num_heads) * Q_BYTES
-                    end_row(records + row * RECORD, place, D, Q)
+                for row in range(num_tokens * num_rows):
+                    head = head_from * group_size + row % num_rows
+                    end_row(
+                        records + row * RECORD, out + ((first + row // num_rows) * num_heads + head) * Q_BYTES, D, Q
+                    )
 
     return jit(attend, vector_code, row_code)

@@ -60,8 +60,8 @@ def paged_attention(
             return cpu_kernel.paged_attention(
                 q, kv_layer, kv_scales, block_tables, q_start, ctx_len, scale, window, soft_cap, step_cache
             )
-    attention = tiled_attention if deterministic else gathered_attention
-    return attention(q, kv_layer, kv_scales, block_tables, q_start, ctx_len, scale, window, soft_cap, step_cache)
+    arguments = (q, kv_layer, kv_scales, block_tables, q_start, ctx_len, scale, window, soft_cap)
+    return tiled_attention(*arguments, step_cache) if deterministic else gathered_attention(*arguments)
 
 
 def prepare(num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, kv_dtype: torch.dtype) -> None:

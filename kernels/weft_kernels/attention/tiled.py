@@ -52,7 +52,11 @@ def tiled_attention(
             gather_half(kv_layer, kv_scales, half, keys_tile.blocks).view(count, -1, num_kv_heads, head_dim)
             for half in (0, 1)
         )
-        values = values.float().masked_fill_(keys_tile.is_beyond, 0.0)  # a weight of 0 does not stop a NaN
+        is_unseen = keys_tile.is_beyond
+        if window:
+            first = tiles.positions[:count, :1, None, None]
+            is_unseen = is_unseen | (keys_tile.positions[:, None, None] <= first - window)
+        values = values.float().masked_fill_(is_unseen, 0.0)  # a weight of 0 does not stop a NaN
         scores = _products(queries[:count], keys.float().permute(0, 2, 3, 1))
         if soft_cap:
             scores.div_(soft_cap).tanh_().mul_(soft_cap)

@@ -372,9 +372,12 @@ def _walk(
     row_sum = tl.zeros([ROWS], dtype=tl.float32)
     dims = tl.arange(0, PADDED_DIM)
     is_dim = dims < HEAD_DIM
+    oldest = low
+    if HAS_WINDOW:  # blocks behind what the first row sees may be another sequence's by now
+        oldest = tl.min(position, 0) - window + 1
     for first in range(low, high, KEYS):
         keys = first + tl.arange(0, KEYS)
-        is_key = keys < ctx_len
+        is_key = (keys >= oldest) & (keys < ctx_len)
         block = tl.load(table_row_ptr + keys // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
         offset = block * KV_BLOCK_STRIDE + (keys % BLOCK_SIZE) * (NUM_KV_HEADS * HEAD_DIM)
         k = tl.load(

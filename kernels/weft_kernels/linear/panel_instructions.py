@@ -308,7 +308,7 @@ def store_row(typing: Any, out: Any, address: Any, sums: Any, count: Any) -> Any
 
     Args:
         typing: Of the compiler.
-        out: An array of the type of the result: float32, or uint16 for bfloat16.
+        out: An array of the type of the result, which alone is read: float32, or uint16 for bfloat16.
         address: Where to store.
         sums: Address of the sums.
         count: How many of them; all above 64.

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from weft_kernels.jit import jit
+from weft_kernels.jit import jit_with
+from weft_kernels.linear import panel_instructions
 from weft_kernels.linear.panel_instructions import GROUP, MOST_ROWS, PANEL, groups_product, store_row, words_product
 
 #: Steps of a panel, and groups, that are multiplied with all rows before the next ones: their 128 KiB stay in the
@@ -21,7 +22,7 @@ _LARGEST_BITS = np.int32(0x7F7FFFFF)  # of a finite number
 _LEAST = np.float32(1e-30)  # a row below it counts as zeros: the inverse of its scale would not be finite
 
 
-@jit
+@jit_with(panel_instructions)
 def quantize(x: Any, group: int, codes: Any, factors: Any) -> None:
     """Round the numbers of each group of a row to the nearest multiples of its largest magnitude by 127.
 
@@ -67,39 +68,46 @@ def quantize(x: Any, group: int, codes: Any, factors: Any) -> None:
             factors[row, place, 1] = np.float32(total) * scale
 
 
-@jit
-def multiply_words(x: Any, num_steps: int, panels: Any, first: int, last: int, bias: Any, out: Any) -> None:
+@jit_with(panel_instructions)
+def multiply_words(
+    like: Any, x: int, x_stride: int, num_all_rows: int, num_steps: int, panels: Any, first: int, last: int, bias: Any,
+    out: int, num_outputs: int,
+) -> None:  # fmt: skip
     """``x @ weight.T + bias`` for the outputs of the panels ``first`` to ``last``.
 
     Args:
-        x: Rows, ``[T, K]``, float32, or bfloat16 as uint16, rows of 4 * ``num_steps`` bytes.
+        like: An array of the type of ``x`` and ``out``: float32, or uint16 for bfloat16.
+        x: Address of the rows, of 4 * ``num_steps`` bytes.
+        x_stride: Bytes from a row to the next.
+        num_all_rows: Number of rows.
         num_steps: Words of an output.
         panels: uint8, each of ``num_steps`` times 256 bytes.
         first: First panel.
         last: The one after the last.
         bias: float32 ``[panels, 64]``.
-        out: ``[T, N]``, type of ``x``. Written.
+        out: Address of ``[T, N]``, contiguous. Written.
+        num_outputs: N.
     """
     sums = np.empty((_MOST_SUMS, PANEL), np.float32)
-    for start in range(0, x.shape[0], _MOST_SUMS):
-        rows = x[start : start + _MOST_SUMS]
-        num_rows = rows.shape[0]
+    for start in range(0, num_all_rows, _MOST_SUMS):
+        num_rows = min(_MOST_SUMS, num_all_rows - start)
         for panel in range(first, last):
             sums[:num_rows] = 0
-            _add_panel(rows, num_steps, panels.ctypes.data + panel * num_steps * _STEP_BYTES, sums)
+            place = panels.ctypes.data + panel * num_steps * _STEP_BYTES
+            _add_panel(like, x + start * x_stride, x_stride, num_rows, num_steps, place, sums)
             for row in range(num_rows):
                 for at in range(PANEL):
                     sums[row, at] += bias[panel, at]
                 store_row(
-                    out, out.ctypes.data + (start + row) * out.strides[0] + panel * PANEL * out.itemsize,
-                    sums.ctypes.data + row * _STEP_BYTES, out.shape[1] - panel * PANEL,
+                    like, out + ((start + row) * num_outputs + panel * PANEL) * like.itemsize,
+                    sums.ctypes.data + row * _STEP_BYTES, num_outputs - panel * PANEL,
                 )  # fmt: skip
 
 
-@jit
+@jit_with(panel_instructions)
 def multiply_codes(
-    codes: Any, factors: Any, panels: Any, first: int, last: int, weight_scales: Any, weight_zeros: Any,
-    bias: Any, out: Any,
+    codes: Any, factors: Any, panels: Any, first: int, last: int, weight_scales: Any, weight_zeros: Any, bias: Any,
+    like: Any, out: int, num_outputs: int,
 ) -> None:  # fmt: skip
     """As ``multiply_words`` with rows of ``quantize`` and 8-bit weights with one scale for each output.
 
@@ -112,32 +120,35 @@ def multiply_codes(
         weight_scales: float32 ``[panels, 64]``.
         weight_zeros: What a code of a weight is less, float32 ``[panels, 64]``.
         bias: float32 ``[panels, 64]``.
-        out: ``[T, N]``, float32, or bfloat16 as uint16. Written.
+        like: An array of the type of ``out``.
+        out: Address of ``[T, N]``, contiguous. Written.
+        num_outputs: N.
     """
     num_steps = codes.shape[1] // 4
     sums = np.empty((_MOST_SUMS, PANEL), np.int32)
     numbers = sums.view(np.float32)
+    x, x_stride = codes.ctypes.data, codes.strides[0]
     for start in range(0, codes.shape[0], _MOST_SUMS):
-        rows = codes[start : start + _MOST_SUMS]
-        num_rows = rows.shape[0]
+        num_rows = min(_MOST_SUMS, codes.shape[0] - start)
         for panel in range(first, last):
             sums[:num_rows] = 0
-            _add_panel(rows, num_steps, panels.ctypes.data + panel * num_steps * _STEP_BYTES, sums)
+            place = panels.ctypes.data + panel * num_steps * _STEP_BYTES
+            _add_panel(codes, x + start * x_stride, x_stride, num_rows, num_steps, place, sums)
             for row in range(num_rows):
                 scale, total = factors[start + row, 0, 0], factors[start + row, 0, 1]
                 for at in range(PANEL):
                     product = np.float32(sums[row, at]) * scale - weight_zeros[panel, at] * total
                     numbers[row, at] = product * weight_scales[panel, at] + bias[panel, at]
                 store_row(
-                    out, out.ctypes.data + (start + row) * out.strides[0] + panel * PANEL * out.itemsize,
-                    sums.ctypes.data + row * _STEP_BYTES, out.shape[1] - panel * PANEL,
+                    like, out + ((start + row) * num_outputs + panel * PANEL) * like.itemsize,
+                    sums.ctypes.data + row * _STEP_BYTES, num_outputs - panel * PANEL,
                 )  # fmt: skip
 
 
-@jit
+@jit_with(panel_instructions)
 def multiply_groups(
     codes: Any, factors: Any, panels: Any, first: int, last: int, panel_bytes: int, table: Any, bias: Any,
-    out: Any,
+    like: Any, out: int, num_outputs: int,
 ) -> None:  # fmt: skip
     """As ``multiply_codes`` with a scale for each group of 32 inputs of each output.
 
@@ -150,7 +161,9 @@ def multiply_groups(
         panel_bytes: Those of its ``K / 32`` groups.
         table: uint8; as for ``groups_product``.
         bias: float32 ``[panels, 64]``.
-        out: ``[T, N]``, float32, or bfloat16 as uint16. Written.
+        like: An array of the type of ``out``.
+        out: Address of ``[T, N]``, contiguous. Written.
+        num_outputs: N.
     """
     num_groups = codes.shape[1] // GROUP
     group_bytes = panel_bytes // num_groups
@@ -177,15 +190,16 @@ def multiply_groups(
                 for at in range(PANEL):
                     sums[row, at] += bias[panel, at]
                 store_row(
-                    out, out.ctypes.data + (start + row) * out.strides[0] + panel * PANEL * out.itemsize,
-                    sums.ctypes.data + row * _STEP_BYTES, out.shape[1] - panel * PANEL,
+                    like, out + ((start + row) * num_outputs + panel * PANEL) * like.itemsize,
+                    sums.ctypes.data + row * _STEP_BYTES, num_outputs - panel * PANEL,
                 )  # fmt: skip
 
 
-@jit
-def _add_panel(rows: Any, num_steps: int, panel: int, sums: Any) -> None:
+@jit_with(panel_instructions)
+def _add_panel(
+    like: Any, x: int, x_stride: int, num_rows: int, num_steps: int, panel: int, sums: Any
+) -> None:  # fmt: skip
     """Add the products of the rows and a panel, part by part, to ``sums``."""
-    num_rows, stride = rows.shape[0], rows.strides[0]
     num_blocks = -(-num_rows // MOST_ROWS)
     for at in range(0, num_steps, _PART_STEPS):
         here, count = panel + at * _STEP_BYTES, min(_PART_STEPS, num_steps - at)
@@ -193,6 +207,6 @@ def _add_panel(rows: Any, num_steps: int, panel: int, sums: Any) -> None:
             row, end = block * num_rows // num_blocks, (block + 1) * num_rows // num_blocks
             ahead = here + (_AHEAD_BYTES if num_blocks == 1 else count * _STEP_BYTES + block % 2 * 128)
             words_product(
-                rows, end - row, rows.ctypes.data + row * stride + at * 4, stride, here, count,
+                like, end - row, x + row * x_stride + at * 4, x_stride, here, count,
                 sums.ctypes.data + row * _STEP_BYTES, ahead,
             )  # fmt: skip

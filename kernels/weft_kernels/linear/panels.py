@@ -30,6 +30,7 @@ from torch import Tensor
 from weft_kernels.linear import panel_kernel as kernel
 from weft_kernels.linear.panel_instructions import FEATURES, GROUP, PANEL, bytes_of_group
 from weft_kernels.linear.quantized import QuantizedWeight
+from weft_kernels.numbers import LIKE
 
 _WORDS = {torch.float32: 1, torch.bfloat16: 2}  # inputs of a word
 _HUGE_BYTES = 1 << 21
@@ -71,15 +72,26 @@ class PanelLinear:
 
         Returns:
             Shape ``[T, out]``, newly allocated. A row is bitwise the same whatever the others are.
+
+        Raises:
+            ValueError: ``x`` has another type or number of columns.
         """
-        out = x.new_empty(x.shape[0], self.shape[0])
-        rows, result = _as_array(x), _as_array(out)
-        _share(
-            lambda first, last: kernel.multiply_words(
-                rows, self._num_steps, self._panels, first, last, self._bias, result
-            ),
-            self.shape[0],
-        )
+        if x.dtype != self._dtype or x.shape[1] != self.shape[1]:
+            raise ValueError(f"x must be {self._dtype} [T, {self.shape[1]}], got {x.dtype} {list(x.shape)}")
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        num_rows, num_outputs = x.shape[0], self.shape[0]
+        out = x.new_empty(num_rows, num_outputs)
+        like, address, place = LIKE[self._dtype], x.data_ptr(), out.data_ptr()
+        stride = x.stride(0) * x.itemsize
+
+        def work(first: int, last: int) -> None:
+            kernel.multiply_words(
+                like, address, stride, num_rows, self._num_steps, self._panels, first, last, self._bias, place,
+                num_outputs,
+            )  # fmt: skip
+
+        _share(work, num_outputs)
         return out
 
 
@@ -122,16 +134,21 @@ class PanelInt8Linear:
 
         Returns:
             Shape ``[T, out]`` of the type of ``x``, newly allocated. A row is bitwise the same whatever the others are.
+
+        Raises:
+            ValueError: ``x`` has another number of columns.
         """
-        codes, factors = _rounded(x, 1, self._num_columns)
+        codes, factors = _rounded(x, self.shape[1], 1, self._num_columns)
         out = _out_for(x, self.shape[0])
-        result = _as_array(out)
-        _share(
-            lambda first, last: kernel.multiply_codes(
-                codes, factors, self._panels, first, last, self._scales, self._zeros, self._bias, result
-            ),
-            self.shape[0],
-        )
+        like, place = LIKE[out.dtype], out.data_ptr()
+
+        def work(first: int, last: int) -> None:
+            kernel.multiply_codes(
+                codes, factors, self._panels, first, last, self._scales, self._zeros, self._bias, like, place,
+                self.shape[0],
+            )  # fmt: skip
+
+        _share(work, self.shape[0])
         return out.to(x.dtype)
 
 
@@ -167,15 +184,17 @@ class PanelGroupsLinear:
         """As ``PanelInt8Linear``."""
         if self._permutation is not None:
             x = x.index_select(1, self._permutation)
-        codes, factors = _rounded(x, self.shape[1] // GROUP, GROUP)
+        codes, factors = _rounded(x, self.shape[1], self.shape[1] // GROUP, GROUP)
         out = _out_for(x, self.shape[0])
-        result = _as_array(out)
-        _share(
-            lambda first, last: kernel.multiply_groups(
-                codes, factors, self._panels, first, last, self._panel_bytes, self._table, self._bias, result
-            ),
-            self.shape[0],
-        )
+        like, place = LIKE[out.dtype], out.data_ptr()
+
+        def work(first: int, last: int) -> None:
+            kernel.multiply_groups(
+                codes, factors, self._panels, first, last, self._panel_bytes, self._table, self._bias, like, place,
+                self.shape[0],
+            )  # fmt: skip
+
+        _share(work, self.shape[0])
         return out.to(x.dtype)
 
 
@@ -184,8 +203,12 @@ def is_grouped(weight: QuantizedWeight) -> bool:
     return weight.group_size % GROUP == 0
 
 
-def _rounded(x: Tensor, num_groups: int, group: int) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+def _rounded(
+    x: Tensor, num_inputs: int, num_groups: int, group: int
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
     """Codes and factors of the rows; see ``panel_kernel.quantize``."""
+    if x.shape[1] != num_inputs:
+        raise ValueError(f"x must have shape [T, {num_inputs}], got {list(x.shape)}")
     rows = _as_array(x)
     codes = np.empty((len(rows), num_groups * group), np.int8)
     factors = np.empty((len(rows), num_groups, 2), np.float32)

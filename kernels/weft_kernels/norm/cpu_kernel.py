@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from weft_kernels.jit import jit
+from weft_kernels import numbers
+from weft_kernels.jit import jit_with
 from weft_kernels.numbers import LIKE, at, read, write
 
 _LANES = 16
@@ -30,7 +31,7 @@ def rms_norm(
     return out, total
 
 
-@jit
+@jit_with(numbers)
 def _rms_norm(
     like: Any, x: int, residual: int, total: int, weight: int, out: int, num_rows: int, size: int, eps: float
 ) -> None:

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft_kernels.jit import jit
+from weft_kernels import numbers
+from weft_kernels.jit import jit_with
 from weft_kernels.numbers import LIKE, at, magnitude_bits, nearest, of_bits, read, write
 from weft_kernels.rope_kv import reference
 
@@ -51,7 +52,7 @@ def rope_and_store(
     )  # fmt: skip
 
 
-@jit
+@jit_with(numbers)
 def _rope_and_store(
     like: Any, stored: Any, num_tokens: int, num_heads: int, num_kv_heads: int, size: int,
     q: int, q_step: int, k: int, k_step: int, v: int, v_step: int,
@@ -77,7 +78,7 @@ def _rope_and_store(
                 _copy(at(source, width, like), at(target, width, stored))
 
 
-@jit
+@jit_with(numbers)
 def _rotate(like: Any, heads: int, num_heads: int, size: int, cosines: Any, sines: Any) -> None:
     half = size // 2
     for head in range(num_heads):
@@ -89,13 +90,13 @@ def _rotate(like: Any, heads: int, num_heads: int, size: int, cosines: Any, sine
             write(right, place, b * cosines[place] + a * sines[place])
 
 
-@jit
+@jit_with(numbers)
 def _copy(source: Any, target: Any) -> None:
     for place in range(source.size):
         target[place] = source[place]
 
 
-@jit
+@jit_with(numbers)
 def _quantize(like: Any, source: int, size: int, target: int) -> Any:
     """Codes of a head; returns their scale."""
     numbers, codes = at(source, size, like), at(target, size, _CODES)

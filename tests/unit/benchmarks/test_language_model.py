@@ -72,7 +72,7 @@ def test_a_schedule_counts_its_steps():
 
 
 def test_the_cache_probe_counts_slots_without_a_token(model):
-    """A text of 17 tokens owns two blocks of 16; a place for the longest text would be of 320."""
+    """A text of 17 tokens owns three blocks of 8; a place for the longest text would be of 320."""
     probes: list[CacheProbe] = []
 
     def wrap(runner: Runner) -> CacheProbe:
@@ -82,7 +82,7 @@ def test_the_cache_probe_counts_slots_without_a_token(model):
     driver = Driver(model, model.engine_config(), wrap=wrap)
     probes[0].pool = driver.engine.pool
     run_burst(driver, alike(1, model.shape.vocab_size, prompt_len=17, num_tokens=1))
-    assert 100 * (1 - 17 / 32) == pytest.approx(probes[0].waste_percent)
+    assert 100 * (1 - 17 / 24) == pytest.approx(probes[0].waste_percent)
     assert 100 * (1 - 17 / 320) == pytest.approx(probes[0].waste_if_reserved_percent)
 
 

@@ -21,8 +21,8 @@ NAMES = [
     "add_generation_prompt", "best_of", "cache_salt", "chat_template_kwargs", "echo", "frequency_penalty", "ignore_eos",
     "include_stop_str_in_output", "logit_bias", "logprobs", "max_completion_tokens", "max_tokens", "messages", "min_p",
     "min_tokens", "model", "n", "presence_penalty", "priority", "prompt", "repetition_penalty", "response_format",
-    "seed", "service_tier", "skip_special_tokens", "stop", "stop_token_ids", "stream", "stream_options", "suffix",
-    "temperature", "timeout", "tool_choice", "tools", "top_k", "top_logprobs", "top_p", "user",
+    "seed", "service_tier", "skip_special_tokens", "speculation", "stop", "stop_token_ids", "stream", "stream_options",
+    "suffix", "temperature", "timeout", "tool_choice", "tools", "top_k", "top_logprobs", "top_p", "user",
 ]  # fmt: skip
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -152,3 +152,12 @@ def test_the_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as caught:
         completions.parse({"model": "m", "prompt": "p"} | fields, NO_HEADERS)
     assert param == caught.value.param
+
+
+def test_speculation_is_a_sampling_parameter() -> None:
+    """Its name reaches the model, which knows what it has; what is no text is refused here."""
+    parsed = completions.parse({"model": "m", "prompt": "p", "speculation": "none"}, NO_HEADERS)
+    assert parsed.common.sampling["speculation"] == "none"
+    for wrong in (3, True, ["ngram"], "x" * 65):
+        with pytest.raises(RequestError, match="speculation"):
+            completions.parse({"model": "m", "prompt": "p", "speculation": wrong}, NO_HEADERS)

@@ -10,6 +10,7 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 1024
 MAX_BIASES = 1024
 MAX_STOP_TOKENS = 256
+MAX_NAME_CHARS = 64
 #: Models use 32-bit token ids and counts.
 MAX_INT32 = 2**31 - 1
 _SEED_RANGE = (-(2**63), 2**63 - 1)
@@ -19,7 +20,7 @@ def parse_sampling(fields: Fields) -> dict[str, Any]:
     """The sampling fields that both endpoints share, by vLLM's names, without absent ones.
 
     ``seed``, ``n``, ``stop``, ``temperature``, ``top_p``, both penalties and ``logit_bias`` are OpenAI's; the others
-    are extensions of vLLM's server.
+    are extensions of vLLM's server, except ``speculation``, the name of a proposer of drafts.
 
     Raises:
         RequestError: A value has the wrong type, or is out of range.
@@ -41,6 +42,7 @@ def parse_sampling(fields: Fields) -> dict[str, Any]:
         "ignore_eos": fields.boolean("ignore_eos"),
         "include_stop_str_in_output": fields.boolean("include_stop_str_in_output"),
         "skip_special_tokens": fields.boolean("skip_special_tokens"),
+        "speculation": fields.string("speculation", max_chars=MAX_NAME_CHARS),
     }
     return {name: value for name, value in given.items() if value is not None}
 

@@ -19,10 +19,15 @@ _DTYPES = ("auto", *DTYPE_BYTES)
 _KV_CACHE_DTYPES = ("auto", *KV_CODES)
 _QUANTIZATIONS = {"none": 0, "int8": 8, "int4": 4}
 _SPECULATIONS = ("none", "ngram", "draft", "medusa", "lookahead")
+_ASYNC_SCHEDULINGS = ("auto", "true", "false")
 _WITH_FOLDER = {"draft": "draft model", "medusa": "heads, which weft train-heads makes"}
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 _DEFAULT_STEP_TOKENS = {"cpu": 128, "cuda": 2048}
+#: The last block of a sequence is half empty on average: on a CPU, sequences of 80 tokens leave 3.8 % of slots empty
+#: with blocks of 8, and 7.7 % with 16 (``benchmarks.language_model``, C1). With 8, decode attention takes 5 to 20 %
+#: longer, and a step of the scheduler 0.2 us longer for each sequence.
+_DEFAULT_BLOCK_SIZE = {"cpu": 8, "cuda": 16}
 _CPU_CACHE_BYTES = 256 * 2**20
 #: Share of free GPU memory for the KV cache; the rest is for the activations of a step.
 _GPU_CACHE_SHARE = 0.9
@@ -55,7 +60,7 @@ class EngineConfig:
     """How an engine runs a model. A default of 0 stands for a value that is computed here or in ``resolved``.
 
     Attributes:
-        block_size: Tokens in a block of the KV cache: 4, 8, 16, 32, 64, 128 or 256.
+        block_size: Tokens in a block of the KV cache: 4, 8, 16, 32, 64, 128 or 256. 0: 8 on a CPU, 16 on a GPU.
         num_blocks: Blocks in the KV cache, including the null block. 0: as many as ``kv_cache_bytes`` holds.
         kv_cache_bytes: Size of the KV cache if ``num_blocks`` is 0. 0: 256 MiB on a CPU; on a GPU 90 % of the memory
             that is free once the weights are loaded.
@@ -83,9 +88,12 @@ class EngineConfig:
         aging_ns: Waiting time that counts as one priority level, in nanoseconds. 0: levels are strict.
         num_threads: Torch's threads on a CPU. Applies to the whole process.
         seed: Seeds the generator that draws seeds for requests without one.
+        enable_cuda_graphs: On a GPU, capture decode steps as CUDA graphs at load, and repeat them.
         speculation: Proposer of drafts: ``none``, ``ngram`` (what followed the last tokens before), ``draft`` (a
             smaller model), ``medusa`` (heads on hidden states) or ``lookahead``. Tokens are the same with each.
         num_speculative_tokens: Most drafts of a sequence in a step, 1 to 16.
+        async_scheduling: Plan a step before the tokens of the one in flight are known, so that the host works while the
+            device computes: ``true``, ``false``, or ``auto``: on a GPU, without speculation. Tokens are the same.
         draft_model: Folder of the draft model for ``draft``, or of the heads for ``medusa``; a relative path begins at
             the model's own folder. Empty for other proposers.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
@@ -98,7 +106,7 @@ class EngineConfig:
         InvalidArgumentError: A field is out of its range; the message has its name, the value and the range.
     """
 
-    block_size: int = 16
+    block_size: int = 0
     num_blocks: int = 0
     kv_cache_bytes: int = 0
     kv_offload_bytes: int = 0
@@ -118,8 +126,10 @@ class EngineConfig:
     aging_ns: int = 0
     num_threads: int = 1
     seed: int = 0
+    enable_cuda_graphs: bool = True
     speculation: str = "none"
     num_speculative_tokens: int = 4
+    async_scheduling: str = "auto"
     draft_model: str = ""
     device: str = "cpu"
     slo_ttft_ms: float = 0.0
@@ -133,8 +143,8 @@ class EngineConfig:
         for name, (least, most) in _BOUNDS.items():
             if not least <= getattr(self, name) <= most:
                 raise self._fault(name, f"must be from {least} to {most}")
-        if self.block_size not in _BLOCK_SIZES:
-            raise self._fault("block_size", f"must be one of {', '.join(map(str, _BLOCK_SIZES))}")
+        if self.block_size not in (0, *_BLOCK_SIZES):
+            raise self._fault("block_size", f"must be 0 or one of {', '.join(map(str, _BLOCK_SIZES))}")
         if self.dtype not in _DTYPES:
             raise self._fault("dtype", f"must be one of {', '.join(_DTYPES)}")
         if self.kv_cache_dtype not in _KV_CACHE_DTYPES:
@@ -143,6 +153,12 @@ class EngineConfig:
             raise self._fault("quantization", f"must be one of {', '.join(_QUANTIZATIONS)}")
         if self.speculation not in _SPECULATIONS:
             raise self._fault("speculation", f"must be one of {', '.join(_SPECULATIONS)}")
+        if self.async_scheduling not in _ASYNC_SCHEDULINGS:
+            raise self._fault("async_scheduling", f"must be one of {', '.join(_ASYNC_SCHEDULINGS)}")
+        if self.async_scheduling == "true" and self.speculation != "none":
+            raise self._fault(
+                "async_scheduling", "must be auto or false with speculation, whose drafts need the tokens"
+            )
         if (self.speculation in _WITH_FOLDER) != bool(self.draft_model):
             needed = f"the folder of the {_WITH_FOLDER[self.speculation]}" if not self.draft_model else "empty"
             raise self._fault("draft_model", f"must be {needed} with speculation = {self.speculation}")
@@ -156,6 +172,8 @@ class EngineConfig:
             raise self._fault("kv_offload_path", "must be empty unless kv_offload_bytes is set, on a CPU")
         if self.num_blocks == 1:
             raise self._fault("num_blocks", "must be 0 or at least 2: block 0 holds no tokens")
+        if not self.block_size:
+            object.__setattr__(self, "block_size", _DEFAULT_BLOCK_SIZE[self.device.partition(":")[0]])
         if not self.max_num_batched_tokens:
             default = _DEFAULT_STEP_TOKENS[self.device.partition(":")[0]]
             object.__setattr__(self, "max_num_batched_tokens", max(default, 2 * self.max_num_seqs))
@@ -177,6 +195,13 @@ class EngineConfig:
     def kv_dtype(self) -> str:
         """Type of the KV cache: a key of ``DTYPE_BYTES`` or one of ``KV_CODES``; ``auto`` before ``resolved``."""
         return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
+
+    @property
+    def plans_ahead(self) -> bool:
+        """Whether steps are planned before the tokens of the one in flight are known."""
+        if self.async_scheduling == "auto":
+            return self.device != "cpu" and self.speculation == "none"
+        return self.async_scheduling == "true"
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self:

@@ -28,20 +28,25 @@ class DeviceState:
     A sequence keeps its row as long as it has its slot, so a step uploads only changes.
 
     Args:
-        num_slots: Rows.
+        num_slots: Rows, besides one of padding.
         num_columns: Columns of the block table: the most blocks of one sequence.
         device: Device of the tables.
 
     Attributes:
         num_slots: As above.
         num_columns: As above.
+        padding_slot: The row behind those of sequences: no blocks but the null block.
+        tables: Block tables, int32 ``[num_slots + 1, num_columns]``.
+        last_tokens: The last sampled token of a slot, int32 ``[num_slots + 1]``; 0 where none is stored.
     """
 
     def __init__(self, num_slots: int, num_columns: int, device: torch.device) -> None:
         self.num_slots = num_slots
         self.num_columns = num_columns
         self._device = device
-        self._block_tables = torch.zeros(num_slots, num_columns, dtype=torch.int32, device=device)
+        self.padding_slot = num_slots
+        self.tables = torch.zeros(num_slots + 1, num_columns, dtype=torch.int32, device=device)
+        self.last_tokens = torch.zeros(num_slots + 1, dtype=torch.int32, device=device)
         self._params = torch.zeros(num_slots, 6, dtype=torch.float32, device=device)
         self._top_k = torch.zeros(num_slots, dtype=torch.int32, device=device)
         self._seeds = torch.zeros(num_slots, dtype=torch.int64, device=device)
@@ -59,11 +64,11 @@ class DeviceState:
             self._seeds.index_put_(slots, self.upload(plan.new_seeds))
         if len(plan.table_delta):
             rows, columns, blocks = self.upload(plan.table_delta).unbind(1)
-            self._block_tables.index_put_((rows, columns), blocks)
+            self.tables.index_put_((rows, columns), blocks)
 
     def block_tables(self, slots: Tensor, num_columns: int) -> Tensor:
         """First columns of the rows ``slots``, int32 ``[B, num_columns]``; stale behind a row's last block."""
-        return self._block_tables[:, :num_columns].index_select(0, slots)
+        return self.tables[:, :num_columns].index_select(0, slots)
 
     def sampling(self, slots: Tensor) -> SamplingRows:
         """Sampling parameters of the rows ``slots``; each column is contiguous."""

@@ -190,6 +190,7 @@ class Engine:
             now_ns = self._clock_ns()
             core.expire(now_ns)
             if self._stop_ns is not None and (not core.has_requests or now_ns >= self._stop_ns):
+                core.drain()
                 return
             if core.has_requests:
                 core.step()

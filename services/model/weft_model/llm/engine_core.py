@@ -3,9 +3,11 @@
 import random
 import secrets
 from array import array
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from itertools import count
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -40,8 +42,20 @@ class Runner(Protocol):
     def run(self, plan: ForwardPlan) -> StepTokens:
         """Run a step; blocks until its tokens are known."""
 
+    def launch(self, plan: ForwardPlan) -> Callable[[], StepTokens]:
+        """Start a step, and return a function that blocks until its tokens are known."""
+
     def close(self) -> None:
         """Free what it holds outside memory; nothing is run afterwards."""
+
+
+class _Launched(NamedTuple):
+    """A step in flight: its plan, what awaits its tokens, when it was planned, and whether its launch raised."""
+
+    plan: ForwardPlan
+    collect: Callable[[], StepTokens]
+    start_ns: int
+    has_failed: bool
 
 
 class EngineCore:
@@ -85,6 +99,9 @@ class EngineCore:
         )
         self.scheduler = Scheduler(config, self.pool, clock_ns=clock_ns, drafts=drafts)
         self.busy_since_ns = 0
+        self._in_flight: deque[_Launched] = deque()
+        self._end_ns = 0  # of the latest step
+        self._plans_ahead = config.plans_ahead
         self._runner = runner
         self._metrics = metrics
         self._clock_ns = clock_ns
@@ -95,8 +112,8 @@ class EngineCore:
 
     @property
     def has_requests(self) -> bool:
-        """Whether any request is active."""
-        return bool(self._requests)
+        """Whether any request is active, or a step in flight."""
+        return bool(self._requests or self._in_flight)
 
     def prepare(self, request: EngineRequest) -> None:
         """Compute what takes time in proportion to the prompt and needs no state: 5 ms for 100,000 tokens.
@@ -141,7 +158,10 @@ class EngineCore:
 
     def finish(self, request: EngineRequest, choice: int) -> None:
         """Finish one choice without a delta; the request ends with its last choice."""
-        if request not in self._requests or request.sequences[choice].status is SequenceStatus.ENDED:
+        if request not in self._requests:
+            return
+        sequence = request.sequences[choice]
+        if sequence.status is SequenceStatus.ENDED or sequence.is_cancelled:
             return
         self.scheduler.cancel(request.sequences[choice])
         request.num_open -= 1
@@ -169,25 +189,58 @@ class EngineCore:
     def step(self) -> None:
         """Run the next step and emit its deltas; if the step raises, its requests fail.
 
+        With ``EngineConfig.plans_ahead`` the step after it is planned and launched before its tokens are awaited.
+
         Raises:
             RuntimeError: There are requests, but nothing can be scheduled: a defect.
         """
-        start_ns = self._clock_ns()
-        plan = self.scheduler.schedule()
-        if plan is None:
-            raise RuntimeError(f"{len(self._requests)} requests wait and none can run")
-        self.busy_since_ns = start_ns
+        if not self._in_flight:
+            start_ns = self._clock_ns()
+            plan = self.scheduler.schedule()
+            if plan is None:
+                raise RuntimeError(f"{len(self._requests)} requests wait and none can run")
+            self._launch(plan, start_ns)
+        if self._plans_ahead and self._requests:
+            start_ns = self._clock_ns()
+            plan = self.scheduler.schedule_ahead()
+            if plan is not None:
+                self._launch(plan, start_ns)
+        self._collect()
+        if not self._requests or (self._in_flight and self._in_flight[0].has_failed):
+            self.drain()
+
+    def drain(self) -> None:
+        """Complete the steps in flight; after it, what has ended owns nothing."""
+        while self._in_flight:
+            self._collect()
+
+    def _launch(self, plan: ForwardPlan, start_ns: int) -> None:
+        collect: Callable[[], StepTokens] = partial(self._runner.run, plan)
+        has_failed = False
+        if self._plans_ahead:
+            try:
+                collect = self._runner.launch(plan)
+            except Exception as exception:
+                collect, has_failed = partial(_fail, exception), True
+        self._in_flight.append(_Launched(plan, collect, start_ns, has_failed))
+
+    def _collect(self) -> None:
+        """Await the tokens of the oldest step in flight, and emit its deltas; if it raises, its requests fail."""
+        launched = self._in_flight.popleft()
+        self.busy_since_ns = start_ns = max(launched.start_ns, self._end_ns)
         try:
-            tokens = self._runner.run(plan)
+            tokens = launched.collect()
         except Exception as exception:
+            self._in_flight.clear()  # what was planned after it is void
             self._fail_step(exception)
             return
         finally:
             self.busy_since_ns = 0
+        plan = launched.plan
         results = self.scheduler.complete(tokens.token_ids, tokens.draft_ids, tokens.failed_loads)
         if tokens.is_tier_lost:
             self.pool.tier.disable()
-        end_ns = self._clock_ns()
+        end_ns = self._end_ns = self._clock_ns()
         self._metrics.record_tokens(results, end_ns)
         num_new_tokens = sum(len(result.token_ids) for result in results)
         self._metrics.record_step(plan, self._record(plan, num_new_tokens, (end_ns - start_ns) / 1e9))
@@ -261,6 +314,10 @@ class EngineCore:
             num_used_blocks=pool.num_used,
             num_blocks=pool.capacity,
         )
+
+
+def _fail(exception: Exception) -> StepTokens:
+    raise exception
 
 
 def error_delta(request: EngineRequest, error: WeftError) -> Delta:

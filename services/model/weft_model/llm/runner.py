@@ -1,6 +1,6 @@
 """Executes a planned step on the device: block copies, forward pass, sampling. Knows tensors, not requests."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +13,10 @@ from weft_model.llm import ops
 from weft_model.llm.block_store import open_store
 from weft_model.llm.config import EngineConfig
 from weft_model.llm.device_state import DeviceState
+from weft_model.llm.graphs.decode_graphs import DecodeGraphs
+from weft_model.llm.graphs.policy import GraphPolicy
+from weft_model.llm.graphs.recorder import GraphRecorder
+from weft_model.llm.host_copy import HostCopy
 from weft_model.llm.malloc import retain_freed_memory
 from weft_model.llm.model.model import LlamaModel
 from weft_model.llm.scheduler.plan import ForwardPlan
@@ -85,7 +89,10 @@ class ModelRunner:
         self._proposer = proposer
         self.num_blocks = config.num_blocks if num_blocks is None else num_blocks
         self._block_size = config.block_size
+        self._max_model_len = config.max_model_len
         self._num_threads = config.num_threads
+        self._plans_ahead = config.plans_ahead
+        self._graphs: DecodeGraphs | None = None
         dtype = _CODES.get(config.kv_dtype, model.dtype)
         shape = model.kv_shape(self.num_blocks, config.block_size, dtype)
         self.kv = torch.zeros(shape, dtype=torch.uint8 if dtype in MAX_CODE else dtype, device=model.device).view(dtype)
@@ -96,6 +103,7 @@ class ModelRunner:
         self.num_offload_blocks = 0 if self._store is None else self._store.num_slots
         num_columns = -(-config.max_model_len // config.block_size)
         self._state = DeviceState(config.max_num_seqs, num_columns, model.device)
+        self._copy_stream = torch.cuda.Stream(model.device) if self.kv.is_cuda else None
         if proposer is not None:
             proposer.bind(self._state, self.num_blocks, config.block_size)
 
@@ -106,6 +114,25 @@ class ModelRunner:
             torch.cuda.set_device(self.kv.device)
         else:
             retain_freed_memory()
+
+    def capture(self, policy: GraphPolicy, recorder: GraphRecorder, *, only_largest: bool = False) -> None:
+        """Capture the steps of ``policy``, which run as graphs from now on; before the first step.
+
+        Args:
+            policy: Shapes of steps.
+            recorder: Captures.
+            only_largest: Capture the largest alone, to see how much memory it takes.
+        """
+        self._graphs = DecodeGraphs(
+            self._model,
+            self.kv,
+            self._state,
+            policy,
+            recorder,
+            block_size=self._block_size,
+            max_model_len=self._max_model_len,
+        )
+        self._graphs.capture(only_largest=only_largest)
 
     def warm_up(self) -> None:
         """Compute a token of the null block on a CPU, so that nothing is compiled during the first request.
@@ -131,6 +158,27 @@ class ModelRunner:
             return self._run(plan)
         failed_loads = self._store.run(self.kv, plan.transfers)
         return self._run(plan)._replace(failed_loads=failed_loads, is_tier_lost=self._store.is_lost)
+
+    def launch(self, plan: ForwardPlan) -> Callable[[], StepTokens]:
+        """Start a step whose plan may leave the tokens of the step before unknown (-1).
+
+        On a GPU it returns once the work is queued; steps run in the order of their launches.
+
+        Returns:
+            A function that blocks until the tokens are on the host.
+        """
+        if self._proposer is not None or self._store is not None:
+            tokens = self.run(plan)  # such plans follow the step before, and its tokens
+            return lambda: tokens
+        with torch.inference_mode():
+            token_ids = self._start(plan)
+            rows = np.flatnonzero(plan.token_ids < 0)  # of decodes, which come first, with one token each
+            if len(rows):
+                last = self._state.last_tokens.index_select(0, self._state.upload(plan.slots[rows]))
+                # Not in place: on a CPU the memory is the plan's.
+                token_ids = token_ids.index_copy(0, self._state.upload(rows), last)
+            copy = self._sample_rows(self._forward(plan, token_ids), plan)
+            return lambda: _on_host(copy)
 
     def close(self) -> None:
         """Free what is not memory of torch: the file of the second tier. Nothing may run afterwards."""
@@ -165,7 +213,10 @@ class ModelRunner:
         return result._replace(draft_ids=draft_ids)
 
     def _forward(self, plan: ForwardPlan, token_ids: Tensor) -> Tensor:
-        """Hidden states of the plan's tokens, ``[T, hidden_size]``."""
+        """Hidden states of the plan's tokens, ``[T, hidden_size]``, valid until the next call."""
+        hidden = None if self._graphs is None else self._graphs.run(plan, token_ids)
+        if hidden is not None:
+            return hidden
         upload = self._state.upload
         return self._model.forward(
             token_ids,
@@ -180,9 +231,13 @@ class ModelRunner:
         )
 
     def _sample(self, hidden: Tensor, plan: ForwardPlan) -> StepTokens:
-        """One token per sample row."""
+        """One token per sample row, on the host."""
+        return _on_host(self._sample_rows(hidden, plan))
+
+    def _sample_rows(self, hidden: Tensor, plan: ForwardPlan) -> HostCopy | None:
+        """One token per sample row, on its way to the host; None: there are none."""
         if not len(plan.sample_rows):
-            return StepTokens(np.empty(0, np.int32), None)
+            return None
         upload = self._state.upload
         if len(plan.sample_rows) != len(hidden):
             hidden = hidden.index_select(0, upload(plan.sample_rows))
@@ -204,15 +259,25 @@ class ModelRunner:
         token_ids = ops.sample(
             logits, rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seeds, upload(plan.sample_positions)
         )
-        logprobs = _logprobs(before, token_ids, num_top) if num_top >= 0 else None
-        return StepTokens(token_ids.cpu().numpy(), logprobs)
+        logprobs = _logprobs(before, token_ids, num_top) if num_top >= 0 else ()
+        if self._plans_ahead:
+            self._state.last_tokens.index_put_((upload(plan.sample_slots),), token_ids)
+        return HostCopy(self._copy_stream, token_ids, *logprobs)
 
 
-def _logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> StepLogprobs:
-    """Log probabilities of ``token_ids`` and of the ``num_top`` most likely tokens; ``logits``: float32 ``[S, V]``."""
+def _on_host(copy: HostCopy | None) -> StepTokens:
+    """The sampled tokens, once they are there."""
+    if copy is None:
+        return StepTokens(np.empty(0, np.int32), None)
+    tokens, *logprobs = copy.wait()
+    return StepTokens(tokens, StepLogprobs(*logprobs) if logprobs else None)
+
+
+def _logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What ``StepLogprobs`` has, with ``num_top`` most likely tokens; ``logits``: float32 ``[S, V]``."""
     sampled = logits.gather(1, token_ids.to(torch.int64).unsqueeze(1)).squeeze(1) - logits.logsumexp(1)
     if num_top:
         top, top_ids = ops.softmax_topk(logits, num_top, log=True)
     else:
         top, top_ids = logits.new_empty(len(logits), 0), token_ids.new_empty(len(logits), 0)
-    return StepLogprobs(sampled.cpu().numpy(), top_ids.cpu().numpy(), top.cpu().numpy())
+    return sampled, top_ids, top

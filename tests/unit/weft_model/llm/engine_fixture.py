@@ -62,6 +62,11 @@ class HookedRunner(ModelRunner):
         self.before_step(plan)
         return super().run(plan)
 
+    def launch(self, plan: ForwardPlan) -> Callable[[], StepTokens]:
+        """Start the step."""
+        self.before_step(plan)
+        return super().launch(plan)
+
 
 def make_engine(
     *,
@@ -90,7 +95,7 @@ def make_engine(
         proposer: As of ``ModelRunner``.
         config: Fields of ``EngineConfig``.
     """
-    config = {"deterministic": True, "num_blocks": 256} | config
+    config = {"deterministic": True, "num_blocks": 256, "block_size": 16} | config
     model_config = SHAPES[shape] if model is None else model.config
     resolved = EngineConfig(**config).resolved(model_config)
     own = _model(shape, resolved.dtype, resolved.deterministic, resolved.quantization)

@@ -49,6 +49,7 @@ class FakeRunner:
         self.cache = np.zeros((pool.num_blocks, self.size), np.int64)
         self.tokens = np.zeros((pool.num_blocks, self.size), np.int64)  # that the entries are of
         self.tables = {}
+        self.sampled = {}  # by slot, the token sampled last
         self.tier = {}  # by slot: hash, entries and tokens of a block
         self.may_fail = lambda: False  # whether a load fails
         self.failed_loads = []  # of the last plan
@@ -65,6 +66,9 @@ class FakeRunner:
         for slot, index, block in plan.table_delta.tolist():
             self.tables[slot][0][index] = block
         values = {}
+        for row in np.flatnonzero(plan.token_ids < 0).tolist():
+            assert row < len(plan.slots)
+            plan.token_ids[row] = self.sampled[int(plan.slots[row])]
         q_start, slot_mapping, token_ids = plan.q_start.tolist(), plan.slot_mapping.tolist(), plan.token_ids.tolist()
         for row, slot in enumerate(plan.slots.tolist()):
             table = self.tables[slot][0]
@@ -81,7 +85,17 @@ class FakeRunner:
                 self.tokens[divmod(slot_mapping[at], self.size)] = token_ids[at]
         rows, slots, positions = plan.sample_rows.tolist(), plan.sample_slots.tolist(), plan.sample_positions.tolist()
         sampled = zip(rows, slots, positions, strict=True)
-        return np.array([sample(values[row], self.tables[slot][1], pos) for row, slot, pos in sampled], np.int32)
+        tokens = [sample(values[row], self.tables[slot][1], pos) for row, slot, pos in sampled]
+        self.sampled.update(zip(slots, tokens, strict=True))
+        return np.array(tokens, np.int32)
+
+    def spoil(self, plan):
+        """What a step that has failed may leave behind: the cache where it writes, the tables that it sets."""
+        for slot in set(plan.slot_mapping.tolist()):
+            self.cache[divmod(slot, self.size)] = -1
+        for slot in plan.slots.tolist():
+            self.tables.pop(slot, None)
+            self.sampled.pop(slot, None)
 
     def transfer(self, transfers):
         """Save and load; a load that fails leaves anything in its block."""

@@ -307,6 +307,14 @@ FORMATS: dict[str, tuple[Writer, dict[str, Any]]] = {
     "compressed act-order": (compressed(has_order=True), _compressed_config("pack-quantized")),
     "compressed 8 bits": (compressed(8, has_zeros=True), _compressed_config("pack-quantized", 8)),
     "compressed int8": (compressed(8, is_packed=False), _compressed_config("int-quantized", 8)),
+    "compressed fp8 by block": (
+        float8("weight_scale", lambda outputs, inputs: (-(-outputs // 48), inputs // 32)),
+        {
+            "quant_method": "compressed-tensors",
+            "format": "float-quantized",
+            "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float", "block_structure": "48x32"}}},
+        },
+    ),
     "compressed fp8": (
         float8("weight_scale", lambda outputs, inputs: (outputs, 1)),
         _compressed_config("float-quantized", 8),

@@ -216,7 +216,7 @@ def test_engine_defaults() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"block_size": 17}, "block_size must be one of 4, 8, 16, 32, 64, 128, 256, got 17"),
+        ({"block_size": 17}, "block_size must be 0 or one of 4, 8, 16, 32, 64, 128, 256, got 17"),
         ({"block_size": True}, "block_size must be a whole number, got True"),
         ({"num_blocks": -1}, "num_blocks must be from 0 to"),
         ({"num_blocks": 1}, "num_blocks must be 0 or at least 2"),
@@ -275,17 +275,21 @@ def test_resolved() -> None:
     assert 384 == model.kv_bytes_per_token("bfloat16")
     # With codes: 2 x 3 layers x 2 heads x (16 bytes and a scale of 4).
     assert 240 == model.kv_bytes_per_token("int8") == model.kv_bytes_per_token("fp8")
-    assert 16 == EngineConfig(kv_cache_bytes=16 * 16 * 240 + 5, kv_cache_dtype="int8").resolved(model).num_blocks
-    config = EngineConfig(kv_cache_bytes=10 * 16 * 384 + 5).resolved(model)
+    assert 16 == EngineConfig(kv_cache_bytes=16 * 8 * 240 + 5, kv_cache_dtype="int8").resolved(model).num_blocks
+    config = EngineConfig(kv_cache_bytes=10 * 8 * 384 + 5).resolved(model)
     assert ("bfloat16", 512, 10) == (config.dtype, config.max_model_len, config.num_blocks)
     config = EngineConfig(dtype="float32", max_model_len=100, num_blocks=7)
     assert config == config.resolved(model)
 
 
 def test_the_cache_of_a_gpu_is_what_its_memory_leaves() -> None:
-    """Where neither size is set: 90 % of what is free once the weights are there; a CPU has 256 MiB."""
+    """Where neither size is set: 90 % of what is free once the weights are there; a CPU has 256 MiB.
+
+    Blocks have 16 tokens on a GPU and 8 on a CPU.
+    """
     model, block_bytes = _config(), 16 * 384
-    assert 256 * 2**20 // block_bytes == EngineConfig().resolved(model).num_blocks
+    assert [8, 16] == [EngineConfig(device=device).block_size for device in ("cpu", "cuda:1")]
+    assert 256 * 2**20 // (block_bytes // 2) == EngineConfig().resolved(model).num_blocks
     config = EngineConfig(device="cuda:1").resolved(model)
     assert 0 == config.num_blocks
     assert 9 == config.with_cache(model, lambda: 10 * block_bytes).num_blocks
@@ -300,8 +304,8 @@ def test_what_a_model_cannot_do() -> None:
     """A context longer than the model's, and a cache of less than two blocks, are refused with the bound."""
     with pytest.raises(InvalidArgumentError, match=r"max_model_len must be at most 512, .* got 513"):
         EngineConfig(max_model_len=513).resolved(_config())
-    with pytest.raises(InvalidArgumentError, match=f"kv_cache_bytes must be at least {2 * 16 * 384}, "):
-        EngineConfig(kv_cache_bytes=2 * 16 * 384 - 1).resolved(_config())
+    with pytest.raises(InvalidArgumentError, match=f"kv_cache_bytes must be at least {2 * 8 * 384}, "):
+        EngineConfig(kv_cache_bytes=2 * 8 * 384 - 1).resolved(_config())
 
 
 def test_direct_construction_is_checked() -> None:

@@ -83,7 +83,7 @@ def _in_pairs(weight: np.ndarray, heads: int) -> np.ndarray:
     return weight.reshape(heads, 2, -1, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def _write(
+def write_gguf(
     folder: Path,
     type_of: Callable[[str], GgmlType],
     *,
@@ -179,7 +179,7 @@ def test_model_of_a_file(tmp_path: Path, kind: str) -> None:
             return GgmlType[kind]
         return mixed.get(name.split(".")[-2], GgmlType.Q4_K)
 
-    numbers = _fused(_CONFIG, _write(tmp_path, type_of))
+    numbers = _fused(_CONFIG, write_gguf(tmp_path, type_of))
     config = TransformerConfig.from_folder(tmp_path)
     assert replace(_CONFIG, rms_norm_eps=config.rms_norm_eps, dtype=config.dtype) == config
     assert _CONFIG.rms_norm_eps == pytest.approx(config.rms_norm_eps)
@@ -195,7 +195,7 @@ def test_model_of_a_file(tmp_path: Path, kind: str) -> None:
 def test_tied_embedding_of_codes(tmp_path: Path) -> None:
     """A file without an output matrix has its embedding for that, as codes in the product."""
     config = replace(_CONFIG, tie_word_embeddings=True)
-    numbers = _fused(config, _write(tmp_path, lambda name: GgmlType.Q8_0, config=config))
+    numbers = _fused(config, write_gguf(tmp_path, lambda name: GgmlType.Q8_0, config=config))
     read = TransformerConfig.from_folder(tmp_path)
     assert read.tie_word_embeddings
     weights = load_folder(tmp_path, read, dtype=torch.float32)
@@ -206,7 +206,7 @@ def test_tied_embedding_of_codes(tmp_path: Path) -> None:
 def test_only_llama_reorders_queries_and_keys(tmp_path: Path) -> None:
     """In files of Qwen 2 rows of queries and keys are as they are, and their biases are read."""
     config = replace(_CONFIG, has_qkv_bias=True, architecture="Qwen2ForCausalLM")
-    numbers = _fused(config, _write(tmp_path, lambda name: GgmlType.F16, config=config, architecture="qwen2"))
+    numbers = _fused(config, write_gguf(tmp_path, lambda name: GgmlType.F16, config=config, architecture="qwen2"))
     read = TransformerConfig.from_folder(tmp_path)
     assert read.has_qkv_bias
     weights = load_folder(tmp_path, read, dtype=torch.float32)
@@ -220,12 +220,12 @@ def test_llama3_factors(tmp_path: Path) -> None:
     lengths = 2 * np.pi * 10000.0 ** (np.arange(half) / half)
     smooth = np.clip((8192 / lengths - 1) / 3, 0, 1)
     factors = (1 / ((1 - smooth) / 8 + smooth)).astype(np.float32)
-    _write(tmp_path, lambda name: GgmlType.F16, change=lambda file: file.add_tensor("rope_freqs.weight", factors))
+    write_gguf(tmp_path, lambda name: GgmlType.F16, change=lambda file: file.add_tensor("rope_freqs.weight", factors))
     rope = TransformerConfig.from_folder(tmp_path).rope
     assert ("llama3", 8.0, 8192.0) == (rope["rope_type"], rope["factor"], rope["original_max_position_embeddings"])
     assert load_folder(tmp_path, TransformerConfig.from_folder(tmp_path))
     wrong = np.linspace(1, 9, half, dtype=np.float32)
-    _write(tmp_path, lambda name: GgmlType.F16, change=lambda file: file.add_tensor("rope_freqs.weight", wrong))
+    write_gguf(tmp_path, lambda name: GgmlType.F16, change=lambda file: file.add_tensor("rope_freqs.weight", wrong))
     _fails(tmp_path, "'rope_freqs.weight' must have the factors of Llama 3, got others, up to 9.0")
 
 
@@ -237,7 +237,7 @@ def _fails(folder: Path, *messages: str, kind: type[WeftError] = InvalidArgument
 
 def test_a_file_that_is_cut_off(tmp_path: Path) -> None:
     """Wherever a file ends too early, it is said to be torn, with its size."""
-    _write(tmp_path, lambda name: GgmlType.Q8_0)
+    write_gguf(tmp_path, lambda name: GgmlType.Q8_0)
     path = tmp_path / "model.gguf"
     data = path.read_bytes()
     for size in (1, 4, 20, 24, 100, 400, 1500, 3000, len(data) // 2, len(data) - 40):
@@ -271,6 +271,7 @@ def test_headers_that_lie(tmp_path: Path, data: bytes, message: str) -> None:
     ("change", "message"),
     [
         (lambda file: file.add_block_count(0), "llama.block_count must be a whole number above 0"),
+        (lambda file: file.add_block_count(2**31), "llama.block_count must be at most the number of tensors, 21"),
         (
             lambda file: file.add_layer_norm_rms_eps(float("nan")),
             "attention.layer_norm_rms_epsilon must be a num",
@@ -295,17 +296,17 @@ def test_models_that_are_not_supported(tmp_path: Path, change: Callable[[Any], A
         change(writer)
         values.update(known | values)
 
-    _write(tmp_path, lambda name: GgmlType.F16, change=replaced)
+    write_gguf(tmp_path, lambda name: GgmlType.F16, change=replaced)
     _fails(tmp_path, message)
 
 
 def test_tensors_that_do_not_fit(tmp_path: Path) -> None:
     """A tensor that is missing, or of another shape or type, is named."""
-    _write(tmp_path, lambda name: GgmlType.Q8_0, without="blk.1.ffn_up.weight")
+    write_gguf(tmp_path, lambda name: GgmlType.Q8_0, without="blk.1.ffn_up.weight")
     _fails(tmp_path, "model.gguf: 'blk.1.ffn_up.weight' is missing; it is not the whole model")
-    _write(tmp_path, lambda name: GgmlType.Q8_0, without="token_embd.weight")
+    write_gguf(tmp_path, lambda name: GgmlType.Q8_0, without="token_embd.weight")
     _fails(tmp_path, "'token_embd.weight' is missing")
-    _write(tmp_path, lambda name: GgmlType.F16)
+    write_gguf(tmp_path, lambda name: GgmlType.F16)
     path = tmp_path / "model.gguf"
     with pytest.raises(InvalidArgumentError, match=r"'blk\.0\.ffn_gate\.weight' must have shape \[128, 256\], got"):
         load_folder(tmp_path, replace(_CONFIG, intermediate_size=128))
@@ -320,7 +321,7 @@ def test_tensors_that_do_not_fit(tmp_path: Path) -> None:
 
 def test_several_files(tmp_path: Path) -> None:
     """Of several files none is the model; a folder with safetensors is read as one of Hugging Face."""
-    _write(tmp_path, lambda name: GgmlType.Q8_0)
+    write_gguf(tmp_path, lambda name: GgmlType.Q8_0)
     (tmp_path / "other.gguf").write_bytes(b"")
     _fails(tmp_path, "must have one .gguf file, got 2: model.gguf, other.gguf")
     (tmp_path / "model.safetensors").write_bytes(b"")

@@ -144,6 +144,11 @@ def _fails(folder: Path, *messages: str) -> None:
     [
         ({"quant_method": "hqq"}, "quant_method must be one of gptq, awq, bitsandbytes, fp8, fbgemm_fp8, compressed-"),
         ({}, "quantization_config.quant_method must be one of"),
+        ({"quant_method": ["gptq"]}, "quantization_config.quant_method must be one of"),
+        (
+            {"quant_method": "compressed-tensors", "format": "pack-quantized", "sparsity_config": [1]},
+            "quantization_config.sparsity_config must be absent or of format dense, got [1]",
+        ),
         ([], "quantization_config must be an object, got []"),
         ({"quant_method": "gptq", "bits": 3}, "quantization_config.bits must be 4 or 8, got 3"),
         ({"quant_method": "gptq", "bits": True}, "quantization_config.bits must be 4 or 8, got True"),

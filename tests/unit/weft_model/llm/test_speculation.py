@@ -1,6 +1,7 @@
 """Speculation: tokens, log probabilities, reasons and counts are those without it, whatever the drafts are."""
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -60,8 +61,10 @@ def _assert_equal(expected: Sequence[Answer], actual: Sequence[Answer]) -> None:
         assert one.logprobs == other.logprobs
 
 
-def _reference(**options: Any) -> list[Answer]:
-    answers = _answers(**options)
+@cache
+def _reference() -> list[Answer]:
+    """The answers without speculation."""
+    answers = _answers()
     serve(answers)
     return answers
 
@@ -143,6 +146,22 @@ def test_preempted_with_drafts_is_as_undisturbed(place: str, enable_prefix_cachi
 
 
 @pytest.mark.parametrize("place", _PLACES)
+@pytest.mark.parametrize(
+    "options",
+    [{"dtype": "bfloat16"}, {"kv_cache_dtype": "int8"}, {"quantization": "int8"}, {"quantization": "int4"}],
+    ids=lambda options: "".join(options.values()),
+)
+def test_rounded_models_are_as_without_drafts(place: str, options: dict[str, str]):
+    """Bitwise equal with 16-bit numbers, 8-bit caches and low-bit weights too."""
+    expected, actual = _answers(), _answers()
+    serve(expected, **options)
+    engine = _serve(actual, Oracle(expected, 0.3), 4, place, **options)
+    _assert_equal(expected, actual)
+    assert engine.speculator is not None
+    assert engine.speculator.num_accepted > 0
+
+
+@pytest.mark.parametrize("place", _PLACES)
 def test_prefixes_that_drafts_wrote_are_found_again(place: str):
     """Blocks of accepted drafts serve later prompts from the cache; those of rejected ones are never found."""
     (first,) = _answers(kinds=[{"temperature": 1.0, "seed": 3}], num_new=60)
@@ -219,7 +238,8 @@ def test_a_stop_within_the_drafts_ends_the_answer():
 @pytest.mark.parametrize("place", _PLACES)
 def test_a_request_without_speculation_gets_no_drafts(place: str):
     """The sampling parameter 'speculation' set to none turns it off for this request alone."""
-    expected = _reference(kinds=[{}, {}])
+    expected = _answers(kinds=[{}, {}])
+    serve(expected)
     actual = _answers(kinds=[{"speculation": "none"}, {}])
     plans = []
     _serve(actual, Oracle(expected, 0.0), 2, place, before_step=plans.append)

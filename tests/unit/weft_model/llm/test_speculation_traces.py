@@ -10,7 +10,7 @@ from weft_model.llm.scheduler.plan_builder import build_plan
 from weft_model.llm.scheduler.sequence import SequenceStatus
 from weft_model.llm.scheduler.slot_allocator import SlotAllocator
 
-NUM_LIVES = 3000
+NUM_LIVES = 2000
 MAX_STEPS = 400
 
 
@@ -47,8 +47,10 @@ class RandomDrafts:
 
 def _bench(rng, drafts):
     window = rng.choice([0, 0, 2, 3, 7])
-    return Bench(
+    failing = rng.choice([0.0, 0.3])
+    bench = Bench(
         window=window,
+        num_offload_blocks=rng.choice([0, 1, 20]),
         num_blocks=rng.choice([7, 7, 9, 12, 30]),
         drafts=drafts,
         max_num_seqs=rng.choice([1, 2, 3, 5]),
@@ -58,6 +60,8 @@ def _bench(rng, drafts):
         long_prefill_token_threshold=rng.choice([0, 0, 3, 8]),
         watermark=rng.choice([0.0, 0.03, 0.2]),
     )
+    bench.runner.may_fail = lambda: rng.random() < failing
+    return bench
 
 
 def _arrive(rng, bench):
@@ -137,7 +141,7 @@ def test_drafts_in_storms_leave_nothing_behind():
             if rng.random() < 0.05:
                 num_ended["failed"] += len(scheduler.fail())
             else:
-                finished += [result.seq for result in scheduler.complete(tokens) if result.is_finished]
+                finished += [result.seq for result in bench.complete(tokens) if result.is_finished]
 
         try:
             _live(rng, bench, storm)

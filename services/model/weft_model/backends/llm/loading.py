@@ -3,12 +3,14 @@
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from weft_common.errors import WeftError
 from weft_model.backends.llm.drafting import load_proposer, read_draft_config
+from weft_model.backends.llm.make_runner import make_runner
 from weft_model.backends.llm.settings import Settings
 from weft_model.backends.llm.speculation import make_speculator
 from weft_model.llm.config import EngineConfig, TransformerConfig
@@ -56,8 +58,8 @@ def load_engine(
         num_bits=config.num_bits,
     )
     proposer = load_proposer(directory, config, model, draft_config, has_weights=settings.has_weights)
-    config = config.with_cache(model_config, lambda: torch.cuda.mem_get_info(config.device)[0], draft_config)
-    runner = ModelRunner(model, config, proposer=proposer)
+    runner = make_runner(partial(ModelRunner, model, config, proposer=proposer), config, model_config, draft_config)
+    config = replace(config, num_blocks=runner.num_blocks)
     runner.warm_up()
     return Engine(
         runner,

@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 
+from weft_model.llm.scheduler.acceptance import UNKNOWN_TOKEN
 from weft_model.llm.scheduler.plan import Int32
 from weft_model.llm.scheduler.sequence import Sequence
 
@@ -43,7 +44,7 @@ class Decodes:
 
     @property
     def tokens(self) -> Int32:
-        """``[B]`` the token to compute."""
+        """``[B]`` the token to compute; -1 while the step in flight samples it."""
         return self._tokens[: len(self.seqs)]
 
     @property
@@ -51,12 +52,18 @@ class Decodes:
         """``[B]`` last block of each block table."""
         return self._last_blocks[: len(self.seqs)]
 
-    def add(self, seq: Sequence) -> None:
-        """Add ``seq``, which has a slot and one token to compute."""
+    def add(self, seq: Sequence, *, is_known: bool = True) -> None:
+        """Add ``seq``, which has a slot and one token to compute.
+
+        Args:
+            seq: The sequence.
+            is_known: False: the token follows those of ``seq`` and is being sampled by the step in flight.
+        """
         seq.row = len(self.seqs)
-        seq.num_scheduled = 1
+        seq.num_scheduled = seq.remaining = 1
         self.seqs.append(seq)
-        self._columns[:, seq.row] = (seq.slot, len(seq.tokens) - 1, seq.tokens[-1], seq.block_table[-1], seq.max_len)
+        token, position = (seq.tokens[-1], len(seq.tokens) - 1) if is_known else (UNKNOWN_TOKEN, len(seq.tokens))
+        self._columns[:, seq.row] = (seq.slot, position, token, seq.block_table[-1], seq.max_len)
         self._stop_ids.update(seq.stop_ids)
         if seq.forks:
             self.examine(seq)
@@ -78,27 +85,49 @@ class Decodes:
         """``seq`` has got another last block."""
         self._last_blocks[seq.row] = seq.block_table[-1]
 
+    def set_token(self, seq: Sequence) -> None:
+        """The token of ``seq`` was not known, and now is."""
+        self._tokens[seq.row] = seq.tokens[-1]
+
     def examine(self, seq: Sequence) -> None:
-        """Have ``append`` always return the row of ``seq``."""
+        """Have ``advance`` always remove ``seq``."""
         self._max_lens[seq.row] = 0
 
-    def at_block_start(self) -> list[Sequence]:
-        """Sequences whose next token begins a block: all blocks before it are full."""
-        return [self.seqs[row] for row in np.flatnonzero(self.positions % self._block_size == 0).tolist()]
+    def at_block_start(self) -> list[tuple[Sequence, int]]:
+        """Sequences whose token begins a block, and how many full blocks are before it."""
+        rows = np.flatnonzero(self.positions % self._block_size == 0)
+        num_blocks = self.positions[rows] // self._block_size
+        return [(self.seqs[row], count) for row, count in zip(rows.tolist(), num_blocks.tolist(), strict=True)]
 
-    def append(self, token_ids: Int32) -> list[int]:
-        """Append a new token to each sequence, ``[B]``, in the order of the rows, once the token before is computed.
+    def advance(self, num_rows: int) -> list[int]:
+        """Go on to the next token, not known yet, in the first ``num_rows`` rows, whose token a step computes.
 
         Returns:
-            The rows to examine: the token is a stop token of some sequence, or the sequence has its longest length.
+            Rows of sequences that the next token may end by their length, or that have forks; they are removed, and the
+            others have moved.
         """
-        tokens = token_ids.tolist()
-        for seq, token in zip(self.seqs, tokens, strict=True):
+        self._positions[:num_rows] += 1
+        self._tokens[:num_rows] = UNKNOWN_TOKEN
+        rows: list[int] = np.flatnonzero(self._positions[:num_rows] + 1 >= self._max_lens[:num_rows]).tolist()
+        for seq in [self.seqs[row] for row in rows]:
+            self.remove(seq)
+            seq.num_scheduled = seq.remaining = 0
+        return rows
+
+    def append(self, seqs: list[Sequence], token_ids: Int32) -> list[int]:
+        """Append to each of ``seqs``, which ``advance`` went through, its new token, ``[len(seqs)]``.
+
+        Returns:
+            Indices of those that the token may end: it is a stop token of some sequence.
+        """
+        tokens: list[int] = token_ids.tolist()
+        for seq, token in zip(seqs, tokens, strict=True):
             seq.tokens.append(token)
-        self.positions[:] += 1
-        self.tokens[:] = token_ids
-        may_end = self.positions + 1 >= self._max_lens[: len(tokens)]
-        if not self._stop_ids.keys().isdisjoint(tokens):
-            may_end |= np.array([token in self._stop_ids for token in tokens], np.bool_)
-        ended: list[int] = np.flatnonzero(may_end).tolist()
-        return ended
+        if self.seqs[: len(seqs)] == seqs:
+            self._tokens[: len(seqs)] = token_ids
+        else:
+            rows = np.array([seq.row for seq in seqs], np.int64)
+            self._tokens[rows[rows >= 0]] = token_ids[rows >= 0]
+        if self._stop_ids.keys().isdisjoint(tokens):
+            return []
+        return [index for index, token in enumerate(tokens) if token in self._stop_ids]

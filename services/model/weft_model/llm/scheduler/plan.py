@@ -50,7 +50,8 @@ class ForwardPlan(NamedTuple):
         ctx_len: ``[B]`` tokens of each sequence with keys and values after the step, drafts included.
         num_drafts: ``[B]`` how many of its tokens in this step, the last ones, are drafts.
         positions: ``[T]`` position of each token in its sequence.
-        token_ids: ``[T]`` the tokens; -1: a draft that a proposer on the device fills in.
+        token_ids: ``[T]`` the tokens; -1: a draft that a proposer on the device fills in, or, in a plan without drafts,
+            the token that was sampled last for the slot.
         slot_mapping: ``[T]`` slot in the KV cache for each token's keys and values.
         sample_rows: ``[S]`` rows of ``T`` after which a new token is sampled: the last known token of a sequence and
             each of its drafts, in order.

@@ -3,6 +3,7 @@
 import heapq
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from itertools import repeat
 from typing import NamedTuple
 
@@ -77,9 +78,7 @@ class Scheduler:
         self._deadlines: list[tuple[int, int, Sequence]] = []
         self._max_deadlines = _MIN_DEADLINES
         self._decodes = self._allocator.decodes
-        self._chunks: list[Sequence] | None = None  # of the current step, which has all decodes besides
-        self._num_sample_rows = 0
-        self._cancelled: list[Sequence] = []  # during the step that computes them
+        self._steps: list[_Step] = []  # in flight, oldest first: one, or two where a step is planned ahead
 
     @property
     def num_running(self) -> int:
@@ -122,18 +121,19 @@ class Scheduler:
             self._allocator.wait(seq)
 
     def cancel(self, seq: Sequence) -> None:
-        """End ``seq`` without another result and free what it owns: now, or after the step that computes it.
+        """End ``seq`` without another result and free what it owns: now, or after the last step in flight if it runs.
 
         Forks that wait for its prompt continue as independent sequences. No effect if it has ended.
         """
         if seq.status is SequenceStatus.ENDED:
             return
-        if self._chunks is None or not seq.num_scheduled:
-            seq.is_cancelled = True
+        if seq.is_cancelled:
+            return
+        seq.is_cancelled = True
+        if self._steps and seq.status is SequenceStatus.RUNNING:
+            self._steps[-1].cancelled.append(seq)
+        else:
             self._end(seq)
-        elif not seq.is_cancelled:
-            seq.is_cancelled = True
-            self._cancelled.append(seq)
 
     def sweep(self, now_ns: int) -> list[Sequence]:
         """Cancel sequences past their deadline; returns them in the order of their deadlines."""
@@ -151,38 +151,36 @@ class Scheduler:
         Raises:
             RuntimeError: The previous plan was neither completed nor failed.
         """
-        if self._chunks is not None:
+        if self._steps:
             raise RuntimeError("complete or fail the last plan before the next one is made")
-        allocator, decodes = self._allocator, self._decodes
-        # The last block of a sequence that has forked is shared: its next writer gets a copy.
-        allocator.reserve_next_blocks(decodes.seqs[:] if allocator.has_forked else decodes.at_block_start())
-        running = allocator.running
-        partial = [seq for seq in running if seq.row < 0] if len(running) > len(decodes) else []
-        chunks = self._prefill.schedule(partial, self._config.max_num_batched_tokens - len(decodes))
-        chunks = [seq for seq in chunks if seq.num_scheduled]  # others were preempted by those behind them
-        if not decodes and not chunks:
+        self._allocator.reserve_next_blocks()
+        return self._plan()
+
+    def schedule_ahead(self) -> ForwardPlan | None:
+        """Plan the step after the one in flight, whose tokens are not known yet: -1 stands for them.
+
+        A sequence that ends by a token of the step in flight is in the next one all the same; what that step samples
+        for it is dropped, and it keeps its slot and blocks until that step is completed. Nothing is preempted: where
+        that may be necessary, or where the next step depends on the tokens, there is no plan before ``complete``.
+
+        Returns:
+            None: complete the step in flight first.
+        """
+        if len(self._steps) != 1 or not self._may_plan_ahead():
             return None
-        if self._draft_source is not None:
-            chunks = self._add_drafts(self._draft_source, sum(seq.num_scheduled for seq in chunks)) + chunks
-        self._chunks = chunks
-        changed = [seq for seq in allocator.changed if seq.num_scheduled]
-        for seq in changed:
-            del allocator.changed[seq]
-        plan = build_plan(
-            decodes,
-            chunks,
-            changed=changed,
-            has_sampling_extras=allocator.num_with_sampling_extras > 0,
-            block_size=self._pool.block_size,
-        )
-        self._num_sample_rows = len(plan.sample_rows)
-        transfers = self._pool.tier.take()
-        return plan if transfers is None else plan._replace(transfers=transfers)
+        self._advance(self._steps[0])
+        if not self._allocator.try_reserve_next_blocks():
+            return None
+        self._allocator.is_ahead = True
+        try:
+            return self._plan()
+        finally:
+            self._allocator.is_ahead = False
 
     def complete(
         self, token_ids: Int32, draft_ids: Int32 | None = None, failed_loads: Collection[int] = ()
     ) -> list[StepResult]:
-        """Apply the result of the plan; sequences that finish own nothing afterwards.
+        """Apply the result of the oldest plan; sequences that finish own nothing once no step in flight has them.
 
         Args:
             token_ids: The token sampled at each of the plan's sample rows, ``[S]``.
@@ -198,37 +196,51 @@ class Scheduler:
             RuntimeError: There is no plan to complete.
             ValueError: The number of tokens differs from that of sample rows. Nothing was changed.
         """
-        if len(token_ids) != self._num_sample_rows:
-            raise ValueError(f"{self._num_sample_rows} new tokens are due, got {len(token_ids)}")
-        chunks = self._take_step()
-        tokens = token_ids.tolist()
-        seqs = self._decodes.seqs[:]  # rows move as sequences end
-        results = self._complete_decodes(seqs, tokens[: len(seqs)], token_ids[: len(seqs)])
+        num_due = self._steps[0].num_sample_rows if self._steps else 0
+        if len(token_ids) != num_due:
+            raise ValueError(f"{num_due} new tokens are due, got {len(token_ids)}")
+        cancelled = self._cancelled()
+        step = self._take_step()
         if draft_ids is not None:
-            _fill_in(chunks, draft_ids.tolist())
-        lost = self._allocator.loads.finish(failed_loads)
-        row = len(seqs)
-        for seq in chunks:
-            num_rows = 1 + len(seq.drafts) if seq.is_sampled else 0
-            if lost and seq in lost:
-                row += num_rows
+            _fill_in(step.chunks, draft_ids.tolist())
+        step.lost = self._allocator.loads.finish(failed_loads)
+        self._advance(step)
+        num_decodes = len(step.decodes)
+        tokens: list[int] = token_ids.tolist()
+        may_end = {*step.held, *self._decodes.append(step.decodes, token_ids[:num_decodes])}
+        for row in step.held:
+            step.decodes[row].remaining = 1
+        if self._allocator.num_with_penalties:
+            for seq, token in zip(step.decodes, tokens, strict=False):
+                if seq.penalties is not None:
+                    seq.penalties.append(token)
+        row = num_decodes
+        sampled: list[tuple[Sequence, list[int], int]] = []
+        for seq, (first_block, num_rows) in zip(step.chunks, step.progress, strict=True):
+            if step.lost and seq in step.lost:
                 self._recompute(seq)
-                continue
-            new_tokens = self._complete_chunk(seq, tokens[row : row + num_rows])
-            if new_tokens and not seq.is_cancelled:
-                results.append(self._fork_or_finish(seq, new_tokens, row))
-            if seq.remaining == 1 and seq.slot >= 0:
-                self._decodes.add(seq)
+            elif new_tokens := self._complete_chunk(seq, tokens[row : row + num_rows], first_block):
+                sampled.append((seq, new_tokens, row))
             row += num_rows
-        if self._cancelled:
-            results = [result for result in results if not result.seq.is_cancelled]
-            for seq in self._cancelled:
-                self._end(seq)
-            self._cancelled = []
+        self._commit(step)
+        # StepResult() calls a Python function for each: 60 us for 256 sequences instead of 15.
+        singles = [[token] for token in tokens[:num_decodes]]
+        fields = zip(step.decodes, singles, range(num_decodes), repeat(False), repeat(""), strict=False)
+        results: list[StepResult] = list(map(tuple.__new__, repeat(StepResult), fields))
+        for row in sorted(may_end):
+            if step.decodes[row] not in cancelled:
+                results[row] = self._fork_or_finish(step.decodes[row], [tokens[row]], row)
+        results += [self._fork_or_finish(*each) for each in sampled if each[0] not in cancelled]
+        if cancelled:
+            results = [result for result in results if result.seq not in cancelled]
+        for seq in step.cancelled:
+            self._end(seq)
         return results
 
     def fail(self) -> list[Sequence]:
-        """End the sequences of the plan, which could not be run; all others continue.
+        """End the sequences of the oldest plan, which could not be run; all others continue.
+
+        A plan made after it is void, whether it was run or not.
 
         Returns:
             Its sequences, without those that were cancelled during the step.
@@ -236,42 +248,104 @@ class Scheduler:
         Raises:
             RuntimeError: There is no plan to fail.
         """
-        step = [*self._decodes.seqs, *self._take_step()]
-        for seq in step:
+        cancelled = self._cancelled()
+        step = self._take_step()
+        self._allocator.end_step()
+        failed = dict.fromkeys((*step.decodes, *step.chunks))
+        for later in self._steps:
+            for seq in later.chunks:
+                seq.num_scheduled = 0
+            for seq in (*later.decodes, *later.chunks):
+                if seq not in failed:
+                    self._allocator.upload_again(seq)
+        self._steps.clear()
+        for seq in (*failed, *(seq for seq in cancelled if seq not in failed)):
             seq.num_scheduled = 0
             seq.drafts = []
+            seq.remaining = len(seq.tokens)  # whatever was applied of the step is void
             self._end(seq)
-        self._cancelled = []
-        return [seq for seq in step if not seq.is_cancelled]
+        return [seq for seq in failed if seq not in cancelled]
 
     def check(self) -> None:
         """Raise AssertionError unless slots, tables, blocks and cache agree; for tests and idle times."""
         self._allocator.check()
 
-    def _take_step(self) -> list[Sequence]:
-        """End the current step; returns its sequences other than the decodes."""
-        chunks = self._chunks
-        if chunks is None:
-            raise RuntimeError("there is no plan that was neither completed nor failed")
-        self._chunks, self._num_sample_rows = None, 0
-        self._allocator.end_step()
-        return chunks
+    def _plan(self) -> ForwardPlan | None:
+        """Plan a step of all decodes, which have their blocks, and of what else there is room for."""
+        allocator, decodes, running = self._allocator, self._decodes, self._allocator.running
+        partial = []
+        if len(running) > len(decodes):
+            partial = [seq for seq in running if seq.row < 0 and seq.remaining and not seq.is_cancelled]
+        chunks = self._prefill.schedule(partial, self._config.max_num_batched_tokens - len(decodes))
+        chunks = [seq for seq in chunks if seq.num_scheduled]  # others were preempted by those behind them
+        if not decodes and not chunks:
+            return None
+        if self._draft_source is not None:
+            chunks = self._add_drafts(self._draft_source, sum(seq.num_scheduled for seq in chunks)) + chunks
+        changed = [seq for seq in allocator.changed if seq.num_scheduled]
+        for seq in changed:
+            del allocator.changed[seq]
+        plan = build_plan(
+            decodes,
+            chunks,
+            changed=changed,
+            has_sampling_extras=allocator.num_with_sampling_extras > 0,
+            block_size=self._pool.block_size,
+        )
+        self._steps.append(_Step(decodes.seqs[:], chunks, len(plan.sample_rows)))
+        transfers = self._pool.tier.take()
+        return plan if transfers is None else plan._replace(transfers=transfers)
 
-    def _complete_decodes(self, seqs: list[Sequence], tokens: list[int], token_ids: Int32) -> list[StepResult]:
-        """Apply the step to all decodes, which are ``seqs``; ``tokens`` and ``token_ids`` are their new tokens."""
-        may_end = self._decodes.append(token_ids)
+    def _may_plan_ahead(self) -> bool:
+        """Whether the next step depends neither on the tokens of the one in flight nor on a preemption."""
+        allocator = self._allocator
+        return not (
+            self._draft_source is not None
+            or allocator.num_with_penalties
+            or allocator.has_forked
+            or self._pool.window.num_tokens
+            or self._pool.tier.num_slots
+            or allocator.may_preempt()
+        )
+
+    def _take_step(self) -> "_Step":
+        if not self._steps:
+            raise RuntimeError("there is no plan that was neither completed nor failed")
+        return self._steps.pop(0)
+
+    def _cancelled(self) -> set[Sequence]:
+        """Running sequences that end without another result after a step in flight."""
+        return {seq for step in self._steps for seq in step.cancelled}
+
+    def _advance(self, step: "_Step") -> None:
+        """Apply what is known of a step before its tokens are, unless that has been done."""
+        if step.is_advanced:
+            return
+        step.is_advanced = True
+        self._allocator.end_step()
+        step.held = self._decodes.advance(len(step.decodes))
+        for seq in step.chunks:
+            step.progress.append(
+                (seq.num_computed_tokens // self._pool.block_size, seq.is_sampled * (1 + len(seq.drafts)))
+            )
+            if seq.drafts or seq in step.lost:
+                continue  # how far it gets depends on the tokens, or it waits again
+            seq.remaining -= seq.num_scheduled
+            seq.num_scheduled = 0
+            if not seq.remaining and not seq.forks and len(seq.tokens) + 1 < seq.max_len:
+                self._decodes.add(seq, is_known=False)
+        for seq in step.cancelled:
+            if seq.row >= 0:
+                self._decodes.remove(seq)
+                seq.num_scheduled = seq.remaining = 0
+
+    def _commit(self, step: "_Step") -> None:
+        """Add the blocks that the decodes of ``step`` have filled to the prefix cache."""
         self._allocator.commit_decodes()
-        if self._allocator.num_with_penalties:
-            for seq, token in zip(seqs, tokens, strict=True):
-                if seq.penalties is not None:
-                    seq.penalties.append(token)
-        # StepResult() calls a Python function for each: 60 us for 256 sequences instead of 15.
-        fields = zip(seqs, [[token] for token in tokens], range(len(seqs)), repeat(False), repeat(""), strict=False)
-        results: list[StepResult] = list(map(tuple.__new__, repeat(StepResult), fields))
-        for row in may_end:
-            if not seqs[row].is_cancelled:
-                results[row] = self._fork_or_finish(seqs[row], [tokens[row]], row)
-        return results
+        for row in step.held:
+            seq = step.decodes[row]
+            if seq.num_computed_tokens % self._pool.block_size == 0:
+                self._allocator.commit(seq, seq.num_computed_tokens // self._pool.block_size - 1)
 
     def _add_drafts(self, source: DraftSource, num_others: int) -> list[Sequence]:
         """Give drafts to some decodes from what is left of the step and of the blocks; returns these, now chunks."""
@@ -288,12 +362,10 @@ class Scheduler:
                 self._decodes.remove(seq)
                 seq.num_scheduled = 1 + len(seq.drafts)
                 drafted.append(seq)
-            else:
-                self._decodes.set_last_block(seq)
         return drafted
 
-    def _complete_chunk(self, seq: Sequence, samples: list[int]) -> list[int]:
-        """Apply the step to ``seq``, which is not among the decodes; returns its new tokens.
+    def _complete_chunk(self, seq: Sequence, samples: list[int], first_block: int) -> list[int]:
+        """Apply the tokens of a step to ``seq``, which was not among its decodes; returns its new tokens.
 
         Of drafts the accepted ones and one more token are appended, up to one that ends the sequence. Nothing of a
         rejected draft remains: neither a block, nor an entry of the cache index, nor a count.
@@ -302,25 +374,27 @@ class Scheduler:
             seq: The sequence.
             samples: The tokens sampled: none if some of its known tokens are still to be computed, else one more than
                 it has drafts.
+            first_block: The first block that the step wrote to.
         """
-        num_before = seq.num_computed_tokens
         count = num_accepted(seq.drafts, samples)
         if seq.drafts and self._draft_source is not None:
             self._draft_source.observe(seq, samples, count)
         num_drafts, seq.drafts = len(seq.drafts), []
-        seq.remaining -= seq.num_scheduled - num_drafts
-        seq.num_scheduled = 0
         new_tokens: list[int] = []
         for token in samples[: count + 1]:
             seq.append(token)
             new_tokens.append(token)
             if _finish_reason(seq):
                 break
-        if num_drafts:
+        if samples:
             # Keys and values of the newest token are not computed, those of accepted drafts before it are.
             seq.remaining = 1
+        if num_drafts:
+            seq.num_scheduled = 0
             self._allocator.release_unused_blocks(seq)
-        self._allocator.commit(seq, num_before // self._pool.block_size)
+        if seq.row >= 0:
+            self._decodes.set_token(seq)
+        self._allocator.commit(seq, first_block)
         return new_tokens
 
     def _recompute(self, seq: Sequence) -> None:
@@ -336,7 +410,12 @@ class Scheduler:
         reason = _finish_reason(seq)
         if reason:
             self._admission.observe_output_len(seq.num_output)
-            self._end(seq)
+            if self._steps and seq.row >= 0:  # the next step, in flight, has it too
+                self.cancel(seq)
+            else:
+                self._end(seq)
+        elif seq.row < 0:
+            self._decodes.add(seq)
         return StepResult(seq, token_ids, row, bool(reason), reason)
 
     def _end(self, seq: Sequence) -> None:
@@ -357,6 +436,31 @@ class Scheduler:
             self._deadlines = [entry for entry in self._deadlines if entry[2].status is not SequenceStatus.ENDED]
             heapq.heapify(self._deadlines)
             self._max_deadlines = 2 * len(self._deadlines) + _MIN_DEADLINES
+
+
+@dataclass(slots=True)
+class _Step:
+    """A plan that is neither completed nor failed.
+
+    Attributes:
+        decodes: Sequences of its first rows, which compute one token each and sample the next.
+        chunks: Its other sequences.
+        num_sample_rows: Tokens that it samples.
+        cancelled: Running sequences to end after it.
+        is_advanced: All was applied but the sampled tokens.
+        held: Indices of ``decodes`` without a row among the decodes since then: their token may end them.
+        lost: Those of ``chunks`` that were computed from invalid blocks.
+        progress: Of each of ``chunks``, the first block written to, and how many tokens are sampled for it.
+    """
+
+    decodes: list[Sequence]
+    chunks: list[Sequence]
+    num_sample_rows: int
+    cancelled: list[Sequence] = field(default_factory=list)
+    is_advanced: bool = False
+    held: list[int] = field(default_factory=list)
+    lost: list[Sequence] = field(default_factory=list)
+    progress: list[tuple[int, int]] = field(default_factory=list)
 
 
 def _finish_reason(seq: Sequence) -> str:

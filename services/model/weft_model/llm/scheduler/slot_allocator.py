@@ -30,6 +30,7 @@ class SlotAllocator:
         num_with_sampling_extras: Running sequences with log probabilities or penalties.
         num_with_penalties: Running sequences with penalties.
         has_forked: A sequence has forked since blocks were last reserved, so that a block to be written may be shared.
+        is_ahead: The step being planned follows one in flight.
         changed: Running sequences whose block table or slot is not uploaded, in the order of the changes.
         loads: What the current step loads from the second tier.
     """
@@ -43,7 +44,7 @@ class SlotAllocator:
         self.num_with_sampling_extras = self.num_with_penalties = 0
         self.changed: dict[Sequence, None] = {}
         self.decodes = Decodes(num_slots, pool.block_size)
-        self.has_forked = False
+        self.has_forked = self.is_ahead = False
         self.loads = PendingLoads(pool)
         self._pool = pool
         self._ranking = ranking
@@ -144,19 +145,33 @@ class SlotAllocator:
             self._computing.setdefault(block_hash, seq)
         return victims
 
-    def reserve_next_blocks(self, seqs: list[Sequence]) -> None:
-        """Give each of ``seqs``, all of ``decodes``, a block for its next token, preempting others if necessary.
+    def reserve_next_blocks(self) -> None:
+        """Give each of ``decodes`` a block for its next token, preempting others if necessary.
 
         A sequence that ranks worst of all is preempted itself.
         """
-        size = self._pool.block_size
-        if self.has_forked or len(seqs) > self._pool.num_free:
-            self.has_forked = False
-            for seq in sorted(seqs, key=lambda seq: seq.rank):
-                if seq.row >= 0:  # not preempted by one before it
-                    self._reserve_next_block(seq)
+        # The last block of a sequence that has forked is shared: its next writer gets a copy.
+        is_shared, self.has_forked = self.has_forked, False
+        seqs = self.decodes.seqs[:] if is_shared else self._without_block()
+        if not is_shared and len(seqs) <= self._pool.num_free:
+            self._append_blocks(seqs)
             return
-        seqs = [seq for seq in seqs if len(seq.block_table) * size < len(seq.tokens)]
+        for seq in sorted(seqs, key=lambda seq: seq.rank):
+            if seq.row >= 0:  # not preempted by one before it
+                self._reserve_next_block(seq)
+
+    def try_reserve_next_blocks(self) -> bool:
+        """As ``reserve_next_blocks``, but if blocks are short, change nothing and return False."""
+        seqs = self._without_block()
+        if len(seqs) > self._pool.num_free:
+            return False
+        self._append_blocks(seqs)
+        return True
+
+    def _without_block(self) -> list[Sequence]:
+        return [seq for seq, num_blocks in self.decodes.at_block_start() if len(seq.block_table) <= num_blocks]
+
+    def _append_blocks(self, seqs: list[Sequence]) -> None:
         for seq, block in zip(seqs, self._pool.allocate(len(seqs)), strict=True):
             seq.block_table.append(block)
             self.decodes.set_last_block(seq)
@@ -274,6 +289,15 @@ class SlotAllocator:
             self.has_forked = True
         parent.forks = []
 
+    def may_preempt(self) -> bool:
+        """Whether the first waiting sequence may preempt a running one, if it has to."""
+        return any(self._ranking.preemptible_by(seq, self.running) for seq in self.waiting.first(1))
+
+    def upload_again(self, seq: Sequence) -> None:
+        """The runner may not know what the last plan said of the running ``seq``."""
+        seq.num_uploaded_blocks, seq.num_uploaded_behind = -1, 0
+        self.changed[seq] = None
+
     def commit(self, seq: Sequence, first: int) -> None:
         """Add the full, computed blocks of ``seq`` from index ``first`` on to the prefix cache; free those behind."""
         if self._pool.enable_prefix_caching:
@@ -283,15 +307,15 @@ class SlotAllocator:
 
     def commit_decodes(self) -> None:
         """As ``commit``, for each of ``decodes`` that has just computed the last token of a block."""
-        seqs, pool = self.decodes.at_block_start(), self._pool
-        if pool.window.num_tokens:
-            for seq in seqs:
-                self.commit(seq, seq.num_computed_tokens // pool.block_size - 1)
-        elif pool.enable_prefix_caching:
-            for seq in seqs:
-                index = len(seq.block_table) - 1
-                self._hash(seq, index + 1)
-                self._commit_block(seq, index)
+        pool = self._pool
+        for seq, num_full in self.decodes.at_block_start():
+            if not num_full:
+                continue  # a fork of a prompt of one token
+            if pool.window.num_tokens:
+                self.commit(seq, num_full - 1)
+            elif pool.enable_prefix_caching:
+                self._hash(seq, num_full)
+                self._commit_block(seq, num_full - 1)
 
     def _commit(self, seq: Sequence, first: int) -> None:
         num_full = seq.num_computed_tokens // self._pool.block_size
@@ -356,12 +380,12 @@ class SlotAllocator:
         self._pool.tier.check()
 
     def _is_computed_now(self, seq: Sequence) -> bool:
-        """Whether a sequence in this step computes the first block of ``seq`` that is not cached."""
+        """Whether a sequence in this step, or in flight, computes the first block of ``seq`` that is not cached."""
         num_blocks = (len(seq.tokens) - 1) // self._pool.block_size
         if not 0 <= seq.num_matched_blocks < min(num_blocks, len(seq.hashes)):
             return False
         owner = self._computing.get(seq.hashes[seq.num_matched_blocks])
-        return owner is not None and owner.num_scheduled > 0
+        return owner is not None and (owner.num_scheduled > 0 or self.is_ahead)
 
     def _hash(self, seq: Sequence, num_blocks: int) -> None:
         seq.root = seq.root or self._pool.hasher.root(seq.request.salt)

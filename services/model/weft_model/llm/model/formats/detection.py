@@ -33,7 +33,7 @@ def weight_format(path: Path) -> WeightFormat | None:
     if not isinstance(config, Mapping):
         raise _fault("quantization_config", "an object", config)
     method = config.get("quant_method") or ("bitsandbytes" if "load_in_4bit" in config else None)
-    if method not in _METHODS:
+    if not isinstance(method, str) or method not in _METHODS:
         raise _fault("quantization_config.quant_method", f"one of {', '.join(_METHODS)}", method)
     return _METHODS[method](config)
 
@@ -70,8 +70,9 @@ def _float8(config: Mapping[str, Any]) -> Float8:
 
 def _compressed_tensors(config: Mapping[str, Any]) -> CompressedTensors:
     _one_of(config, "format", _COMPRESSED_FORMATS, config.get("format"))
-    if (config.get("sparsity_config") or {}).get("format", "dense") != "dense":
-        raise _fault("quantization_config.sparsity_config", "absent: sparse weights", config["sparsity_config"])
+    sparsity = config.get("sparsity_config") or {}
+    if not isinstance(sparsity, Mapping) or sparsity.get("format", "dense") != "dense":
+        raise _fault("quantization_config.sparsity_config", "absent or of format dense", sparsity)
     groups = config.get("config_groups")
     if not isinstance(groups, Mapping) or not all(isinstance(group, Mapping) for group in groups.values()):
         raise _fault("quantization_config.config_groups", "an object of objects", groups)
@@ -81,8 +82,11 @@ def _compressed_tensors(config: Mapping[str, Any]) -> CompressedTensors:
         if not isinstance(weights, Mapping):
             raise _fault(f"quantization_config.config_groups.{name}.weights", "an object", weights)
         _bits(weights, "num_bits", NUM_BITS)
-        if weights.get("block_structure") is not None:
-            float8 = _float8({"weight_block_size": weights["block_structure"]})
+        block = weights.get("block_structure")
+        if isinstance(block, str):  # "128x128"
+            block = [int(side) if side.isdecimal() else 0 for side in block.split("x")]
+        if block is not None:
+            float8 = _float8({"weight_block_size": block})
     return CompressedTensors(float8)
 
 

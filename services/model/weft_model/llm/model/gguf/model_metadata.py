@@ -25,7 +25,7 @@ def config_of_gguf(path: Path) -> dict[str, Any]:
     """
     with GgufFile.open(path) as file:
         architecture = file.metadata.get("general.architecture")
-        if architecture not in _ARCHITECTURES:
+        if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
             allowed = ", ".join(_ARCHITECTURES)
             raise InvalidArgumentError(
                 f"{file.name}: general.architecture must be one of {allowed}, got {architecture!r}; take another model"
@@ -43,13 +43,16 @@ class _Metadata:
         head_dim = self._count("attention.key_length", hidden // heads)
         if self._count("attention.value_length", head_dim) != head_dim:
             raise self._fault("attention.value_length", f"the key length, {head_dim}", "another")
+        num_layers = self._count("block_count")
+        if num_layers > len(self._file.tensors):
+            raise self._fault("block_count", f"at most the number of tensors, {len(self._file.tensors)}", num_layers)
         config: dict[str, Any] = {
             "architectures": [_ARCHITECTURES[self._architecture]],
             "hidden_size": hidden,
             "num_attention_heads": heads,
             "num_key_value_heads": self._count("attention.head_count_kv", heads),
             "head_dim": head_dim,
-            "num_hidden_layers": self._count("block_count"),
+            "num_hidden_layers": num_layers,
             "intermediate_size": self._count("feed_forward_length"),
             "max_position_embeddings": self._count("context_length"),
             "rms_norm_eps": self._number("attention.layer_norm_rms_epsilon"),

@@ -1,0 +1,48 @@
+"""Compilation of CPU kernels: what happens without numba, without a place for its cache, and while serving."""
+
+import logging
+
+import numba.core.caching
+import pytest
+import torch
+
+from weft_kernels import jit
+from weft_kernels.attention import cpu_kernel, reference
+from weft_kernels.vector_code import FLOAT32
+
+
+def test_without_numba_the_log_says_what_is_slower(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
+    """A numba that cannot be imported is no error; the reason is logged once."""
+
+    def fail(name: str) -> None:
+        raise ImportError("Numba needs NumPy 2.5 or less")
+
+    monkeypatch.setattr(jit.importlib, "import_module", fail)
+    with caplog.at_level(logging.WARNING, "weft.kernels"):
+        assert not jit.is_available.__wrapped__()
+    assert "Numba needs NumPy 2.5 or less" in caplog.text
+
+
+def test_a_kernel_is_compiled_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch):
+    """With neither directory of the cache writable, compiled code lives as long as the process."""
+    monkeypatch.setattr(numba.core.caching.CacheImpl, "_locator_classes", [])
+    double = jit.jit(lambda x: 2 * x)
+    assert 42 == double(21)
+
+
+def test_serving_compiles_nothing():
+    """What was prepared as a model loads serves every step: batches, prompts, windows."""
+    reference.prepare(8, 2, 80, torch.float32, torch.float32)
+    kernel = cpu_kernel._kernel(80, 4, FLOAT32, FLOAT32, False)
+    before = list(kernel.signatures)
+    assert 1 == len(before)
+    kv_layer = torch.zeros(9, 2, 16, 2, 80)
+    for q_lens, window in (((1,), 0), ((1, 5, 40), 7)):
+        q_start = torch.tensor([0, *q_lens]).cumsum(0).to(torch.int32)
+        ctx_len = torch.tensor(q_lens, dtype=torch.int32)
+        tables = torch.ones(len(q_lens), 3, dtype=torch.int32)
+        q = torch.randn(sum(q_lens), 8, 80)
+        limits = {"max_q_len": max(q_lens), "max_ctx_len": max(q_lens)}
+        out = reference.paged_attention(q, kv_layer, tables, q_start, ctx_len, scale=0.1, window=window, **limits)
+        assert torch.equal(torch.zeros_like(q), out)
+    assert before == kernel.signatures
