@@ -17,6 +17,7 @@ from benchmarks.language_model import (
     priorities,
     scheduler_alone,
     serving,
+    speculation,
 )
 from benchmarks.language_model.drive import Driver, run_burst
 from benchmarks.language_model.figures import Figure, render
@@ -32,6 +33,7 @@ _NUM_WARM = 16
 CASES: dict[str, Callable[[Model, Sizes], list[Figure]]] = {
     "C1": continuous.measure,
     "C2": prefixes.measure,
+    "C3": speculation.measure_ngram,
     "C4": chunking.measure,
     "C5": priorities.measure,
     "C6": cancelling.measure,
@@ -39,6 +41,7 @@ CASES: dict[str, Callable[[Model, Sizes], list[Figure]]] = {
     "C8": goodput.measure,
     "tier": offloading.measure,
     "serving": serving.measure,
+    "speculation": speculation.measure,
 }
 
 

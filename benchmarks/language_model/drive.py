@@ -19,6 +19,8 @@ from weft_model.llm.metrics import EngineMetrics
 from weft_model.llm.request import Delta, EngineRequest
 from weft_model.llm.runner import ModelRunner
 from weft_model.llm.sampling_params import SamplingParams
+from weft_model.llm.speculation.device_proposer import DeviceProposer
+from weft_model.llm.speculation.speculator import Speculator
 
 #: No run of a benchmark takes longer.
 _TIMEOUT_S = 300.0
@@ -117,6 +119,9 @@ class Driver:
         on_end: Called on the engine's thread with every request that has ended and owns nothing any more, its outcome
             and the time.
         wrap: Gets the engine's runner and gives the one to be used.
+        temperature: Of all answers; each draws with the seed 0.
+        speculator: As of ``Engine``.
+        proposer: As of ``ModelRunner``.
 
     Attributes:
         engine: Works within ``measured``.
@@ -129,10 +134,14 @@ class Driver:
         *,
         on_end: Callable[[EngineRequest, str, int], None] = lambda request, outcome, now_ns: None,
         wrap: Callable[[Runner], Runner] = lambda runner: runner,
+        temperature: float = 0.0,
+        speculator: Speculator | None = None,
+        proposer: DeviceProposer | None = None,
     ) -> None:
         metrics = _Watched(config, model.config, self._ended)
-        runner = wrap(ModelRunner(model.network, config))
-        self.engine = Engine(runner, config, model_config=model.config, metrics=metrics)
+        runner = wrap(ModelRunner(model.network, config, proposer=proposer))
+        self.engine = Engine(runner, config, model_config=model.config, metrics=metrics, speculator=speculator)
+        self._temperature = temperature
         self._on_end = on_end
         self._num_left = 0
         self._error: WeftError | None = None
@@ -157,7 +166,9 @@ class Driver:
             if on_delta is not None:
                 on_delta(answer)
 
-        params = SamplingParams(temperature=0.0, max_tokens=num_tokens or job.num_tokens, ignore_eos=True)
+        params = SamplingParams(
+            temperature=self._temperature, max_tokens=num_tokens or job.num_tokens, ignore_eos=True, seed=0
+        )
         answer = Answer(job, EngineRequest(job.prompt, params, sink, level=job.level))
         answer.start_ns = time.monotonic_ns()
         self.engine.submit(answer.request)

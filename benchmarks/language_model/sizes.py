@@ -21,6 +21,10 @@ class Sizes(NamedTuple):
         cancel_jobs: C6.
         scheduler_steps: C7, each round.
         serving_jobs: Of the row over gRPC.
+        speculated_tokens: Of each answer, C3 and speculation.
+        speculated_batches: Requests at a time, likewise.
+        head_steps: Of the training of heads for ``writer``; half as many for the permutation model.
+        head_tokens: Of the text for that.
     """
 
     num_rounds: int = 3
@@ -37,10 +41,14 @@ class Sizes(NamedTuple):
     cancel_jobs: int = 200
     scheduler_steps: int = 1000
     serving_jobs: int = 64
+    speculated_tokens: int = 128
+    speculated_batches: tuple[int, ...] = (1, 8, 16)
+    head_steps: int = 600
+    head_tokens: int = 65536
 
 
 FULL = Sizes()
 QUICK = Sizes(
     num_rounds=1, mixed_jobs=32, prefix_jobs=8, prefix_len=128, long_prompt=400, open_jobs=32, cancel_jobs=40,
-    scheduler_steps=100, serving_jobs=16,
+    scheduler_steps=100, serving_jobs=16, speculated_tokens=80, head_steps=20, head_tokens=4096,
 )  # fmt: skip

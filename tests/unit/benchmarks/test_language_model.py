@@ -23,6 +23,7 @@ torch.set_num_threads(1)
 _SIZES = Sizes(
     num_rounds=1, num_slots=4, num_step_tokens=64, mixed_jobs=8, baseline_rounds=1, prefix_jobs=4, prefix_len=64,
     decoders=2, long_prompt=100, open_jobs=6, alone_jobs=2, cancel_jobs=12, scheduler_steps=5, serving_jobs=4,
+    speculated_tokens=8, speculated_batches=(2,), head_steps=2, head_tokens=1024,
 )  # fmt: skip
 
 

@@ -96,9 +96,7 @@ class ModelRunner:
         dtype = _CODES.get(config.kv_dtype, model.dtype)
         shape = model.kv_shape(self.num_blocks, config.block_size, dtype)
         self.kv = torch.zeros(shape, dtype=torch.uint8 if dtype in MAX_CODE else dtype, device=model.device).view(dtype)
-        ops.prepare_attention(
-            model.config.num_heads, model.config.num_kv_heads, model.config.head_dim, model.dtype, dtype, model.device
-        )
+        model.prepare(dtype)
         self._store = open_store(config, self.kv)
         self.num_offload_blocks = 0 if self._store is None else self._store.num_slots
         num_columns = -(-config.max_model_len // config.block_size)

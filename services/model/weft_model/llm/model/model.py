@@ -89,6 +89,13 @@ class LlamaModel:
             num_blocks, config.num_layers, block_size, config.num_kv_heads, config.head_dim, dtype or self.dtype
         )
 
+    def prepare(self, kv_dtype: torch.dtype | None = None) -> None:
+        """Compile what steps with a KV cache of the type need, by default that of computation; nothing on a GPU."""
+        config = self.config
+        ops.prepare_attention(
+            config.num_heads, config.num_kv_heads, config.head_dim, self.dtype, kv_dtype or self.dtype, self.device
+        )
+
     def forward(
         self,
         token_ids: torch.Tensor,

@@ -77,7 +77,7 @@ def test_a_draft_model_shares_the_cache(tmp_path: Path) -> None:
     """Its keys and values count in ``kv_cache_bytes``: one of the target's size leaves half the blocks."""
     folder = write_model(tmp_path / "model")
     token_bytes = 2 * 32 * 4
-    sizes = {"num_blocks": 0, "kv_cache_bytes": 40 * 16 * token_bytes}
+    sizes = {"num_blocks": 0, "block_size": 16, "kv_cache_bytes": 40 * 16 * token_bytes}
     assert load(folder, **sizes).pool.num_blocks == 40
     assert load(folder, **sizes, speculation="draft", draft_model=str(folder)).pool.num_blocks == 20
 

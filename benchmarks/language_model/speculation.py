@@ -1,0 +1,234 @@
+"""C3 and the table of speculation: tokens per CPU-second with each proposer over those without, in turns."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from pydoc_data import topics
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.language_model.drive import Driver, Run, run_burst
+from benchmarks.language_model.figures import Figure, Target, figure
+from benchmarks.language_model.permuting import known_text, permutation_models
+from benchmarks.language_model.shapes import Model, Shape
+from benchmarks.language_model.sizes import Sizes
+from benchmarks.language_model.workloads import Job
+from weft_model.backends.llm.speculation import HOST_PROPOSERS, measured_cost
+from weft_model.backends.llm.text import TextCodec
+from weft_model.llm.config import EngineConfig, TransformerConfig
+from weft_model.llm.model.model import LlamaModel
+from weft_model.llm.model.weight_parts import EMBEDDING, LM_HEAD
+from weft_model.llm.model.weights import load_folder
+from weft_model.llm.runner import ModelRunner
+from weft_model.llm.speculation.depth import AdaptiveDepth, CostCurve, Depth, FixedDepth
+from weft_model.llm.speculation.device_proposer import DeviceProposer
+from weft_model.llm.speculation.draft_model import DraftModelProposer
+from weft_model.llm.speculation.head_training import HeadTraining, train_heads
+from weft_model.llm.speculation.medusa import MedusaProposer
+from weft_model.llm.speculation.medusa_heads import MedusaHeads
+from weft_model.llm.speculation.speculator import Speculator
+
+_WRITER = Path(__file__).resolve().parents[2] / "model_repository" / "model" / "writer" / "1"
+_NUM_DRAFTS = 4
+_ERROR_RATE = 0.2
+_STEP_TOKENS = 128
+_PROMPT_LEN = 64
+_WRITER_CONTEXT = 512
+_NOTE = (
+    "Tokens per CPU-second of the process, over those of the same requests without speculation, in turns; median of "
+    "the rounds. The engine has as many slots as there are requests."
+)
+_WRITER_NOTE = (
+    f"{_NOTE} It chooses the depth, up to 4 drafts. "
+    "Prompts of 64 tokens from the end of Python's documentation; heads are trained on its beginning; the draft model "
+    "is the first 2 of the model's 4 layers, untrained for that. Requires the samples (make models)."
+)
+_PERMUTATION_NOTE = (
+    f"{_NOTE} It chooses the depth, up to 4 drafts. "
+    f"Greedy; the text is a cycle of 16 tokens; the draft model is a layer of width 128 that errs at "
+    f"{_ERROR_RATE:.0%} of the tokens."
+)
+
+
+class _Way(NamedTuple):
+    """A proposer: its name, what makes it on the device, and the cost of steps with it."""
+
+    name: str
+    make: Callable[[], DeviceProposer] | None
+    cost: CostCurve
+
+    def driver(self, model: Model, config: EngineConfig, depth: Depth, temperature: float) -> Driver:
+        """An engine with this proposer, and with a depth of its own."""
+        speculator = Speculator(self.name, depth, HOST_PROPOSERS.get(self.name))
+        proposer = None if self.make is None else self.make()
+        return Driver(model, config, temperature=temperature, speculator=speculator, proposer=proposer)
+
+
+def measure_ngram(model: Model, sizes: Sizes) -> list[Figure]:
+    """C3: n-grams on a text that repeats, with always 4 drafts, and none."""
+    target, _ = permutation_models("mid" if model.shape.name == "toy" else model.shape.name, 0.0)
+    way = _Way("ngram", None, CostCurve([(1, 1.0)]))
+    figures = []
+    for num_seqs in (sizes.speculated_batches[0], sizes.speculated_batches[-1]):
+        config = _config(target, num_seqs)
+        jobs = _cycles(target, num_seqs, sizes.speculated_tokens)
+        turns = list(_turns(target, config, jobs, [way], sizes.num_rounds, lambda way: FixedDepth(_NUM_DRAFTS)))
+        what = f"n-grams, 4 drafts, {num_seqs} at a time, {target.shape.name}"
+        target_ratio = Target(">=", 1.5) if num_seqs == 1 else None
+        figures += _figures("C3", what, turns, way.name, target=target_ratio, note=_NOTE)
+    return figures
+
+
+def measure(model: Model, sizes: Sizes) -> list[Figure]:
+    """The table: each proposer, on the permutation model and on ``writer``."""
+    name = model.shape.name
+    target, draft = permutation_models(name, _ERROR_RATE)
+    embedding, lm_head = (target.weights[part] for part in (EMBEDDING, LM_HEAD))
+    text = known_text(target.shape.vocab_size, 16384)
+    heads = _heads(target.network, embedding, lm_head, text, num_steps=sizes.head_steps // 2)
+    figures = list(_table(target, f"permutation {name}", draft, heads, _cycles, sizes, (0.0,), _PERMUTATION_NOTE))
+    if _WRITER.is_dir():
+        figures += _measure_writer(sizes)
+    return figures
+
+
+def _measure_writer(sizes: Sizes) -> Iterator[Figure]:
+    config = TransformerConfig.from_folder(_WRITER)
+    weights = load_folder(_WRITER, config)
+    shape = Shape("writer", config.hidden_size, config.num_layers, config.intermediate_size, config.vocab_size)
+    model = Model(shape, config, weights, LlamaModel(config, dict(weights)))  # type: ignore[arg-type]
+    codec = TextCodec.from_folder(_WRITER, 1 << 24)
+    if codec is None:
+        raise FileNotFoundError(f"no tokenizer.json in {_WRITER}; make models builds it")
+    text = "\n".join(topics.topics.values()).encode()
+    ids = codec.ids(text, "documentation", adds_special_tokens=False, parses_special_tokens=False)[1]
+    num_held_out = len(ids) // 8
+    training = ids[:-num_held_out][: sizes.head_tokens].astype(np.int64)
+    heads = _heads(model.network, weights[EMBEDDING], weights[EMBEDDING], training, num_steps=sizes.head_steps)
+    small = TransformerConfig(**(vars(config) | {"num_layers": 2}))
+    draft = LlamaModel(small, {name: weight for name, weight in weights.items() if "layers.2" not in name})
+
+    def jobs(model: Model, num_seqs: int, num_tokens: int) -> list[Job]:
+        starts = np.linspace(len(ids) - num_held_out, len(ids) - _PROMPT_LEN, num_seqs).astype(int)
+        return [Job(ids[start : start + _PROMPT_LEN], num_tokens) for start in starts.tolist()]
+
+    yield from _table(model, "writer", draft, heads, jobs, sizes, (0.0, 1.0), _WRITER_NOTE)
+
+
+def _table(
+    model: Model,
+    name: str,
+    draft: LlamaModel,
+    heads: MedusaHeads,
+    make_jobs: Callable[[Model, int, int], list[Job]],
+    sizes: Sizes,
+    temperatures: Sequence[float],
+    note: str,
+) -> Iterator[Figure]:
+    """Figures of each proposer at each number of requests and temperature."""
+    makers: dict[str, Callable[[], DeviceProposer] | None] = {
+        "ngram": None,
+        "lookahead": None,
+        "draft": lambda: DraftModelProposer(draft, _STEP_TOKENS),
+        "medusa": lambda: MedusaProposer(model.network, heads),
+    }
+    ways = [_Way(kind, make, _cost(model, make, sizes.speculated_batches[-1])) for kind, make in makers.items()]
+    for num_seqs in sizes.speculated_batches:
+        jobs = make_jobs(model, num_seqs, sizes.speculated_tokens)
+        for temperature in temperatures:
+            turns = list(
+                _turns(
+                    model,
+                    _config(model, num_seqs),
+                    jobs,
+                    ways,
+                    sizes.num_rounds,
+                    lambda way: AdaptiveDepth(_NUM_DRAFTS, way.cost),
+                    temperature,
+                )
+            )
+            for way in ways:
+                what = f"{name}, T={temperature:g}, {num_seqs} at a time: {way.name}"
+                least = Target(">=", 0.98) if num_seqs == sizes.speculated_batches[-1] else None
+                yield from _figures(
+                    "speculation",
+                    what,
+                    turns,
+                    way.name,
+                    target=least,
+                    note=note,
+                )
+
+
+def _figures(
+    case: str,
+    what: str,
+    turns: Sequence[dict[str, tuple[Run, Speculator | None]]],
+    name: str,
+    *,
+    target: Target | None,
+    note: str,
+) -> Iterator[Figure]:
+    """Rates without and with the proposer, their ratio, acceptance, tokens of a step, and how many answers differ."""
+    pairs = [(turn[""][0], *turn[name]) for turn in turns]
+    rates = [(_rate(off), _rate(on)) for off, on, _ in pairs]
+    counts = [counts for _, _, counts in pairs if counts is not None]
+    yield figure(case, what, [on / off for off, on in rates], "x", target=target, note=note)
+    yield figure(case, "  tokens per CPU-s without", [off for off, _ in rates], "1/s")
+    yield figure(case, "  tokens per CPU-s with", [on for _, on in rates], "1/s")
+    yield figure(case, "  drafts accepted", [100 * one.num_accepted / max(one.num_drafts, 1) for one in counts], "%")
+    yield figure(case, "  tokens of a step with drafts", [one.mean_accepted_len for one in counts], "tokens")
+    different = [
+        sum(a.token_ids != b.token_ids for a, b in zip(off.answers, on.answers, strict=True)) for off, on, _ in pairs
+    ]
+    yield figure(case, "  answers that differ", different, "answers", target=Target("=", 0))
+
+
+def _turns(
+    model: Model,
+    config: EngineConfig,
+    jobs: Sequence[Job],
+    ways: Sequence[_Way],
+    num_rounds: int,
+    make_depth: Callable[[_Way], Depth],
+    temperature: float = 0.0,
+) -> Iterator[dict[str, tuple[Run, Speculator | None]]]:
+    """In each round a run without speculation, under the name "", and one with each proposer."""
+    for _ in range(num_rounds):
+        turn: dict[str, tuple[Run, Speculator | None]] = {
+            "": (run_burst(Driver(model, config, temperature=temperature), jobs), None)
+        }
+        for way in ways:
+            driver = way.driver(model, config, make_depth(way), temperature)
+            turn[way.name] = run_burst(driver, jobs), driver.engine.speculator
+        yield turn
+
+
+def _rate(run: Run) -> float:
+    return run.num_tokens / run.cpu_s
+
+
+def _cost(model: Model, make: Callable[[], DeviceProposer] | None, num_seqs: int) -> CostCurve:
+    config = _config(model, num_seqs)
+    runner = ModelRunner(model.network, config, proposer=None if make is None else make())
+    return measured_cost(config, runner, num_drafts=0 if make is None else _NUM_DRAFTS)
+
+
+def _config(model: Model, num_seqs: int) -> EngineConfig:
+    return model.engine_config(
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=_STEP_TOKENS,
+        max_model_len=_WRITER_CONTEXT,
+        num_speculative_tokens=_NUM_DRAFTS,
+    )
+
+
+def _cycles(model: Model, num_seqs: int, num_tokens: int) -> list[Job]:
+    """Prompts of one token each, of different cycles where there are as many."""
+    starts = np.random.default_rng(0).permutation(model.shape.vocab_size)[:num_seqs].astype(np.int32)
+    return [Job(starts[index : index + 1], num_tokens) for index in range(num_seqs)]
+
+
+def _heads(model: LlamaModel, embedding: object, lm_head: object, text: np.ndarray, *, num_steps: int) -> MedusaHeads:
+    heads, _ = train_heads(model, embedding, lm_head, text, HeadTraining(_NUM_DRAFTS, num_steps))  # type: ignore[arg-type]
+    return MedusaHeads(heads, "")
