@@ -25,7 +25,13 @@ def test_every_figure_is_made_on_a_tiny_model(monkeypatch: pytest.MonkeyPatch) -
     """Decodes, prompts, fewer bits: one line each, so that the program runs where there is a GPU."""
     monkeypatch.setattr(gpu_steps, "_STEPS", 1)
     monkeypatch.setattr(gpu_steps, "_ROUNDS", 1)
-    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8}
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 8,
+    }
     model = replace(gpu_steps.LLAMA_8B, vocab_size=128, num_layers=1, dtype="float32", **sizes)
     bench = gpu_steps.Bench(model, "cpu", 1e9, 1e9)
     assert 2 == len(list(gpu_steps.decode_figures(bench, ((1, 20), (3, 40)))))
