@@ -64,6 +64,7 @@ class Bench:
             device=self.device,
             dtype=str(network.dtype).removeprefix("torch."),
             kv_cache_dtype=kv,
+            block_size=16,
             max_num_seqs=num_seqs,
             max_model_len=length,
             num_blocks=1 + num_seqs * -(-length // 16),

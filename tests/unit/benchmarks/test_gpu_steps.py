@@ -1,5 +1,8 @@
 """The measurement of steps on a GPU: without one it says so; its plans are those of the scheduler."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +19,24 @@ def test_a_plan_has_every_token_in_a_block_of_its_own_sequence() -> None:
     rows = zip(np.repeat(plan.slots, 5).tolist(), plan.positions.tolist(), strict=True)
     assert [tables[slot, at // 16] * 16 + at % 16 for slot, at in rows] == plan.slot_mapping.tolist()
     assert [4, 9, 14] == plan.sample_rows.tolist()
+
+
+def test_every_figure_is_made_on_a_tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decodes, prompts, fewer bits: one line each, so that the program runs where there is a GPU."""
+    monkeypatch.setattr(gpu_steps, "_STEPS", 1)
+    monkeypatch.setattr(gpu_steps, "_ROUNDS", 1)
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 8,
+    }
+    model = replace(gpu_steps.LLAMA_8B, vocab_size=128, num_layers=1, dtype="float32", **sizes)
+    bench = gpu_steps.Bench(model, "cpu", 1e9, 1e9)
+    assert 2 == len(list(gpu_steps.decode_figures(bench, ((1, 20), (3, 40)))))
+    assert 1 == len(list(gpu_steps.prompt_figures(bench, ((2, 24),))))
+    assert ["bf16", "W8", "W4", "KV"] == [line.split()[1] for line in gpu_steps.lowbit_figures(bench, ((2, 20),))]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
