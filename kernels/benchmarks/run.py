@@ -20,6 +20,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from weft_kernels.attention.triton_kernel import paged_attention
+from weft_kernels.blocks.layout import MAX_CODE, cache_shape, split_layers
+from weft_kernels.linear.lowbit_triton_kernel import linear as lowbit
+from weft_kernels.linear.quantizers import quantize
 from weft_kernels.norm.triton_kernel import rms_norm
 from weft_kernels.rope_kv.triton_kernel import rope_and_store
 from weft_kernels.sampling.triton_kernel import sample
@@ -69,8 +72,12 @@ def main(arguments: list[str] | None = None) -> int:
     copy_gb_s = measure_copy()
     figures = [
         Figure("copy", "2 GiB", 2 * 2**31 / copy_gb_s / 1e3, copy_gb_s, "GB/s", 1.0, "itself"),
+        measure_product(),
+        *measure_lowbit(),
         *measure_prompts(),
         *measure_decoding(copy_gb_s),
+        *measure_codes(copy_gb_s),
+        measure_mixed(),
         *measure_rows(copy_gb_s),
         *measure_sampling(),
     ]
@@ -157,6 +164,85 @@ def measure_decoding(copy_gb_s: float) -> list[Figure]:
             case = f"decode {num_sequences} x {context}" + (" deterministic" if deterministic else "")
             figures.append(Figure("attention", case, time_us, rate, "GB/s", rate / copy_gb_s, "copy"))
     return figures
+
+
+def measure_product() -> Figure:
+    """The vendor's product of large matrices: the ceiling of prompts."""
+    size = 8192
+    left, right = torch.randn(2, size, size, device="cuda", dtype=DTYPE)
+    time_us = microseconds(lambda: left @ right)
+    return Figure("matmul", f"{size} x {size} x {size}", time_us, 2 * size**3 / time_us / 1e6, "TFLOP/s", 1.0, "itself")
+
+
+def measure_lowbit() -> list[Figure]:
+    """Products with weights of 8 and 4 bits beside the vendor's in bfloat16: what a decode step gains (W8, W4)."""
+    figures = []
+    weight = torch.randn(2 * 14336, HIDDEN_SIZE, device="cuda", dtype=DTYPE)  # gate and up
+    for num_rows in (1, 16, 64, 256):
+        x = torch.randn(num_rows, HIDDEN_SIZE, device="cuda", dtype=DTYPE)
+        plain_us = microseconds(lambda x=x: functional.linear(x, weight))
+        for num_bits in (8, 4):
+            codes = quantize(weight, num_bits)
+            for deterministic in (False, True):
+                time_us = microseconds(lambda x=x, c=codes, d=deterministic: lowbit(x, c, deterministic=d))
+                case = f"W{num_bits} {num_rows} rows" + (" deterministic" if deterministic else "")
+                rate = codes.num_bytes / time_us / 1e3
+                figures.append(Figure("lowbit", case, time_us, rate, "GB/s", plain_us / time_us, "bfloat16"))
+    return figures
+
+
+def measure_codes(copy_gb_s: float) -> list[Figure]:
+    """One token per sequence over caches of 8-bit codes (KV8): bytes of codes and scales read per second."""
+    figures = []
+    num_sequences, context = 64, 8192
+    q, _, tables = _cache(1, BLOCK_SIZE, num_rows=num_sequences)
+    blocks_each = context // BLOCK_SIZE
+    tables = torch.randperm(num_sequences * blocks_each, device="cuda").int().view(num_sequences, blocks_each)
+    starts = torch.arange(num_sequences + 1, dtype=torch.int32, device="cuda")
+    contexts = torch.full((num_sequences,), context, dtype=torch.int32, device="cuda")
+    for kv_dtype in (DTYPE, torch.int8, torch.float8_e4m3fn):
+        shape = cache_shape(tables.numel(), 1, BLOCK_SIZE, NUM_KV_HEADS, HEAD_DIM, kv_dtype)
+        cache = torch.zeros(shape, dtype=torch.uint8 if kv_dtype in MAX_CODE else kv_dtype, device="cuda").view(
+            kv_dtype
+        )
+        layer = split_layers(cache, NUM_KV_HEADS, HEAD_DIM)[0]
+        time_us = microseconds(
+            lambda kv=layer: paged_attention(
+                q, kv.kv, tables, starts, contexts, kv_scales=kv.scales, scale=0.1, max_q_len=1, max_ctx_len=context
+            )
+        )
+        rate = cache.nbytes / time_us / 1e3
+        case = f"{num_sequences} x {context} {str(kv_dtype).removeprefix('torch.')}"
+        figures.append(Figure("attention", case, time_us, rate, "GB/s", rate / copy_gb_s, "copy"))
+    return figures
+
+
+def measure_mixed() -> Figure:
+    """A decode over 65,536 tokens beside a chunk of a prompt, relative to both one after the other."""
+    context, chunk = 65_536, 512
+    q, kv_layer, tables = _cache(2, context, num_rows=1 + chunk)
+
+    def attend(starts: Tensor, contexts: Tensor, rows: slice, sequences: slice, longest: int) -> float:
+        return microseconds(
+            lambda: paged_attention(
+                q[rows],
+                kv_layer,
+                tables[sequences],
+                starts,
+                contexts,
+                scale=0.1,
+                max_q_len=longest,
+                max_ctx_len=context,
+            )
+        )
+
+    together_us = attend(_int32(0, 1, 1 + chunk), _int32(context, chunk), slice(None), slice(None), chunk)
+    decode_us = attend(_int32(0, 1), _int32(context), slice(0, 1), slice(0, 1), 1)
+    chunk_us = attend(_int32(0, chunk), _int32(chunk), slice(1, None), slice(1, 2), chunk)
+    num_bytes = (context + chunk) * 2 * NUM_KV_HEADS * HEAD_DIM * DTYPE.itemsize
+    ratio = (decode_us + chunk_us) / together_us
+    rate = num_bytes / together_us / 1e3
+    return Figure("attention", f"decode {context} + chunk {chunk}", together_us, rate, "GB/s", ratio, "one by one")
 
 
 def measure_rows(copy_gb_s: float) -> list[Figure]:

@@ -92,7 +92,7 @@ def test_tokens_on_graphs_are_those_without(config):
 
 def runner_of(**config: Any) -> Any:
     """The runner of a new engine."""
-    return make_engine(**config)._core._runner
+    return make_engine(block_size=16, **config)._core._runner
 
 
 @pytest.mark.parametrize(("num_seqs", "q_len"), [(3, 1), (5, 3)])

@@ -59,7 +59,11 @@ class BlockHasher:
         hashes: list[bytes] = []
         root = self.root(salt)
         num_blocks = len(tokens) // self._block_size
-        while len(hashes) < num_blocks and not is_stopped():
-            self.extend(hashes, root, tokens, min(len(hashes) + _NUM_SLICE_BLOCKS, num_blocks))
+        for end in range(_NUM_SLICE_BLOCKS, num_blocks, _NUM_SLICE_BLOCKS):
+            if is_stopped():
+                return hashes
+            self.extend(hashes, root, tokens, end)
             time.sleep(0)
+        if not is_stopped():
+            self.extend(hashes, root, tokens, num_blocks)
         return hashes

@@ -99,20 +99,29 @@ class Decodes:
         num_blocks = self.positions[rows] // self._block_size
         return [(self.seqs[row], count) for row, count in zip(rows.tolist(), num_blocks.tolist(), strict=True)]
 
-    def advance(self, num_rows: int) -> list[int]:
-        """Go on to the next token, not known yet, in the first ``num_rows`` rows, whose token a step computes.
+    def advance(self, num_rows: int, token_ids: Int32 | None = None) -> list[int]:
+        """Go on to the next token in the first ``num_rows`` rows, whose token a step computes.
+
+        Args:
+            num_rows: Rows of the step.
+            token_ids: Their next tokens; None: not known yet.
 
         Returns:
             Rows of sequences that the next token may end by their length, or that have forks; they are removed, and the
             others have moved.
         """
         self._positions[:num_rows] += 1
-        self._tokens[:num_rows] = UNKNOWN_TOKEN
+        self._tokens[:num_rows] = UNKNOWN_TOKEN if token_ids is None else token_ids
         rows: list[int] = np.flatnonzero(self._positions[:num_rows] + 1 >= self._max_lens[:num_rows]).tolist()
         for seq in [self.seqs[row] for row in rows]:
             self.remove(seq)
             seq.num_scheduled = seq.remaining = 0
         return rows
+
+    def set_tokens(self, seqs: list[Sequence], token_ids: Int32) -> None:
+        """The tokens of ``seqs``, which ``advance`` went through, were not known, and now are: ``[len(seqs)]``."""
+        rows = np.array([seq.row for seq in seqs], np.int64)
+        self._tokens[rows[rows >= 0]] = token_ids[rows >= 0]
 
     def append(self, seqs: list[Sequence], token_ids: Int32) -> list[int]:
         """Append to each of ``seqs``, which ``advance`` went through, its new token, ``[len(seqs)]``.
@@ -123,11 +132,6 @@ class Decodes:
         tokens: list[int] = token_ids.tolist()
         for seq, token in zip(seqs, tokens, strict=True):
             seq.tokens.append(token)
-        if self.seqs[: len(seqs)] == seqs:
-            self._tokens[: len(seqs)] = token_ids
-        else:
-            rows = np.array([seq.row for seq in seqs], np.int64)
-            self._tokens[rows[rows >= 0]] = token_ids[rows >= 0]
         if self._stop_ids.keys().isdisjoint(tokens):
             return []
         return [index for index, token in enumerate(tokens) if token in self._stop_ids]

@@ -168,7 +168,8 @@ class Scheduler:
         """
         if len(self._steps) != 1 or not self._may_plan_ahead():
             return None
-        self._advance(self._steps[0])
+        if not self._steps[0].is_advanced:
+            self._advance(self._steps[0])
         if not self._allocator.try_reserve_next_blocks():
             return None
         self._allocator.is_ahead = True
@@ -204,8 +205,11 @@ class Scheduler:
         if draft_ids is not None:
             _fill_in(step.chunks, draft_ids.tolist())
         step.lost = self._allocator.loads.finish(failed_loads)
-        self._advance(step)
         num_decodes = len(step.decodes)
+        if step.is_advanced:
+            self._decodes.set_tokens(step.decodes, token_ids[:num_decodes])
+        else:
+            self._advance(step, token_ids[:num_decodes])
         tokens: list[int] = token_ids.tolist()
         may_end = {*step.held, *self._decodes.append(step.decodes, token_ids[:num_decodes])}
         for row in step.held:
@@ -317,13 +321,11 @@ class Scheduler:
         """Running sequences that end without another result after a step in flight."""
         return {seq for step in self._steps for seq in step.cancelled}
 
-    def _advance(self, step: "_Step") -> None:
-        """Apply what is known of a step before its tokens are, unless that has been done."""
-        if step.is_advanced:
-            return
+    def _advance(self, step: "_Step", token_ids: Int32 | None = None) -> None:
+        """Apply all of a step but the tokens to its sequences; ``token_ids`` are those of its decodes, if known."""
         step.is_advanced = True
         self._allocator.end_step()
-        step.held = self._decodes.advance(len(step.decodes))
+        step.held = self._decodes.advance(len(step.decodes), token_ids)
         for seq in step.chunks:
             step.progress.append(
                 (seq.num_computed_tokens // self._pool.block_size, seq.is_sampled * (1 + len(seq.drafts)))
