@@ -74,7 +74,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set
                 array = np.zeros(1, np.int32) if name == "llm" else np.zeros((1, 1), np.float32)
                 call = InferCall(name, inputs={source: encode(array)})
                 with grpc.insecure_channel(address) as channel, contextlib.suppress(grpc.RpcError):
-                    GRPCInferenceServiceStub(channel).ModelInfer(request_from_call(call), timeout=20)
+                    GRPCInferenceServiceStub(channel).ModelInfer(request_from_call(call), timeout=120)
             found: dict[str, set[str]] = {"up": set()}
             for service in (*mesh.services, on_demand):
                 with urllib.request.urlopen(f"http://{service.metrics_address}/metrics", timeout=20) as response:

@@ -124,7 +124,10 @@ def train_heads(
     windows = _hidden_states(model, token_ids[: num_windows * window].reshape(num_windows, window))
     generator = torch.Generator().manual_seed(training.seed)
     embedding, lm_head = embedding.float(), lm_head.float()
-    heads = _new_heads(windows, embedding, training.num_heads, generator)
+    # Adam's steps are as long for all weights: with embeddings as large as states both parts learn at the same pace.
+    ratio = float(windows.hidden[0].float().norm(dim=-1).mean() / embedding.norm(dim=-1).mean().clamp(min=1e-6))
+    scaled = embedding * ratio
+    heads = _new_heads(embedding, training.num_heads, generator)
     own = _Windows(*(part[:-num_held_out] for part in windows))
     optimizer = torch.optim.AdamW([part for head in heads for part in head], lr=training.learning_rate)
     for step in range(training.num_steps):
@@ -132,13 +135,13 @@ def train_heads(
         optimizer.param_groups[0]["lr"] = training.learning_rate * warmth * (1 - step / training.num_steps)
         rows = torch.randint(len(own.token_ids), (training.batch_size,), generator=generator)
         columns = torch.randint(window - training.num_heads - 1, (training.batch_size,), generator=generator)
-        loss = _loss(heads, embedding, lm_head, _taken(own, rows, columns, training.num_heads))
+        loss = _loss(heads, scaled, lm_head, _taken(own, rows, columns, training.num_heads))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         on_step(step + 1, loss.item() / training.num_heads)
     held_out = _Windows(*(part[-num_held_out:] for part in windows))
-    heads = [Head(*(part.detach() for part in head)) for head in heads]
+    heads = [Head(head.state.detach(), head.token.detach() * ratio, head.bias.detach()) for head in heads]
     return heads, _accuracy(heads, embedding, lm_head, held_out)
 
 
@@ -169,15 +172,14 @@ def _hidden_states(model: LlamaModel, token_ids: npt.NDArray[np.int64]) -> _Wind
     return _Windows(ids, hidden)
 
 
-def _new_heads(windows: _Windows, embedding: Tensor, num_heads: int, generator: torch.Generator) -> list[Head]:
-    """Heads that carry the state on and hardly look at the token, whose embedding counts as much as the state."""
+def _new_heads(embedding: Tensor, num_heads: int, generator: torch.Generator) -> list[Head]:
+    """Heads that carry the state on and hardly look at the token."""
     width = embedding.shape[1]
-    ratio = float(windows.hidden[0].float().norm(dim=-1).mean() / embedding.norm(dim=-1).mean().clamp(min=1e-6))
     heads = []
     for _ in range(num_heads):
         noise = 0.01 * torch.randn(2, width, width, generator=generator).to(embedding.device)
         state = torch.cat([torch.eye(width, device=embedding.device), noise[0]])
-        parts = Head(state, noise[1] * ratio, torch.zeros(width, device=embedding.device))
+        parts = Head(state, noise[1], torch.zeros(width, device=embedding.device))
         heads.append(Head(*(part.requires_grad_() for part in parts)))
     return heads
 
