@@ -1,8 +1,8 @@
 """Compiles CPU kernels to machine code with numba (LLVM), where it is installed.
 
 Compiled code is kept on disk, for the processor and the source that it was made from: beside the source, or where that
-directory is not writable, in the user's cache directory. A first process compiles for about a second a kernel, later
-ones load it in some ten milliseconds.
+directory is not writable, in the user's cache directory; ``NUMBA_CACHE_DIR`` names another one. A first process
+compiles for about a second a kernel, later ones load it in some ten milliseconds.
 """
 
 import importlib
@@ -19,14 +19,30 @@ _log = logging.getLogger("weft.kernels")
 
 @cache
 def is_available() -> bool:
-    """Whether numba can be imported; without it operations on a CPU are those of torch. The first call takes 0.3 s."""
+    """Whether numba compiles here; without it operations on a CPU are those of torch. The first call takes 0.3 s."""
     try:
-        importlib.import_module("numba")
-    except ImportError as error:  # it refuses releases of numpy that are newer than it knows
+        numba = importlib.import_module("numba")
+    except (ImportError, OSError) as error:  # it refuses releases of numpy that are newer than it knows
         _log.warning("CPU kernels are not compiled, and attention is slower: %s; install numba", error)
+        return False
+    if numba.config.DISABLE_JIT:
+        _log.warning("CPU kernels are not compiled, and attention is slower: unset NUMBA_DISABLE_JIT")
         return False
     logging.getLogger("numba").setLevel(logging.WARNING)  # at DEBUG a compilation writes a thousand lines
     return True
+
+
+@cache
+def features() -> frozenset[str]:
+    """The instructions for which numba compiles, by LLVM's names (``avx512f``).
+
+    They are those of this CPU, or fewer: ``NUMBA_CPU_NAME``, ``NUMBA_CPU_FEATURES`` and ``NUMBA_ENABLE_AVX`` name
+    another one. LLVM ends the process at an instruction that is not among them.
+    """
+    from numba.core.registry import cpu_target  # noqa: PLC0415  # optional, and 0.3 s
+
+    _, _, listed = cpu_target.target_context.codegen().magic_tuple()
+    return frozenset(each[1:] for each in listed.split(",") if each.startswith("+"))
 
 
 def jit(function: Callable[..., Any], *modules: ModuleType) -> Callable[..., Any]:
@@ -40,14 +56,16 @@ def jit(function: Callable[..., Any], *modules: ModuleType) -> Callable[..., Any
     """
     import numba  # noqa: PLC0415  # optional, and 0.3 s
 
+    from weft_kernels.jit_cache import KernelCache  # noqa: PLC0415  # needs numba
+
     for module in modules:
         function.__qualname__ += f"_{zlib.crc32(Path(str(module.__file__)).read_bytes()):08x}"
-    options = {"nogil": True, "error_model": "numpy", "boundscheck": False}
+    compiled: Any = numba.njit(nogil=True, error_model="numpy", boundscheck=False)(function)
     try:
-        compiled: Callable[..., Any] = numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # neither directory is writable
-        compiled = numba.njit(**options)(function)
-    return compiled
+        compiled._cache = KernelCache(function)
+    except RuntimeError as error:  # neither directory is writable
+        _log.info("each process compiles, until NUMBA_CACHE_DIR names a directory that is writable: %s", error)
+    return compiled  # type: ignore[no-any-return]
 
 
 def jit_with(*modules: ModuleType) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -1,14 +1,35 @@
 """Compilation of CPU kernels: what happens without numba, without a place for its cache, and while serving."""
 
 import logging
+import os
+import subprocess
+import sys
 
-import numba.core.caching
 import pytest
 import torch
+
+pytest.importorskip("numba", reason="numba is not installed")
+
+import numba.core.caching
 
 from weft_kernels import jit
 from weft_kernels.attention import cpu_kernel, reference
 from weft_kernels.vector_code import FLOAT32
+
+_MULTIPLY_AND_ATTEND = """
+import torch
+from weft_kernels.attention import reference
+from weft_kernels.linear import cpu
+torch.set_num_threads(1)
+weight, x = torch.randn(70, 64), torch.randn(3, 64)
+for num_bits, atol in ((0, 1e-4), (8, 0.6)):
+    torch.testing.assert_close(x @ weight.t(), cpu.linear(weight, num_bits=num_bits)(x), atol=atol, rtol=0.01)
+q, one = torch.ones(1, 1, 8, dtype=torch.float16), torch.ones(1, dtype=torch.int32)
+limits = {"max_q_len": 1, "max_ctx_len": 1}
+kv, q_start = torch.ones(2, 2, 4, 1, 8, dtype=torch.float16), torch.tensor([0, 1], dtype=torch.int32)
+assert torch.equal(q, reference.paged_attention(q, kv, one.view(1, 1), q_start, one, scale=1.0, **limits))
+print([cpu.has_panels(dtype) for dtype in (torch.float32, torch.bfloat16, torch.int8)])
+"""
 
 
 def test_without_numba_the_log_says_what_is_slower(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
@@ -21,6 +42,29 @@ def test_without_numba_the_log_says_what_is_slower(monkeypatch: pytest.MonkeyPat
     with caplog.at_level(logging.WARNING, "weft.kernels"):
         assert not jit.is_available.__wrapped__()
     assert "Numba needs NumPy 2.5 or less" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}, ""),
+        ({"NUMBA_DISABLE_JIT": "1"}, "unset NUMBA_DISABLE_JIT"),
+    ],
+)
+def test_other_processors(environment: dict[str, str], words: str) -> None:
+    """Code for a processor without AVX-512 and float16, as for every machine of a cluster, and without any, is right.
+
+    LLVM would end the process at the first instruction that the processor lacks.
+    """
+    run = subprocess.run(
+        [sys.executable, "-c", _MULTIPLY_AND_ATTEND],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (0, "[False, False, False]\n") == (run.returncode, run.stdout), run.stderr
+    assert words in run.stderr
 
 
 def test_a_kernel_is_compiled_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch):

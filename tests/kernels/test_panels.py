@@ -1,6 +1,11 @@
 """Products with weights in panels on a CPU: right, of any number of rows, and of their own row alone."""
 
+import itertools
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -157,6 +162,46 @@ def test_several_threads() -> None:
             assert torch.equal(expected, multiply(x))
     finally:
         torch.set_num_threads(1)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no processes that fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_several_threads_in_a_forked_process() -> None:
+    """A process that forks after a product on several threads multiplies on threads of its own, and waits for none."""
+    code = """
+import os, signal, torch
+from weft_kernels.linear import panels
+work = []
+torch.set_num_threads(2)
+panels._share(lambda first, last: work.append(last - first), 64 * 32)
+child = os.fork()
+if not child:
+    signal.alarm(20)
+    panels._share(lambda first, last: work.append(last - first), 64 * 32)
+    os._exit(0 if sum(work) == 64 else 1)
+print(os.waitpid(child, 0)[1])
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "0\n" == run.stdout, run.stderr
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="this system has no huge pages that we know of")
+def test_large_weights_lie_in_huge_pages() -> None:
+    """Memory of a weight is private and asks for huge pages, so that fewer addresses have to be looked up."""
+    from weft_kernels.linear.panels import _memory
+
+    memory = _memory(8 << 20)
+    address = memory.ctypes.data
+    mappings = Path("/proc/self/smaps").read_text().split("VmFlags:")
+    for before, after in itertools.pairwise(mappings):
+        header = next((line for line in before.splitlines() if " " in line and "-" in line.split()[0]), "")
+        first, last = (int(edge, 16) for edge in header.split()[0].split("-"))
+        if first <= address < last:
+            assert "p" == header.split()[1][-1]
+            assert "hg" in after.splitlines()[0].split()
+            break
+    else:
+        pytest.fail("the memory is not among the mappings of the process")
 
 
 def test_what_is_taken_is_what_is_faster(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,7 @@ Source:
     https://arxiv.org/abs/2205.14135 (the running softmax), https://arxiv.org/abs/2309.06180 (pages).
 """
 
+import platform
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ from weft_kernels.attention.row_code import (
     softmax_step,
     weigh,
 )
-from weft_kernels.jit import jit
+from weft_kernels.jit import features, jit
 from weft_kernels.vector_code import DTYPES, INT8, ITEM_BYTES, copy_float32, load_int32, load_int64, store_int64
 
 #: Tokens of a sequence that are walked together, which share what the caches have of its keys.
@@ -40,7 +41,12 @@ _FEW_TOKENS = 4
 _VALUES = 16
 _NUM_GROUPS = TILE // GROUP
 _WORK_BYTES = 32
-_FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+#: Types of ``q``. x86 without F16C has float16 by calls of functions that compiled code does not find.
+_FLOATS = tuple(
+    dtype
+    for dtype in (torch.float32, torch.float16, torch.bfloat16)
+    if dtype != torch.float16 or "f16c" in features() or platform.machine().lower() not in ("x86_64", "amd64")
+)
 
 
 def paged_attention(
