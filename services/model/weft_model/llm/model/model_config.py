@@ -26,6 +26,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     _MISTRAL: {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
 }
 _ACTIVATIONS = ("silu", "swish")
+#: Most layers and positions: tables grow with them, and a file may claim any number.
+_MAX_LAYERS, _MAX_CONTEXT_LEN = 4096, 2**24
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _POSITIVE = (
     "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
@@ -104,6 +106,9 @@ class TransformerConfig:
         if self.dtype not in DTYPE_BYTES:
             raise _fault("dtype", f"one of {', '.join(DTYPE_BYTES)}", self.dtype)
         object.__setattr__(self, "rope", checked_rope(self.rope))
+        if self.max_context_len > _MAX_CONTEXT_LEN:
+            allowed = f"at most {_MAX_CONTEXT_LEN}, extension by rope_parameters included"
+            raise _fault("max_position_embeddings", allowed, self.max_context_len)
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -160,6 +165,8 @@ class TransformerConfig:
         values = _DEFAULTS[architecture] | {name: value for name, value in config.items() if value is not None}
         _refuse_unsupported(values)
         num_layers, num_heads = _count(values, "num_hidden_layers"), _count(values, "num_attention_heads")
+        if num_layers > _MAX_LAYERS:
+            raise _fault("num_hidden_layers", f"at most {_MAX_LAYERS}", num_layers)
         hidden_size = _count(values, "hidden_size")
         has_bias = architecture != _MISTRAL and bool(values.get("attention_bias", False))
         window, sliding_layers = _sliding(architecture, config, values, num_layers)
