@@ -85,7 +85,7 @@ def matrix_bytes(weight: Matrix, dtype: torch.dtype, num_bits: int = 0) -> int:
     if isinstance(weight, QuantizedWeight):
         return weight.num_bytes
     if not num_bits:
-        return weight.numel() * dtype.itemsize
+        return int(weight.numel() * dtype.itemsize)
     return quantized_bytes((weight.shape[0], weight.shape[1]), num_bits)
 
 

@@ -1,6 +1,7 @@
 """``weft quantize``: what it writes is the rounded model, what it reports is so, and what it refuses leaves nothing."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -175,7 +176,7 @@ def test_an_interrupted_write_leaves_nothing(
     def fail(*args: object) -> None:
         raise error
 
-    for module, name in ((folder_writer, "save_file"), (folder_writer.shutil, "copyfile")):
+    for module, name in ((folder_writer, "save_file"), (shutil, "copyfile")):
         with monkeypatch.context() as patch:
             patch.setattr(module, name, fail)
             if isinstance(error, KeyboardInterrupt) or name == "copyfile":

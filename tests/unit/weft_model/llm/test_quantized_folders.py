@@ -299,6 +299,14 @@ def test_sizes_that_nothing_has(tmp_path: Path, change: dict[str, Any]) -> None:
         TransformerConfig.from_folder(tmp_path)
 
 
+def test_ends_outside_of_the_vocabulary(tmp_path: Path) -> None:
+    """An end-of-text token without a logit is left out: `min_tokens` forbids ends by their place in the logits."""
+    save_folder(tmp_path, *FORMATS["gptq"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": [3, CONFIG.vocab_size, 10**12]}))
+    assert TransformerConfig.from_folder(tmp_path).eos_token_ids == (3,)
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_any_tensor_may_be_missing(tmp_path: Path, kind: str) -> None:
     """A module without one of its tensors is an error that names it, unless the format can do without the tensor."""

@@ -59,7 +59,7 @@ class TransformerConfig:
         has_output_bias: The output projection of attention has a bias.
         sliding_window: Tokens that a token attends to, including itself, in ``sliding_layers``. 0: all.
         sliding_layers: Whether each layer uses the window. Empty: all layers do, if there is one.
-        eos_token_ids: End-of-text tokens.
+        eos_token_ids: End-of-text tokens. Those of a file that are outside of the vocabulary are left out.
         bos_token_id: Beginning-of-text token; None: there is none.
         dtype: Type of the published weights: ``float32``, ``float16`` or ``bfloat16``.
 
@@ -170,10 +170,11 @@ class TransformerConfig:
         hidden_size = _count(values, "hidden_size")
         has_bias = architecture != _MISTRAL and bool(values.get("attention_bias", False))
         window, sliding_layers = _sliding(architecture, config, values, num_layers)
-        ends = (generation or {}).get("eos_token_id")
+        vocab_size, ends = _count(values, "vocab_size"), (generation or {}).get("eos_token_id")
+        eos = _token_ids("eos_token_id", values.get("eos_token_id") if ends is None else ends)
         return cls(
             architecture=architecture,
-            vocab_size=_count(values, "vocab_size"),
+            vocab_size=vocab_size,
             hidden_size=hidden_size,
             intermediate_size=_count(values, "intermediate_size"),
             num_layers=num_layers,
@@ -189,7 +190,7 @@ class TransformerConfig:
             has_output_bias=architecture != _QWEN2 and has_bias,
             sliding_window=window,
             sliding_layers=sliding_layers,
-            eos_token_ids=_token_ids("eos_token_id", values.get("eos_token_id") if ends is None else ends),
+            eos_token_ids=tuple(token for token in eos if token < vocab_size),
             bos_token_id=next(iter(_token_ids("bos_token_id", values.get("bos_token_id"))), None),
             dtype=str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch."),
         )

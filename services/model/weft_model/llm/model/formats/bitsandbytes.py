@@ -66,7 +66,7 @@ class BitsAndBytes4(WeightFormat):
             outer = checkpoint.read(f"{prefix}.nested_absmax").repeat_interleave(int(state["nested_blocksize"]))
             table = checkpoint.read(f"{prefix}.nested_quant_map")
             offset = state.get("nested_offset")
-            if type(offset) not in (int, float) or not abs(offset) < _MAX_OFFSET:
+            if not isinstance(offset, int | float) or offset is True or not abs(offset) < _MAX_OFFSET:
                 raise wrong(name, "JSON with a finite number 'nested_offset'", offset)
             scales = table[scales.int()] * outer[: len(scales)] + offset
         packed = checkpoint.read(prefix).flatten()
