@@ -32,14 +32,14 @@ def target() -> LlamaModel:
 
 
 @cache
-def _other() -> LlamaModel:
+def other() -> LlamaModel:
     """A model of another width and depth with the same vocabulary; most of its drafts are wrong."""
     config = SHAPES["wide"]
     return LlamaModel(config, dict(random_weights(config, seed=8)))
 
 
 @cache
-def _random_heads() -> MedusaHeads:
+def random_heads() -> MedusaHeads:
     """Eight heads without sense."""
     width = MODEL.hidden_size
     generator = torch.Generator().manual_seed(1)
@@ -87,8 +87,8 @@ def options(
     if name == "lookahead":
         return {"speculator": Speculator(name, policy, LookaheadProposer)}
     if name == "medusa":
-        return {"speculator": Speculator(name, policy), "proposer": MedusaProposer(target(), _random_heads())}
-    draft = model or (target() if name == "self" else _other())
+        return {"speculator": Speculator(name, policy), "proposer": MedusaProposer(target(), random_heads())}
+    draft = model or (target() if name == "self" else other())
     return {"speculator": Speculator("draft", policy), "proposer": DraftModelProposer(draft, max_num_tokens)}
 
 
