@@ -45,7 +45,7 @@ class Sizes(NamedTuple):
     speculated_rounds: int = 6
     speculated_tokens: int = 128
     speculated_batches: tuple[int, ...] = (1, 8, 16)
-    head_steps: int = 600
+    head_steps: int = 200
     head_tokens: int = 65536
 
 
