@@ -63,6 +63,7 @@ class Run:
         answers: In the order of the jobs.
         duration_s: From the start to the last token, wall time.
         cpu_s: CPU time of the process meanwhile, all threads.
+        thread_s: CPU time of the engine's thread alone, until the last job ended.
         num_steps: Steps of the engine.
         num_preemptions: Seats lost.
         hit_rate: Share of prompt tokens that the prefix cache had.
@@ -71,6 +72,7 @@ class Run:
     answers: list[Answer]
     duration_s: float
     cpu_s: float
+    thread_s: float
     num_steps: int
     num_preemptions: int
     hit_rate: float
@@ -144,6 +146,7 @@ class Driver:
         self._temperature = temperature
         self._on_end = on_end
         self._num_left = 0
+        self._thread_s = 0.0
         self._error: WeftError | None = None
         self._is_done = threading.Event()
 
@@ -208,13 +211,22 @@ class Driver:
             self.engine.stop(0.0)
         metrics = self.engine.metrics
         runs.append(
-            Run(list(answers), duration_s, cpu_s, metrics.num_steps, self.engine.num_preemptions, metrics.hit_rate)
+            Run(
+                list(answers),
+                duration_s,
+                cpu_s,
+                self._thread_s,
+                metrics.num_steps,
+                self.engine.num_preemptions,
+                metrics.hit_rate,
+            )
         )
 
     def _ended(self, request: EngineRequest, outcome: str, now_ns: int) -> None:
         self._on_end(request, outcome, now_ns)
         self._num_left -= 1
         if not self._num_left:
+            self._thread_s = time.thread_time()
             self._is_done.set()
 
 

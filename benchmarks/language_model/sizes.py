@@ -21,6 +21,7 @@ class Sizes(NamedTuple):
         cancel_jobs: C6.
         scheduler_steps: C7, each round.
         serving_jobs: Of the row over gRPC.
+        speculated_rounds: Of speculation, whose figures are the best ones.
         speculated_tokens: Of each answer, C3 and speculation.
         speculated_batches: Requests at a time, likewise.
         head_steps: Of the training of heads for ``writer``; half as many for the permutation model.
@@ -41,6 +42,7 @@ class Sizes(NamedTuple):
     cancel_jobs: int = 200
     scheduler_steps: int = 1000
     serving_jobs: int = 64
+    speculated_rounds: int = 6
     speculated_tokens: int = 128
     speculated_batches: tuple[int, ...] = (1, 8, 16)
     head_steps: int = 600
@@ -50,5 +52,6 @@ class Sizes(NamedTuple):
 FULL = Sizes()
 QUICK = Sizes(
     num_rounds=1, mixed_jobs=32, prefix_jobs=8, prefix_len=128, long_prompt=400, open_jobs=32, cancel_jobs=40,
-    scheduler_steps=100, serving_jobs=16, speculated_tokens=80, head_steps=20, head_tokens=4096,
+    scheduler_steps=100, serving_jobs=16, speculated_rounds=1, speculated_tokens=80, head_steps=20,
+    head_tokens=4096,
 )  # fmt: skip

@@ -56,6 +56,14 @@ def test_norm_of_odd_rows() -> None:
     assert (0, 20) == own_norm.rms_norm(x[:0], torch.ones(20), 1e-5)[0].shape
 
 
+def test_norm_with_gains_of_another_type() -> None:
+    """Gains are read as the type that they have, and no memory beyond them."""
+    x, weight = _normal(9, 64), _normal(64, seed=1)
+    for rows, gains in ((x, weight.bfloat16()), (x.bfloat16(), weight)):
+        expected, _ = norm.rms_norm(rows, gains, 1e-5)
+        torch.testing.assert_close(own_norm.rms_norm(rows, gains, 1e-5)[0], expected, **BOUNDS[rows.dtype])
+
+
 @DTYPES
 @pytest.mark.parametrize("size", [1, 33, 704])
 def test_activation(dtype: torch.dtype, size: int) -> None:

@@ -1,5 +1,9 @@
 """Products on a CPU with packed weights: right, of any number of rows, and of their own row alone."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -73,7 +77,21 @@ def test_eight_bits_lose_about_a_hundredth(shape: tuple[int, int]) -> None:
     exact = x.double() @ weight.double().t()
     out = Int8Linear(weight, bias)(x).double() - bias
     errors = (out - exact).norm(dim=0) / exact.norm(dim=0)
-    assert errors.median() < 0.013
+    assert errors.median() < (0.013 if onednn._largest_code() == 127 else 0.02)
+
+
+def test_eight_bits_on_a_cpu_without_vnni() -> None:
+    """Sums of pairs of codes, for which such a CPU has 16 bits, fit there: products of positive numbers are exact."""
+    code = """
+import torch
+from weft_kernels.linear.onednn import Int8Linear
+torch.set_num_threads(1)
+for num_rows in (1, 2, 40):
+    print((Int8Linear(torch.ones(70, 256))(torch.ones(num_rows, 256)) - 256).abs().max().item() < 1e-3)
+"""
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert 3 * "True\n" == run.stdout, run.stderr
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

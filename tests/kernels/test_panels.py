@@ -235,4 +235,8 @@ def test_without_instructions_for_codes(monkeypatch: pytest.MonkeyPatch, caplog:
         assert isinstance(cpu.linear(_normal(40, 64), num_bits=8), onednn.Int8Linear)
         cpu.linear(_normal(40, 65), num_bits=4)
         assert "weights of 65 inputs, no multiple of 32, have 8 bits instead of 4" in caplog.text
+        monkeypatch.setattr(onednn, "is_native", lambda dtype: False)
+        monkeypatch.setattr(onednn, "Int8Linear", None)
+        weight = _normal(40, 64)
+        assert _error(cpu.linear(weight, num_bits=8)(x), x.double() @ weight.double().t()) < 0.013
     cpu._say_once.cache_clear()

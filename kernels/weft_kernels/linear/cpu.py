@@ -82,6 +82,8 @@ def has_panels(dtype: torch.dtype) -> bool:
 def _rounded(weight: Tensor, bias: Tensor | None, num_bits: int) -> Product:
     if num_bits == 8:
         if not has_panels(torch.int8):
+            if not onednn.is_native(torch.float32):  # this torch has no oneDNN
+                return linear(quantize_linear(weight, 8), bias, dtype=weight.dtype)
             return onednn.Int8Linear(weight, bias)
         from weft_kernels.linear.panels import PanelInt8Linear  # noqa: PLC0415  # needs numba
 

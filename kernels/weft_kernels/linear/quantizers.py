@@ -27,9 +27,21 @@ def quantize(weight: Tensor, num_bits: int) -> QuantizedWeight:
         num_bits: 8: a scale for each output. 4: a scale and a zero point for each 32 inputs of an output, float16; if K
             is no multiple of 32, 8 bits.
     """
-    if num_bits == 4 and weight.shape[1] % GROUP_SIZE == 0:
+    if _has_groups(weight.shape[1], num_bits):
         return quantize_linear(weight, 4, GROUP_SIZE, is_symmetric=False, scales_dtype=torch.float16)
     return quantize_linear(weight, 8)
+
+
+def quantized_bytes(shape: tuple[int, int], num_bits: int) -> int:
+    """Memory of the result of ``quantize`` for a weight of the shape ``(N, K)``."""
+    num_outputs, num_inputs = shape
+    if _has_groups(num_inputs, num_bits):
+        return num_outputs * (num_inputs // 2 + num_inputs // GROUP_SIZE * 4)
+    return num_outputs * (num_inputs + 4)
+
+
+def _has_groups(num_inputs: int, num_bits: int) -> bool:
+    return num_bits == 4 and num_inputs % GROUP_SIZE == 0
 
 
 def quantize_linear(

@@ -149,5 +149,5 @@ def test_the_program_runs_the_cases_that_are_named(capsys, monkeypatch):
     assert 0 == program.main(["--only", "C6", "--shape", "tiny", "--quick"])
     assert "a figure" in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        program.main(["--only", "C3"])
-    assert "no case C3; there are C1, C2, C4" in capsys.readouterr().err
+        program.main(["--only", "C0"])
+    assert "no case C0; there are C1, C2, C3" in capsys.readouterr().err

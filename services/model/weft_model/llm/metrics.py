@@ -157,6 +157,7 @@ class EngineMetrics:
         config: The engine's; provides default latency objectives and peak rates.
         model_config: The model's shape, from which arithmetic and memory traffic are computed.
         observer: Receives every event as well.
+        weight_bytes: See ``StepCost``.
 
     Attributes:
         queue_time: From arrival to the first slot, of requests with at least one token.
@@ -177,12 +178,17 @@ class EngineMetrics:
     """
 
     def __init__(
-        self, config: EngineConfig, model_config: TransformerConfig, *, observer: EngineObserver | None = None
+        self,
+        config: EngineConfig,
+        model_config: TransformerConfig,
+        *,
+        observer: EngineObserver | None = None,
+        weight_bytes: int | None = None,
     ) -> None:
         self._config = config
         self._observer = observer or EngineObserver()
         self._cost = (
-            StepCost(model_config, config.dtype, config.kv_dtype)
+            StepCost(model_config, config.dtype, config.kv_dtype, weight_bytes)
             if config.peak_flops_per_s or config.peak_bytes_per_s
             else None
         )

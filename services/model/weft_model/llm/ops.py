@@ -19,7 +19,7 @@ from weft_kernels import jit
 from weft_kernels.blocks.layout import KVLayer
 from weft_kernels.linear import cpu
 from weft_kernels.linear.quantized import QuantizedWeight
-from weft_kernels.linear.quantizers import quantize
+from weft_kernels.linear.quantizers import quantize, quantized_bytes
 
 _VARIABLE = "WEFT_KERNELS"
 _CHOICES = ("auto", "triton")
@@ -76,6 +76,17 @@ def linear(
         return partial(lowbit_triton_kernel.linear, weight=weight, bias=bias, deterministic=deterministic)
     multiply = _pick("linear", "linear", weight)
     return partial(multiply, weight=weight.contiguous(), bias=bias, deterministic=deterministic)
+
+
+def matrix_bytes(weight: Matrix, dtype: torch.dtype, num_bits: int = 0) -> int:
+    """Bytes that a product with the weight reads, by the arguments of ``linear``; paddings are not counted."""
+    if isinstance(weight, tuple):
+        return sum(matrix_bytes(part, dtype, num_bits) for part in weight)
+    if isinstance(weight, QuantizedWeight):
+        return weight.num_bytes
+    if not num_bits:
+        return int(weight.numel() * dtype.itemsize)
+    return quantized_bytes((weight.shape[0], weight.shape[1]), num_bits)
 
 
 class _Joined:

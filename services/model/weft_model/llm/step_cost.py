@@ -16,9 +16,10 @@ class StepCost:
         model: The model's shape.
         dtype: Type of weights, a key of ``DTYPE_BYTES``.
         kv_dtype: Type of the KV cache, as of ``kv_bytes_per_token``.
+        weight_bytes: Of all matrices of products as they are in memory; None: as numbers of ``dtype``.
     """
 
-    def __init__(self, model: TransformerConfig, dtype: str, kv_dtype: str) -> None:
+    def __init__(self, model: TransformerConfig, dtype: str, kv_dtype: str, weight_bytes: int | None = None) -> None:
         width = model.num_heads * model.head_dim
         num_layer_weights = 2 * model.hidden_size * (width + model.num_kv_heads * model.head_dim)
         num_layer_weights += 3 * model.hidden_size * model.intermediate_size
@@ -26,7 +27,8 @@ class StepCost:
         self._flops_per_token = 2 * model.num_layers * num_layer_weights
         self._flops_per_sample = 2 * num_head_weights
         self._flops_per_seen_token = 4 * model.num_layers * width
-        self._weight_bytes = (model.num_layers * num_layer_weights + num_head_weights) * DTYPE_BYTES[dtype]
+        num_weights = model.num_layers * num_layer_weights + num_head_weights
+        self._weight_bytes = num_weights * DTYPE_BYTES[dtype] if weight_bytes is None else weight_bytes
         self._kv_bytes_per_token = model.kv_bytes_per_token(kv_dtype)
 
     def of(self, plan: ForwardPlan) -> tuple[int, int]:

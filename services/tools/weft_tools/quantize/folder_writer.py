@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -31,7 +32,7 @@ class FolderWriter:
 
     def __init__(self, output: Path, source: Path) -> None:
         if output.exists():
-            raise AlreadyExistsError(f"{output} exists; nothing was done. Remove it, or give another --output")
+            raise _exists(output)
         if not output.absolute().parent.is_dir():
             raise NotFoundError(f"no folder {output.absolute().parent}, which --output should be in; make it")
         self._output = output
@@ -44,7 +45,7 @@ class FolderWriter:
             for file in source.iterdir():
                 if file.is_file() and not file.name.endswith(_WEIGHTS):
                     shutil.copyfile(file, self.path / file.name)
-        except OSError:
+        except BaseException:
             shutil.rmtree(self.path, ignore_errors=True)
             raise
 
@@ -75,10 +76,26 @@ class FolderWriter:
             shutil.copymode(self.path / "config.json", file)  # safetensors' own is for the owner alone
 
     def finish(self) -> None:
-        """Give the folder its name."""
-        self.path.rename(self._output)
+        """Give the folder its name.
+
+        Raises:
+            AlreadyExistsError: Another program has made ``output`` meanwhile.
+        """
+        try:
+            self.path.rename(self._output)
+        except OSError as error:
+            if self._output.exists():
+                raise _exists(self._output) from error
+            raise
 
     def _flush(self, filename: str) -> None:
-        save_file(self._tensors, self.path / filename, {"format": "pt"})
+        try:
+            save_file(self._tensors, self.path / filename, {"format": "pt"})
+        except SafetensorError as error:  # of a full disk, for one
+            raise OSError(f"cannot write {filename} beside {self._output}: {error}") from error
         self._index |= dict.fromkeys(self._tensors, filename)
         self._tensors, self._num_bytes = {}, 0
+
+
+def _exists(output: Path) -> AlreadyExistsError:
+    return AlreadyExistsError(f"{output} exists; nothing was done. Remove it, or give another --output")

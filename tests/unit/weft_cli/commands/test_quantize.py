@@ -1,18 +1,22 @@
 """``weft quantize``: what it writes is the rounded model, what it reports is so, and what it refuses leaves nothing."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from tests.unit.weft_model.llm.quantized_folders import CONFIG, FORMATS, gptq, save_folder
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from weft_cli.__main__ import main
+from weft_common.errors import AlreadyExistsError
 from weft_kernels.linear.quantized import QuantizedWeight
 from weft_kernels.linear.quantizers import quantize_linear, quantize_nf4
 from weft_model.llm.model.weights import load_folder
+from weft_tools.quantize import folder_writer
 from weft_tools.quantize.gptq import quantize_gptq
 from weft_tools.quantize.predictions import Predictions
 
@@ -161,6 +165,40 @@ def test_output_that_exists(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     arguments = ["--method", "int8", "--data", str(folder / "text.txt")]
     assert main(["quantize", str(folder), "--output", str(folder.parent / "a" / "b"), *arguments]) == 1
     assert "which --output should be in; make it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [SafetensorError("No space left on device"), KeyboardInterrupt()])
+def test_an_interrupted_write_leaves_nothing(
+    folder: Path, error: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Neither a full disk nor an interrupt, while files are copied or weights written, leaves a folder behind."""
+
+    def fail(*args: object) -> None:
+        raise error
+
+    for module, name in ((folder_writer, "save_file"), (shutil, "copyfile")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, fail)
+            if isinstance(error, KeyboardInterrupt) or name == "copyfile":
+                with pytest.raises(type(error)):
+                    quantize(folder, "int8")
+            else:
+                assert quantize(folder, "int8") == 1
+                assert "No space left on device" in capsys.readouterr().err
+        assert [folder] == list(folder.parent.iterdir())
+
+
+def test_an_output_that_appears_meanwhile_is_kept(folder: Path) -> None:
+    """Of two commands with one output the later one fails, and what the first has written stays."""
+    output = folder.parent / "small"
+
+    writer = folder_writer.FolderWriter(output, folder)
+    output.mkdir()
+    (output / "first").touch()
+    with pytest.raises(AlreadyExistsError, match="exists; nothing was done"), writer:
+        writer.finish()
+    assert ["first"] == [path.name for path in output.iterdir()]
+    assert {folder, output} == set(folder.parent.iterdir())
 
 
 @pytest.mark.parametrize("loss", ["-1", "nan", "x%", "inf", ""])

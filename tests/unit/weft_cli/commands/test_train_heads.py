@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 from tests.unit.weft_model.llm.permutation_model import permutation
 from tests.unit.weft_model.llm.speculation.folders import CONFIG, write_model
 
 from weft_cli.__main__ import main
+from weft_model.llm.speculation import medusa_heads
 
 
 @pytest.fixture
@@ -56,6 +58,21 @@ def test_existing_heads_are_kept(folder: Path, capsys: pytest.CaptureFixture[str
     assert "--force writes over it" in capsys.readouterr().err
     assert (folder / "heads" / "medusa_heads.json").read_text() == "mine"
     assert train(folder, "--force") == 0
+
+
+def test_heads_that_cannot_be_written_leave_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A disk that is full at the end is told, and no half of the heads stays."""
+
+    def fail(weights: object, path: Path) -> None:
+        path.write_bytes(b"half")
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(medusa_heads, "save_file", fail)
+    assert train(folder, "--num-steps", "1") == 1
+    assert "No space left on device" in capsys.readouterr().err
+    assert [] == list((folder / "heads").iterdir())
 
 
 @pytest.mark.parametrize(

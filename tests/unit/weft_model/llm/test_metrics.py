@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 from tests.unit.weft_model.llm.engine_fixture import MODEL, Answer, finish, make_engine, random_prompts, serve
 
+from weft_kernels.linear.quantizers import quantize
 from weft_model.llm.histogram import BOUNDS_S, Histogram
 from weft_model.llm.metrics import EngineObserver, RequestMetrics, StepMetrics
+from weft_model.llm.model.model import LlamaModel
+from weft_model.llm.model.weight_parts import EMBEDDING, LM_HEAD, is_matrix
+from weft_model.llm.model.weights import random_weights
 from weft_model.llm.scheduler.plan import ForwardPlan
 from weft_model.llm.step_cost import StepCost
 
@@ -175,6 +179,24 @@ def test_cost_of_a_step():
     flops, num_bytes = StepCost(model, "bfloat16", "bfloat16").of(plan)
     assert 2 * (4 * layer + 2 * 32 * 96) + 4 * 32 * num_seen == flops
     assert 2 * (layer + 32 * 96) + 8 * (2 * 16 * 2) == num_bytes
+
+
+@pytest.mark.parametrize("num_bits", [0, 4, 8])
+def test_bytes_of_matrices_are_those_of_their_codes(num_bits: int) -> None:
+    """A model rounded to few bits reads its codes and scales in a step, and MBU counts these."""
+    weights = random_weights(MODEL, seed=1)
+    matrices = {name: weight for name, weight in weights.items() if is_matrix(name)}
+    matrices.setdefault(LM_HEAD, weights[EMBEDDING])
+    expected = sum(weight.nbytes for weight in matrices.values())
+    if num_bits:
+        bits = {LM_HEAD: 8}
+        expected = sum(quantize(each, bits.get(name, num_bits)).num_bytes for name, each in matrices.items())
+    model = LlamaModel(MODEL, dict(weights), num_bits=num_bits)
+    assert expected == model.matrix_bytes
+    plan = ForwardPlan(**{name: np.empty(0, np.int32) for name in ForwardPlan._fields})._replace(  # type: ignore[arg-type]
+        q_start=np.zeros(1, np.int32)
+    )
+    assert expected == StepCost(MODEL, "float32", "float32", model.matrix_bytes).of(plan)[1]
 
 
 def test_a_distribution_counts_and_finds_quantiles():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.unit.weft_model.llm.quantized_folders import CONFIG, FORMATS, Tensors, gptq, save_folder
+from tests.unit.weft_model.llm.quantized_folders import CONFIG, FORMATS, Tensors, bitsandbytes4, gptq, save_folder
 
 from weft_common.errors import InvalidArgumentError
 from weft_kernels.linear import cpu
@@ -227,8 +227,17 @@ def _json(text: str) -> torch.Tensor:
         (
             "nf4 double",
             _with(_STATE, _json('{"blocksize": 64, "nested_blocksize": 16, "nested_offset": "x"}')),
-            ["a number 'nested_offset', got x"],
+            ["a finite number 'nested_offset', got x"],
         ),
+        (
+            "nf4 double",
+            _with(_STATE, _json(f'{{"blocksize": 64, "nested_blocksize": 16, "nested_offset": {10**400}}}')),
+            ["a finite number 'nested_offset', got 1000"],
+        ),
+        ("gptq", _with(f"{_Q}.scales", torch.full((2, 64), torch.nan)), [f"'{_Q}.weight' must be finite, got NaN"]),
+        ("awq", _with(f"{_Q}.scales", torch.full((2, 64), torch.inf)), [f"'{_Q}.weight' must be finite"]),
+        ("nf4", _with(f"{_Q}.weight.quant_map", torch.full((16,), torch.nan)), [f"'{_Q}.weight' must be finite"]),
+        ("fp8", _with(f"{_Q}.weight_scale", torch.tensor(torch.nan)), [f"'{_Q}.weight' must be finite"]),
         ("bitsandbytes 8 bits", _without(f"{_Q}.SCB"), [f"'{_Q}.SCB' is missing"]),
         ("fp8", _without(f"{_Q}.weight_scale"), [f"'{_Q}.weight_scale' must be", "got no such tensor"]),
         ("fp8", _with(f"{_Q}.weight_scale", torch.ones(3)), [f"'{_Q}.weight_scale' must be", "got [3]"]),
@@ -246,6 +255,56 @@ def test_malformed_folders(tmp_path: Path, kind: str, change: Callable[[Tensors]
     save_folder(tmp_path, *FORMATS[kind])
     _change(tmp_path, change)
     _fails(tmp_path, *messages)
+
+
+def test_blocks_of_one_element(tmp_path: Path) -> None:
+    """Blocks of odd size, which codes in groups cannot have, are read as numbers."""
+    expected = _fused(save_folder(tmp_path, bitsandbytes4(is_double=False, block=1), FORMATS["nf4"][1]))
+    weights = load_folder(tmp_path, TransformerConfig.from_folder(tmp_path))
+    for name, weight in weights.items():
+        torch.testing.assert_close(_numbers(weight), expected[name], rtol=1e-6, atol=1e-7)
+
+
+def test_blocks_larger_than_the_weight_take_no_memory(tmp_path: Path) -> None:
+    """A block size that a file claims is not what is allocated."""
+    writer, quantization = FORMATS["fp8 by block"]
+    expected = save_folder(tmp_path, writer, quantization)
+
+    def one_scale_per_32_inputs(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.endswith("weight_scale_inv")]:
+            inputs = tensors[name.removesuffix("_scale_inv")].shape[1]
+            tensors[name] = torch.ones(1, inputs // 32)
+
+    _change(tmp_path, one_scale_per_32_inputs)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"]["weight_block_size"] = [10**15, 32]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert _fused(expected).keys() == load_folder(tmp_path, TransformerConfig.from_folder(tmp_path)).keys()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_hidden_layers": 10**9},
+        {"max_position_embeddings": 10**30},
+        {"rope_parameters": {"rope_type": "linear", "factor": 1e30, "rope_theta": 1e4}},
+    ],
+)
+def test_sizes_that_nothing_has(tmp_path: Path, change: dict[str, Any]) -> None:
+    """Layers and positions are limited before anything is made of them."""
+    save_folder(tmp_path, *FORMATS["gptq"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(InvalidArgumentError, match="must be at most"):
+        TransformerConfig.from_folder(tmp_path)
+
+
+def test_ends_outside_of_the_vocabulary(tmp_path: Path) -> None:
+    """An end-of-text token without a logit is left out: `min_tokens` forbids ends by their place in the logits."""
+    save_folder(tmp_path, *FORMATS["gptq"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": [3, CONFIG.vocab_size, 10**12]}))
+    assert TransformerConfig.from_folder(tmp_path).eos_token_ids == (3,)
 
 
 @pytest.mark.parametrize("kind", FORMATS)

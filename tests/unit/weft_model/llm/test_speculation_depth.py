@@ -132,3 +132,42 @@ def test_drafts_that_cost_much_are_not_made():
     slow, fast = (AdaptiveDepth(4, CostCurve([(1, 1.0), (64, 1.3)], draft_s)) for draft_s in (1.0, 0.05))
     assert [0] == _chosen(slow, [0.9], 1)
     assert [4] == _chosen(fast, [0.9], 1)
+
+
+def test_rows_that_are_sampled_cost_more():
+    """In a step at a temperature above 0 drafts are chosen by the time of such steps."""
+    sampled = CostCurve([(1, 1.0), (2, 1.9), (4, 3.8)])
+    depth = AdaptiveDepth(4, CostCurve([(1, 1.0), (64, 1.3)]), sampled)
+    for is_greedy, wanted in ((True, 4), (False, 0)):
+        depth.begin(1, is_greedy=is_greedy)
+        assert depth.choose(Acceptance(0.8)) == wanted
+
+
+def test_the_work_on_the_host_counts():
+    """Where a step takes microseconds, as much as planning drafts does, there are none, however cheap rows are."""
+    assert [0] == _chosen(AdaptiveDepth(4, CostCurve([(1, 5e-6), (64, 5.1e-6)])), [0.9], 1)
+
+
+def test_where_drafts_are_always_wrong_each_new_sequence_pays_for_one():
+    """Once the average is low, a sequence gets one draft, and one after each pause, which doubles up to 1024."""
+    depth = AdaptiveDepth(4, _CPU)
+    _live(depth, depth.new_acceptance(), 0.0, 2000)
+    for _ in range(3):
+        chosen = _live(depth, depth.new_acceptance(), 0.0, 4200)
+        at = [step for step, number in enumerate(chosen) if number]
+        assert {number for number in chosen if number} == {1}
+        assert [17, 33, 65, 129, 257, 513, 1025, 1025, 1025] == [after - before for before, after in pairwise(at)]
+        assert at[0] == 0
+
+
+def test_the_first_drafts_count_most():
+    """On a new engine, ten wrong drafts of one sequence are enough for a low estimate; later ones move it less."""
+    acceptance = AdaptiveDepth(4, _CPU).new_acceptance()
+    seen = [acceptance.rate]
+    for _ in range(10):
+        acceptance.add(1, 0)
+        seen.append(acceptance.rate)
+    assert seen[-1] < 0.15
+    steps = [round(1 - after / before, 6) for before, after in pairwise(seen)]
+    assert steps == sorted(steps, reverse=True)
+    assert steps[-1] == 0.1

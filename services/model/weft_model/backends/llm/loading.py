@@ -15,6 +15,7 @@ from weft_model.backends.llm.settings import Settings
 from weft_model.backends.llm.speculation import make_speculator
 from weft_model.llm.config import EngineConfig, TransformerConfig
 from weft_model.llm.engine import Engine
+from weft_model.llm.metrics import EngineMetrics
 from weft_model.llm.model.model import LlamaModel
 from weft_model.llm.model.weights import load_folder, random_weights
 from weft_model.llm.ops import faster_dtype
@@ -65,6 +66,7 @@ def load_engine(
         runner,
         config,
         model_config=model_config,
+        metrics=EngineMetrics(config, model_config, weight_bytes=model.matrix_bytes),
         after_deltas=after_deltas,
         on_lost=on_lost,
         speculator=make_speculator(config, runner),

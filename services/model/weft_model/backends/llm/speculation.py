@@ -25,7 +25,7 @@ _NUM_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 #: Steps per point, of which the fastest counts: at least, at most, and the time that is enough.
 _MIN_RUNS, _MAX_RUNS = 3, 20
 _RUNS_S = 0.05
-_MAX_S = 3.0
+_MAX_S = 1.5
 
 
 def make_speculator(config: EngineConfig, runner: ModelRunner) -> Speculator | None:
@@ -37,17 +37,21 @@ def make_speculator(config: EngineConfig, runner: ModelRunner) -> Speculator | N
         return None
     runner.bind_thread()
     factory = HOST_PROPOSERS.get(config.speculation)
-    cost = measured_cost(config, runner, num_drafts=0 if factory else config.num_speculative_tokens)
-    return Speculator(config.speculation, AdaptiveDepth(config.num_speculative_tokens, cost), factory)
+    num_drafts = 0 if factory else config.num_speculative_tokens
+    costs = [
+        measured_cost(config, runner, num_drafts=num_drafts, temperature=temperature) for temperature in (0.0, 1.0)
+    ]
+    return Speculator(config.speculation, AdaptiveDepth(config.num_speculative_tokens, *costs), factory)
 
 
-def measured_cost(config: EngineConfig, runner: ModelRunner, *, num_drafts: int) -> CostCurve:
+def measured_cost(config: EngineConfig, runner: ModelRunner, *, num_drafts: int, temperature: float = 0.0) -> CostCurve:
     """Time of steps by rows, of short sequences.
 
     Args:
         config: Resolved.
         runner: Not in use yet. Its cache is not changed but for the null block.
         num_drafts: Drafts to time a proposer on the device with; 0: there is none.
+        temperature: Of all sequences; above 0 a row costs more.
     """
     points: list[tuple[int, float]] = []
     end_s = time.perf_counter() + _MAX_S
@@ -55,13 +59,15 @@ def measured_cost(config: EngineConfig, runner: ModelRunner, *, num_drafts: int)
         if num_rows > config.max_num_batched_tokens or (len(points) > 1 and time.perf_counter() > end_s):
             break
         num_seqs = min(-(-num_rows // (1 + config.num_speculative_tokens)), config.max_num_seqs)
-        points.append((num_rows, _fastest_s(config, runner, _plan(num_seqs, num_rows, 0))))
+        points.append((num_rows, _fastest_s(config, runner, _plan(num_seqs, num_rows, 0, temperature))))
     draft_s = 0.0
     if num_drafts:
-        times_s = [_fastest_s(config, runner, _plan(1, 1 + num_drafts, drafts)) for drafts in (0, num_drafts)]
-        draft_s = max(times_s[1] - times_s[0], 0.0) / num_drafts
+        known, unknown = (_plan(1, 1 + num_drafts, drafts, temperature) for drafts in (0, num_drafts))
+        added_s = _fastest_s(config, runner, unknown) - _fastest_s(config, runner, known)
+        draft_s = max(added_s, 0.0) / num_drafts
     _log.info(
-        "milliseconds of a step by rows: %s; of a draft: %.3f",
+        "milliseconds of a step at temperature %g by rows: %s; of a draft: %.3f",
+        temperature,
         ", ".join(f"{num_rows}: {1e3 * seconds:.2f}" for num_rows, seconds in points),
         1e3 * draft_s,
     )
@@ -79,7 +85,7 @@ def _fastest_s(config: EngineConfig, runner: ModelRunner, plan: ForwardPlan) -> 
     return min(times_s[1:])  # the first may compile or allocate
 
 
-def _plan(num_seqs: int, num_rows: int, num_drafts: int) -> ForwardPlan:
+def _plan(num_seqs: int, num_rows: int, num_drafts: int, temperature: float = 0.0) -> ForwardPlan:
     """A step of ``num_seqs`` sequences at their beginning, with tokens 0, that samples at each row.
 
     Keys and values go to the null block, so no cache is changed.
@@ -92,7 +98,7 @@ def _plan(num_seqs: int, num_rows: int, num_drafts: int) -> ForwardPlan:
     if num_drafts:
         token_ids[-num_drafts:] = UNKNOWN_TOKEN
     none = np.empty(0, np.int32)
-    neutral = dict.fromkeys(PARAM_COLUMNS, 0.0) | {"top_p": 1.0, "repetition_penalty": 1.0}
+    neutral = dict.fromkeys(PARAM_COLUMNS, 0.0) | {"temperature": temperature, "top_p": 1.0, "repetition_penalty": 1.0}
     return ForwardPlan(
         slots=slots,
         q_start=q_start,

@@ -35,6 +35,12 @@ class LlamaModel:
         num_bits: 8 or 4: linear layers round weights of numbers to so many bits, the LM head to 8, and on a CPU all of
             them activations to 8. 0: nothing is rounded.
 
+    Attributes:
+        config: The model.
+        dtype: Type of computation.
+        device: Device of computation.
+        matrix_bytes: Size of the matrices of all products: codes and scales where there are such, else numbers.
+
     Raises:
         InvalidArgumentError: A weight is missing, or ``max_model_len`` exceeds the context length of the model.
     """
@@ -64,6 +70,9 @@ class LlamaModel:
         multiply_by = partial(ops.linear, dtype=dtype, deterministic=deterministic)
         head_bits = 8 if num_bits else 0
         matrices = [name for name in weights if is_matrix(name)]
+        self.matrix_bytes = sum(
+            ops.matrix_bytes(weights[name], dtype, head_bits if name == LM_HEAD else num_bits) for name in matrices
+        )
         own = {name: weights.pop(name).to(device=device, dtype=dtype) for name in weights.keys() - matrices}
         linear = {
             name: multiply_by(
@@ -73,6 +82,8 @@ class LlamaModel:
             )
             for name in matrices
         }
+        if LM_HEAD not in linear:
+            self.matrix_bytes += ops.matrix_bytes(own[EMBEDDING], dtype, head_bits)
         self._embedding = own[EMBEDDING]
         self._final_norm = own[FINAL_NORM]
         self._lm_head = linear.get(LM_HEAD) or multiply_by(own[EMBEDDING], num_bits=head_bits)

@@ -26,6 +26,8 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     _MISTRAL: {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
 }
 _ACTIVATIONS = ("silu", "swish")
+#: Most layers and positions: tables grow with them, and a file may claim any number.
+_MAX_LAYERS, _MAX_CONTEXT_LEN = 4096, 2**24
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _POSITIVE = (
     "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
@@ -57,7 +59,7 @@ class TransformerConfig:
         has_output_bias: The output projection of attention has a bias.
         sliding_window: Tokens that a token attends to, including itself, in ``sliding_layers``. 0: all.
         sliding_layers: Whether each layer uses the window. Empty: all layers do, if there is one.
-        eos_token_ids: End-of-text tokens.
+        eos_token_ids: End-of-text tokens. Those of a file that are outside of the vocabulary are left out.
         bos_token_id: Beginning-of-text token; None: there is none.
         dtype: Type of the published weights: ``float32``, ``float16`` or ``bfloat16``.
 
@@ -104,6 +106,9 @@ class TransformerConfig:
         if self.dtype not in DTYPE_BYTES:
             raise _fault("dtype", f"one of {', '.join(DTYPE_BYTES)}", self.dtype)
         object.__setattr__(self, "rope", checked_rope(self.rope))
+        if self.max_context_len > _MAX_CONTEXT_LEN:
+            allowed = f"at most {_MAX_CONTEXT_LEN}, extension by rope_parameters included"
+            raise _fault("max_position_embeddings", allowed, self.max_context_len)
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -160,13 +165,16 @@ class TransformerConfig:
         values = _DEFAULTS[architecture] | {name: value for name, value in config.items() if value is not None}
         _refuse_unsupported(values)
         num_layers, num_heads = _count(values, "num_hidden_layers"), _count(values, "num_attention_heads")
+        if num_layers > _MAX_LAYERS:
+            raise _fault("num_hidden_layers", f"at most {_MAX_LAYERS}", num_layers)
         hidden_size = _count(values, "hidden_size")
         has_bias = architecture != _MISTRAL and bool(values.get("attention_bias", False))
         window, sliding_layers = _sliding(architecture, config, values, num_layers)
-        ends = (generation or {}).get("eos_token_id")
+        vocab_size, ends = _count(values, "vocab_size"), (generation or {}).get("eos_token_id")
+        eos = _token_ids("eos_token_id", values.get("eos_token_id") if ends is None else ends)
         return cls(
             architecture=architecture,
-            vocab_size=_count(values, "vocab_size"),
+            vocab_size=vocab_size,
             hidden_size=hidden_size,
             intermediate_size=_count(values, "intermediate_size"),
             num_layers=num_layers,
@@ -182,7 +190,7 @@ class TransformerConfig:
             has_output_bias=architecture != _QWEN2 and has_bias,
             sliding_window=window,
             sliding_layers=sliding_layers,
-            eos_token_ids=_token_ids("eos_token_id", values.get("eos_token_id") if ends is None else ends),
+            eos_token_ids=tuple(token for token in eos if token < vocab_size),
             bos_token_id=next(iter(_token_ids("bos_token_id", values.get("bos_token_id"))), None),
             dtype=str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch."),
         )

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from weft_common.errors import InvalidArgumentError
 from weft_common.observing.logs import get_logger
 from weft_kernels.linear.quantized import QuantizedWeight, concatenate
 from weft_model.llm.model.folder_source import FolderSource
@@ -76,7 +77,7 @@ def _load(
     source: FolderSource | GgufSource, name: str, parts: list[Part], dtype: torch.dtype, device: torch.device | str
 ) -> Matrix:
     if is_matrix(name) and any(source.is_quantized(part) for part in parts):
-        read = [source.read(part) for part in parts]
+        read = [_read(source, part) for part in parts]
         codes = [weight.to(device) for weight in read if isinstance(weight, QuantizedWeight)]
         if len(codes) == len(read):
             return concatenate(codes) or tuple(codes)
@@ -89,11 +90,25 @@ def _load(
     fused = torch.empty(fused_shape(parts), dtype=dtype, device=device)
     row = 0
     for part in parts:
-        weight = source.read(part)
+        weight = _read(source, part)
         numbers = weight.dequantize(dtype) if isinstance(weight, QuantizedWeight) else weight
         fused[row : row + part.shape[0]].copy_(numbers)
         row += part.shape[0]
     return fused
+
+
+def _read(source: FolderSource | GgufSource, part: Part) -> torch.Tensor | QuantizedWeight:
+    """The weight; InvalidArgumentError where it was quantised with scales that are no numbers."""
+    weight = source.read(part)
+    if not source.is_quantized(part):
+        return weight
+    values = (weight.scales, weight.zeros, weight.lookup) if isinstance(weight, QuantizedWeight) else (weight,)
+    if not all(each is None or bool(each.isfinite().all()) for each in values):
+        raise InvalidArgumentError(
+            f"weights: scales and zero points of '{part.name}' must be finite, got NaN or infinity; fetch the folder "
+            f"again, or quantise the model again"
+        )
+    return weight
 
 
 def _log_formats(format_name: str, weights: Mapping[str, Matrix]) -> None:

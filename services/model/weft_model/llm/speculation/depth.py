@@ -5,14 +5,16 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Protocol
 
-#: Weight of one draft in the moving average of acceptance.
-_SMOOTHING = 0.1
+#: Weight of a draft in the moving average of acceptance: of the first one, and of each after a number of them.
+_FIRST_WEIGHT, _LAST_WEIGHT = 1 / 3, 0.1
 #: Acceptance that a proposer is assumed to have before the first draft.
 _PRIOR = 0.6
 #: Tokens must come this much cheaper with drafts than without; the measured costs are not exact.
 _MARGIN = 1.15
 #: Steps of a sequence without drafts before one is tried again; doubles with each failure.
-_FIRST_PAUSE, _LAST_PAUSE = 16, 256
+_FIRST_PAUSE, _LAST_PAUSE = 16, 1024
+#: Time to plan, guess and check the drafts of a sequence on the host, measured on a CPU core with AVX-512.
+_HOST_S = 20e-6
 
 
 class Acceptance:
@@ -27,23 +29,28 @@ class Acceptance:
         num_left: Steps that are left of the pause after the last wrong draft.
     """
 
-    __slots__ = ("num_left", "pause", "rate")
+    __slots__ = ("_weight", "num_left", "pause", "rate")
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
+        self._weight = _FIRST_WEIGHT
         self.pause = _FIRST_PAUSE
         self.num_left = 0
 
     def add(self, num_drafts: int, num_accepted: int) -> None:
         """Record that of ``num_drafts`` the first ``num_accepted`` were accepted; those behind them do not count."""
         for _ in range(num_accepted):
-            self.rate += _SMOOTHING * (1.0 - self.rate)
+            self._move(1.0)
         if num_accepted:
             self.pause = _FIRST_PAUSE
         if num_accepted < num_drafts:
-            self.rate -= _SMOOTHING * self.rate
+            self._move(0.0)
             self.num_left = self.pause
             self.pause = min(2 * self.pause, _LAST_PAUSE)
+
+    def _move(self, seen: float) -> None:
+        self.rate += self._weight * (seen - self.rate)
+        self._weight = max(self._weight / (1.0 + self._weight), _LAST_WEIGHT)  # 1/3, 1/4, 1/5 ...: a plain average
 
 
 class CostCurve:
@@ -91,8 +98,8 @@ class Depth(Protocol):
 
     is_full: bool
 
-    def begin(self, num_rows: int) -> None:
-        """A step starts that computes ``num_rows`` tokens without drafts."""
+    def begin(self, num_rows: int, *, is_greedy: bool = True) -> None:
+        """A step starts that computes ``num_rows`` tokens without drafts, all of them at temperature 0 or not."""
 
     def choose(self, acceptance: Acceptance) -> int:
         """Most drafts for the next sequence, 0 or more."""
@@ -119,7 +126,7 @@ class FixedDepth:
     def __init__(self, num_drafts: int) -> None:
         self._num_drafts = num_drafts
 
-    def begin(self, num_rows: int) -> None:
+    def begin(self, num_rows: int, *, is_greedy: bool = True) -> None:
         """See ``Depth``."""
 
     def choose(self, acceptance: Acceptance) -> int:
@@ -146,24 +153,27 @@ class AdaptiveDepth:
     prompts, further rows cost as much as the others, so no sequence gets drafts.
 
     A sequence whose acceptance would be too low on an idle engine too pauses, then gets single drafts until one is
-    wrong; pauses grow with each failure. New sequences start with the average acceptance of the engine.
+    wrong; pauses double with each failure. New sequences start with the average acceptance of the engine, or with just
+    enough for a draft, so that where drafts are always wrong each sequence pays for one.
 
     Args:
         max_drafts: Most drafts of a sequence.
-        cost: Time of a step.
+        cost: Time of a greedy step.
+        sampled_cost: Time of a step at a temperature above 0, whose rows cost more; None: the same.
     """
 
-    def __init__(self, max_drafts: int, cost: CostCurve) -> None:
+    def __init__(self, max_drafts: int, cost: CostCurve, sampled_cost: CostCurve | None = None) -> None:
         self.is_full = False
         self._max_drafts = max_drafts
-        self._cost = cost
         self._overall = Acceptance(_PRIOR)
-        self.begin(1)
+        self._costs = (cost, sampled_cost or cost)
         # The least acceptance, in percent, that pays on an idle engine.
-        self._least_rate = next((rate / 100 for rate in range(1, 101) if self._best(rate / 100)), 1.0)
+        self._least_rates = (self._least_paying(is_greedy=True), self._least_paying(is_greedy=False))
 
-    def begin(self, num_rows: int) -> None:
+    def begin(self, num_rows: int, *, is_greedy: bool = True) -> None:
         """See ``Depth``."""
+        self._is_greedy = is_greedy
+        self._cost = self._costs[not is_greedy]
         self._num_rows, self._num_tokens, self._seconds = num_rows, float(num_rows), self._cost(num_rows)
         self._set_prices()
 
@@ -171,7 +181,7 @@ class AdaptiveDepth:
         """See ``Depth``."""
         if self.is_full:
             return 0
-        if acceptance.rate >= self._least_rate:
+        if acceptance.rate >= self._least_rates[not self._is_greedy]:
             return self._best(acceptance.rate)
         if acceptance.num_left:
             acceptance.num_left -= 1
@@ -187,7 +197,7 @@ class AdaptiveDepth:
 
     def new_acceptance(self) -> Acceptance:
         """See ``Depth``."""
-        return Acceptance(max(self._overall.rate, _PRIOR / 2))
+        return Acceptance(max(self._overall.rate, min(*self._least_rates, _PRIOR)))
 
     def observe(self, acceptance: Acceptance, num_drafts: int, num_accepted: int) -> None:
         """See ``Depth``."""
@@ -196,7 +206,12 @@ class AdaptiveDepth:
 
     def _added_s(self, num_drafts: int) -> float:
         """Time that ``num_drafts`` further rows add to the step."""
-        return self._cost(self._num_rows + num_drafts) - self._cost(self._num_rows) + num_drafts * self._cost.draft_s
+        rows_s = self._cost(self._num_rows + num_drafts) - self._cost(self._num_rows)
+        return rows_s + num_drafts * self._cost.draft_s + _HOST_S
+
+    def _least_paying(self, *, is_greedy: bool) -> float:
+        self.begin(1, is_greedy=is_greedy)
+        return next((rate / 100 for rate in range(1, 101) if self._best(rate / 100)), 1.0)
 
     def _set_prices(self) -> None:
         """Compute what 1, 2 ... drafts must bring, in tokens, so that tokens of the step do not become dearer."""

@@ -13,6 +13,8 @@ from weft_model.llm.speculation.draft_cache import DraftCache, TokenRange
 
 #: Steps without any draft after which prompts are no longer computed along with the target's.
 _MAX_IDLE_STEPS = 16
+#: Steps that wait, at most, while nobody is given drafts; to follow one alone takes 0.1 ms of a CPU.
+_MAX_WAITING = 64
 
 
 class DraftModelProposer:
@@ -21,7 +23,7 @@ class DraftModelProposer:
     Its keys and values lie under the target's block ids, so a block that the prefix cache, a fork or a resumed sequence
     reuses has both. What it has not computed, it catches up on before it drafts: at most ``max_num_tokens`` tokens in a
     step, and sequences for which that is not enough get drafts of no use until they have caught up. While nobody is
-    given drafts, as in a full batch, it computes nothing.
+    given drafts, as in a full batch, it computes nothing, and follows many of the target's steps at once.
 
     Drafts are drawn with the target's noise and sampling parameters, but without penalties and biases.
 
@@ -38,6 +40,7 @@ class DraftModelProposer:
         self._model = model
         self._max_num_tokens = max_num_tokens
         self._num_idle_steps = _MAX_IDLE_STEPS
+        self._waiting: list[ForwardPlan] = []  # without drafts and copies, not followed yet
 
     def bind(self, state: DeviceState, num_blocks: int, block_size: int) -> None:
         """See ``DeviceProposer``."""
@@ -51,12 +54,18 @@ class DraftModelProposer:
 
     def propose(self, plan: ForwardPlan, token_ids: Tensor) -> None:
         """See ``DeviceProposer``."""
-        self._follow(plan, token_ids)
         is_drafting = plan.num_drafts > 0
         if is_drafting.any():
             self._num_idle_steps = 0
         elif len(plan.sample_rows):
             self._num_idle_steps += 1
+        if self._num_idle_steps >= _MAX_IDLE_STEPS and not len(plan.copies):
+            self._waiting.append(plan)
+            if len(self._waiting) == _MAX_WAITING:
+                self._follow_waiting()
+            return
+        self._follow_waiting()
+        self._follow(plan, token_ids)
         wanted = is_drafting
         if self._num_idle_steps < _MAX_IDLE_STEPS:
             wanted = wanted | (np.diff(plan.q_start) - plan.num_drafts > 1)
@@ -75,6 +84,22 @@ class DraftModelProposer:
 
     def observe(self, plan: ForwardPlan, hidden: Tensor, num_accepted: npt.NDArray[np.int32]) -> None:
         """See ``DeviceProposer``; wrong drafts are written over by the tokens of later plans."""
+
+    def _follow_waiting(self) -> None:
+        """Follow the steps that wait, as one."""
+        plans, self._waiting = self._waiting, []
+        if not plans:
+            return
+        places = np.concatenate([plan.slot_mapping for plan in plans])
+        # A place may be written by several steps; the last one counts.
+        places, from_end = np.unique(places[::-1], return_index=True)
+        tokens = np.concatenate([plan.token_ids for plan in plans])[::-1][from_end]
+        together = plans[-1]._replace(
+            new_slots=np.concatenate([plan.new_slots for plan in plans]),
+            table_delta=np.concatenate([plan.table_delta for plan in plans]),
+            slot_mapping=places,
+        )
+        self._follow(together, self._state.upload(tokens))
 
     def _follow(self, plan: ForwardPlan, token_ids: Tensor) -> None:
         """Apply the plan's changes, and note its tokens by their places in the cache."""

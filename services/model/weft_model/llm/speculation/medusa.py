@@ -1,5 +1,7 @@
 """Proposer that asks Medusa heads on the model's own hidden states: ``MedusaProposer``."""
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -10,6 +12,14 @@ from weft_model.llm.device_state import DeviceState
 from weft_model.llm.model.model import LlamaModel
 from weft_model.llm.scheduler.plan import ForwardPlan
 from weft_model.llm.speculation.medusa_heads import MedusaHeads
+
+
+class _Observed(NamedTuple):
+    """The arguments of ``observe``."""
+
+    plan: ForwardPlan
+    hidden: Tensor
+    num_accepted: npt.NDArray[np.int32]
 
 
 class MedusaProposer:
@@ -39,10 +49,15 @@ class MedusaProposer:
         self._hidden = torch.zeros(
             state.num_slots, self._model.config.hidden_size, dtype=self._model.dtype, device=self._model.device
         )
+        self._last: _Observed | None = None
 
     def propose(self, plan: ForwardPlan, token_ids: Tensor) -> None:
         """See ``DeviceProposer``."""
         chosen = np.flatnonzero(plan.num_drafts)
+        last, self._last = self._last, None
+        # Where the same sequences go on, this step has newer states of all of them, and most steps have no drafts.
+        if last is not None and (len(chosen) or not np.array_equal(last.plan.slots, plan.slots)):
+            self._store(last)
         if not len(chosen):
             return
         upload = self._state.upload
@@ -70,6 +85,10 @@ class MedusaProposer:
 
     def observe(self, plan: ForwardPlan, hidden: Tensor, num_accepted: npt.NDArray[np.int32]) -> None:
         """See ``DeviceProposer``."""
-        upload = self._state.upload
-        rows = upload(plan.q_start[1:] - 1 - plan.num_drafts + num_accepted)
-        self._hidden.index_copy_(0, upload(plan.slots.astype(np.int64)), hidden.index_select(0, rows))
+        self._last = _Observed(plan, hidden, num_accepted)
+
+    def _store(self, last: _Observed) -> None:
+        """Keep the hidden states of a step by slot; the target's next forward pass may write over them."""
+        plan, upload = last.plan, self._state.upload
+        rows = upload(plan.q_start[1:] - 1 - plan.num_drafts + last.num_accepted)
+        self._hidden.index_copy_(0, upload(plan.slots.astype(np.int64)), last.hidden.index_select(0, rows))

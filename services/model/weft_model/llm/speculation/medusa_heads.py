@@ -1,6 +1,7 @@
 """Medusa heads: small networks that guess further tokens from a hidden state of the model: ``MedusaHeads``."""
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -53,7 +54,7 @@ class MedusaHeads:
     Medusa (arXiv 2401.10774) puts residual blocks with LM heads of their own on one hidden state, each blind to the
     tokens between. Here a head also gets the state of the head before it and the embedding of the token that this one
     chose, as in Hydra (arXiv 2402.05109), and has no LM head of its own. On the sample ``writer`` a head that knows
-    these tokens agrees with the model's likeliest token in 69 % of the cases, blind ones in 27 to 19 %.
+    these tokens agrees with the model's likeliest token in 66 % of the cases, blind ones in 27 to 19 %.
 
     Args:
         heads: In their order; head ``i`` serves the draft at distance ``i + 1``.
@@ -130,11 +131,18 @@ class MedusaHeads:
             "num_heads": len(self.heads),
             **facts,
         }
-        drafts = [folder / f".{name}.partial" for name in (WEIGHTS_FILENAME, DESCRIPTION_FILENAME)]
-        save_file(weights, drafts[0])
-        drafts[1].write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
-        for draft, name in zip(drafts, (WEIGHTS_FILENAME, DESCRIPTION_FILENAME), strict=True):
-            draft.replace(folder / name)
+        names = (WEIGHTS_FILENAME, DESCRIPTION_FILENAME)
+        drafts = [folder / f".{name}.{os.getpid()}" for name in names]
+        try:
+            save_file(weights, drafts[0])
+            drafts[1].write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+            for draft, name in zip(drafts, names, strict=True):
+                draft.replace(folder / name)
+        except SafetensorError as error:  # of a full disk, for one
+            raise OSError(f"cannot write {folder / WEIGHTS_FILENAME}: {error}") from error
+        finally:
+            for draft in drafts:
+                draft.unlink(missing_ok=True)
 
 
 def _shapes(hidden_size: int) -> dict[str, tuple[int, ...]]:

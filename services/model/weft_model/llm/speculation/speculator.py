@@ -59,7 +59,7 @@ class Speculator:
     def propose(self, seqs: Seq[Sequence], num_rows: int, num_left: int) -> list[Sequence]:
         """See ``DraftSource``."""
         depth = self._depth
-        depth.begin(num_rows)
+        depth.begin(num_rows, is_greedy=not any(seq.params.temperature for seq in seqs))
         if depth.is_full:
             return []
         drafted = []

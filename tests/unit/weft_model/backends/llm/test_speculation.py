@@ -74,7 +74,7 @@ def _backend(folder: Path, **parameters: str) -> LlmBackend:
 def backends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LlmBackend, LlmBackend]]:
     """The same model without and with speculation, where further rows of a step count as free."""
     monkeypatch.setattr(
-        "weft_model.backends.llm.speculation.measured_cost", lambda config, runner, num_drafts: CostCurve([(1, 1.0)])
+        "weft_model.backends.llm.speculation.measured_cost", lambda *args, **kwargs: CostCurve([(1, 1.0)])
     )
     made = _backend(folder), _backend(folder, speculation="ngram", num_speculative_tokens="5")
     yield made

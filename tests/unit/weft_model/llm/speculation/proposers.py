@@ -65,7 +65,7 @@ class Scripted(FixedDepth):
         super().__init__(script[-1])
         self._script = list(script)
 
-    def begin(self, num_rows: int) -> None:
+    def begin(self, num_rows: int, *, is_greedy: bool = True) -> None:
         """See ``Depth``."""
         if self._script:
             self._num_drafts = self._script.pop(0)

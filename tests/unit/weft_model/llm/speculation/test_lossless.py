@@ -168,6 +168,58 @@ def test_a_draft_model_catches_up_after_steps_without_drafts() -> None:
     _all_accepted(setup["speculator"])
 
 
+@pytest.mark.parametrize("num_idle", [63, 64, 65, 150])
+def test_a_draft_model_knows_what_happened_while_it_was_idle(num_idle: int) -> None:
+    """Copies, forks, preemptions and reused blocks of many steps without drafts leave no stale key behind."""
+    setup = options("self", Scripted([0] * num_idle + [3]), max_num_tokens=512)
+    prompts = random_prompts(9, 3, 40, seed=8)
+    answers = [
+        Answer(prompt, max_tokens=10 * (number + 1), temperature=1.0, seed=number, n=1 + number % 2)
+        for number, prompt in enumerate(prompts)
+    ]
+    serve(answers, max_num_seqs=6, num_blocks=40, block_size=4, max_num_batched_tokens=32, **setup)
+    _all_accepted(setup["speculator"])
+
+
+@pytest.mark.parametrize("name", ["draft", "medusa"])
+def test_a_step_without_drafts_costs_a_proposer_nothing_on_the_device(name: str) -> None:
+    """In 40 steps of the same sequences, a proposer whose drafts nobody wants puts nothing on the device."""
+    setup = options(name, FixedDepth(0))
+    num_uploads, state = [0], setup["proposer"].bind
+
+    def bind(state_: Any, *rest: Any) -> None:
+        state(state_, *rest)
+        setup["proposer"]._state = _Counting(state_, num_uploads)
+
+    setup["proposer"].bind = bind
+    serve([Answer(prompt, max_tokens=40) for prompt in random_prompts(3, 5, 5, seed=8)], **setup)
+    assert num_uploads[0] <= 8  # sequences come and go
+
+
+class _Counting:
+    """A device state that counts its uploads."""
+
+    def __init__(self, state: Any, count: list[int]) -> None:
+        self._state, self._count = state, count
+
+    def __getattr__(self, name: str) -> Any:
+        self._count[0] += name == "upload"
+        return getattr(self._state, name)
+
+
+def test_heads_know_where_to_begin_after_steps_without_drafts() -> None:
+    """The first drafts after steps without any are as good as others, also of a sequence that others have left."""
+    config = replace(MODEL, vocab_size=32, max_position_embeddings=64)
+    weights = permutation_weights(config, 1, epsilon=0.0)
+    model = LlamaModel(config, dict(weights), deterministic=True)
+    heads = trained_heads(model, weights, 1, num_heads=3)
+    speculator = Speculator("medusa", Scripted([3, 0, 0, 0] * 10))
+    answers = [Answer([start], max_tokens=12 + 7 * start) for start in range(4)]
+    serve(answers, model=model, speculator=speculator, proposer=MedusaProposer(model, heads))
+    assert speculator.num_drafts > 20
+    assert speculator.num_accepted >= 0.9 * speculator.num_drafts
+
+
 def test_catching_up_takes_bounded_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long prompt is caught up on in several steps, none beyond the bound; its drafts are right once it has."""
     model, sizes = LlamaModel(MODEL, _weights(), deterministic=True), []

@@ -19,6 +19,7 @@ from weft_model.llm.model.checkpoint import Checkpoint, StoredTensor
 from weft_model.llm.model.formats.weight_format import ReadWeight, WeightFormat, halves_of, wrong
 
 _TABLES = ("nf4", "fp4")
+_MAX_OFFSET = 1e30
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class BitsAndBytes4(WeightFormat):
         }
 
     def read(self, module: str, shape: tuple[int, int], checkpoint: Checkpoint) -> ReadWeight:
-        """The weight; as numbers where a block spans several outputs."""
+        """The weight; as numbers where a block spans several outputs, or is of odd size."""
         outputs, inputs = shape
         prefix = f"{module}.weight"
         name, state = _state(module, checkpoint)
@@ -65,13 +66,13 @@ class BitsAndBytes4(WeightFormat):
             outer = checkpoint.read(f"{prefix}.nested_absmax").repeat_interleave(int(state["nested_blocksize"]))
             table = checkpoint.read(f"{prefix}.nested_quant_map")
             offset = state.get("nested_offset")
-            if type(offset) not in (int, float):
-                raise wrong(name, "JSON with a number 'nested_offset'", offset)
+            if not isinstance(offset, int | float) or offset is True or not abs(offset) < _MAX_OFFSET:
+                raise wrong(name, "JSON with a finite number 'nested_offset'", offset)
             scales = table[scales.int()] * outer[: len(scales)] + offset
         packed = checkpoint.read(prefix).flatten()
         codes = halves_of(packed >> 4 | packed << 4)[:count]
         table = checkpoint.read(f"{prefix}.quant_map")
-        if inputs % block or inputs % 2:
+        if inputs % block or block % 2:
             spread = scales.repeat_interleave(block)[:count]
             return (table[codes.int()] * spread).view(shape)
         return QuantizedWeight(

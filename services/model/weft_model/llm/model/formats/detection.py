@@ -16,6 +16,7 @@ from weft_model.llm.model.formats.weight_format import WeightFormat
 
 #: AutoGPTQ's file beside ``config.json``, which early versions did not write to.
 _GPTQ_FILE = "quantize_config.json"
+_MAX_DIGITS = 10
 _COMPRESSED_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
 
 
@@ -84,7 +85,7 @@ def _compressed_tensors(config: Mapping[str, Any]) -> CompressedTensors:
         _bits(weights, "num_bits", NUM_BITS)
         block = weights.get("block_structure")
         if isinstance(block, str):  # "128x128"
-            block = [int(side) if side.isdecimal() else 0 for side in block.split("x")]
+            block = [int(side) if side.isdecimal() and len(side) < _MAX_DIGITS else 0 for side in block.split("x")]
         if block is not None:
             float8 = _float8({"weight_block_size": block})
     return CompressedTensors(float8)

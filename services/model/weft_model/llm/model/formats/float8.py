@@ -54,7 +54,7 @@ class Float8(WeightFormat):
             return weight.mul_(scales.flatten())
         if scales.dim() == 1 or scales.shape == (shape[0], 1):
             return weight.mul_(scales.view(-1, 1))
-        rows, columns = self.block
+        rows, columns = (min(side, most) for side, most in zip(self.block, shape, strict=True))
         return weight.mul_(scales.repeat_interleave(rows, 0)[: shape[0]].repeat_interleave(columns, 1)[:, : shape[1]])
 
     def ignored(self, module: str) -> Iterable[str]:

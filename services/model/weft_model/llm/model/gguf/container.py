@@ -47,7 +47,7 @@ def find_gguf(folder: Path) -> Path | None:
     Raises:
         InvalidArgumentError: There are several.
     """
-    files = sorted(folder.glob("*.gguf"))
+    files = sorted(path for path in folder.glob("*.gguf") if path.is_file())
     if not files or any(folder.glob(_SAFETENSORS)):
         return None
     if len(files) > 1:
