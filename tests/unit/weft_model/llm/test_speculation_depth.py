@@ -158,3 +158,16 @@ def test_where_drafts_are_always_wrong_each_new_sequence_pays_for_one():
         assert {number for number in chosen if number} == {1}
         assert [17, 33, 65, 129, 257, 513, 1025, 1025, 1025] == [after - before for before, after in pairwise(at)]
         assert at[0] == 0
+
+
+def test_the_first_drafts_count_most():
+    """On a new engine, ten wrong drafts of one sequence are enough for a low estimate; later ones move it less."""
+    acceptance = AdaptiveDepth(4, _CPU).new_acceptance()
+    seen = [acceptance.rate]
+    for _ in range(10):
+        acceptance.add(1, 0)
+        seen.append(acceptance.rate)
+    assert seen[-1] < 0.15
+    steps = [round(1 - after / before, 6) for before, after in pairwise(seen)]
+    assert steps == sorted(steps, reverse=True)
+    assert steps[-1] == 0.1

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Protocol
 
-#: Weight of one draft in the moving average of acceptance.
-_SMOOTHING = 0.1
+#: Weight of a draft in the moving average of acceptance: of the first one, and of each after a number of them.
+_FIRST_WEIGHT, _LAST_WEIGHT = 1 / 3, 0.1
 #: Acceptance that a proposer is assumed to have before the first draft.
 _PRIOR = 0.6
 #: Tokens must come this much cheaper with drafts than without; the measured costs are not exact.
@@ -29,23 +29,28 @@ class Acceptance:
         num_left: Steps that are left of the pause after the last wrong draft.
     """
 
-    __slots__ = ("num_left", "pause", "rate")
+    __slots__ = ("_weight", "num_left", "pause", "rate")
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
+        self._weight = _FIRST_WEIGHT
         self.pause = _FIRST_PAUSE
         self.num_left = 0
 
     def add(self, num_drafts: int, num_accepted: int) -> None:
         """Record that of ``num_drafts`` the first ``num_accepted`` were accepted; those behind them do not count."""
         for _ in range(num_accepted):
-            self.rate += _SMOOTHING * (1.0 - self.rate)
+            self._move(1.0)
         if num_accepted:
             self.pause = _FIRST_PAUSE
         if num_accepted < num_drafts:
-            self.rate -= _SMOOTHING * self.rate
+            self._move(0.0)
             self.num_left = self.pause
             self.pause = min(2 * self.pause, _LAST_PAUSE)
+
+    def _move(self, seen: float) -> None:
+        self.rate += self._weight * (seen - self.rate)
+        self._weight = max(self._weight / (1.0 + self._weight), _LAST_WEIGHT)  # 1/3, 1/4, 1/5 ...: a plain average
 
 
 class CostCurve:

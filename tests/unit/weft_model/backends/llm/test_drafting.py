@@ -52,7 +52,7 @@ def answered(engine: Engine) -> list[int]:
 
 def test_each_proposer_is_loaded_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Configured by parameters alone, each has drafts accepted, and tokens are those of the model without it."""
-    monkeypatch.setattr(speculation, "AdaptiveDepth", lambda most, cost: FixedDepth(most))  # whether they pay or not
+    monkeypatch.setattr(speculation, "AdaptiveDepth", lambda most, *costs: FixedDepth(most))  # whether they pay or not
     folder = write_model(tmp_path / "model")
     write_model(tmp_path / "draft", hidden_size=64, num_attention_heads=4)
     write_model(folder / "small", corrupted=0.2)
@@ -152,7 +152,7 @@ def test_wrong_folders_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"speculation": "draft"}, "draft_model must be the folder of the draft model with speculation = draft"),
+        ({"speculation": "draft"}, "draft_model must be the folder of the draft model, with speculation = draft"),
         ({"speculation": "medusa"}, "draft_model must be the folder of the heads"),
         ({"speculation": "ngram", "draft_model": "x"}, "draft_model must be empty with speculation = ngram"),
         ({"draft_model": "x"}, "draft_model must be empty with speculation = none, got 'x'"),
