@@ -63,9 +63,14 @@ def jit(function: Callable[..., Any], *modules: ModuleType) -> Callable[..., Any
     compiled: Any = numba.njit(nogil=True, error_model="numpy", boundscheck=False)(function)
     try:
         compiled._cache = KernelCache(function)
-    except RuntimeError as error:  # neither directory is writable
-        _log.info("each process compiles, until NUMBA_CACHE_DIR names a directory that is writable: %s", error)
+    except RuntimeError:  # neither directory is writable
+        _say_that_nothing_is_kept()
     return compiled  # type: ignore[no-any-return]
+
+
+@cache
+def _say_that_nothing_is_kept() -> None:
+    _log.info("each process compiles its kernels, until NUMBA_CACHE_DIR names a directory that is writable")
 
 
 def jit_with(*modules: ModuleType) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

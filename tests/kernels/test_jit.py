@@ -67,11 +67,16 @@ def test_other_processors(environment: dict[str, str], words: str) -> None:
     assert words in run.stderr
 
 
-def test_a_kernel_is_compiled_where_nothing_can_be_kept(monkeypatch: pytest.MonkeyPatch):
-    """With neither directory of the cache writable, compiled code lives as long as the process."""
+def test_a_kernel_is_compiled_where_nothing_can_be_kept(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """With neither directory of the cache writable, compiled code lives as long as the process, says the log once."""
     monkeypatch.setattr(numba.core.caching.CacheImpl, "_locator_classes", [])
-    double = jit.jit(lambda x: 2 * x)
-    assert 42 == double(21)
+    jit._say_that_nothing_is_kept.cache_clear()
+    with caplog.at_level(logging.INFO, "weft.kernels"):
+        double, triple = jit.jit(lambda x: 2 * x), jit.jit(lambda x: 3 * x)
+    assert (42, 63) == (double(21), triple(21))
+    assert 1 == caplog.text.count("NUMBA_CACHE_DIR names a directory that is writable")
 
 
 def test_serving_compiles_nothing():

@@ -10,6 +10,8 @@ import numpy.typing as npt
 from weft_common.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
 
 _TOKENS_SUFFIX = ".npy"
+#: Tokenizing takes about 40 bytes of memory for each byte of text.
+_MAX_TEXT_BYTES = 2**26
 
 
 class HeadRow(NamedTuple):
@@ -70,8 +72,8 @@ def train_heads(
     Raises:
         AlreadyExistsError: There are heads in ``output``, and ``force`` is false.
         NotFoundError: A file is missing.
-        InvalidArgumentError: The folder has no model that can be served, the text is too short or no text, or an
-            argument is out of its range.
+        InvalidArgumentError: The folder has no model that can be served, the text is too short, too long or no text,
+            or an argument is out of its range.
         OSError: A file cannot be read or written.
     """
     import torch  # noqa: PLC0415  # seconds, and other commands do without
@@ -128,6 +130,11 @@ def _saved_ids(data: Path, vocab_size: int) -> npt.NDArray[np.int64]:
 def _text_ids(folder: Path, data: Path) -> npt.NDArray[np.int64]:
     from weft_model.backends.llm.text import TextCodec  # noqa: PLC0415  # loads the tokenizer's library
 
+    if (num_bytes := data.stat().st_size) > _MAX_TEXT_BYTES:
+        raise InvalidArgumentError(
+            f"{data} must have at most {_MAX_TEXT_BYTES} bytes, got {num_bytes}; give a part of it, or token ids in a "
+            f"{_TOKENS_SUFFIX} file"
+        )
     text = data.read_bytes()
     codec = TextCodec.from_folder(folder, len(text))
     if codec is None:

@@ -19,7 +19,7 @@ BUILT = ("gateway", *OURS)
 BASE = {"protos/weft_protos", "services/wire/weft_wire", "services/common/weft_common"}
 SERVING = BASE | {"services/serving/weft_serving"}
 PACKAGES = {
-    "gateway": BASE | {"services/gateway/weft_gateway"},
+    "gateway": BASE | {"services/jobs/weft_jobs", "services/gateway/weft_gateway"},
     "router": BASE | {"services/router/weft_router"},
     "preprocess": SERVING | {"services/preprocess/weft_preprocess"},
     "model": SERVING | {"services/model/weft_model", "kernels/weft_kernels"},

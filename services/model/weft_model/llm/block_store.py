@@ -89,7 +89,6 @@ class FileStore:
         self.num_slots = num_slots
         self.is_lost = False
         self._block_bytes = block_bytes
-        self._keys: list[tuple[bytes, int] | None] = [None] * num_slots  # hash and checksum
         place = directory or tempfile.gettempdir()
         try:
             self._file = tempfile.TemporaryFile(dir=place, buffering=0)  # noqa: SIM115  # closed by ``close``
@@ -106,6 +105,7 @@ class FileStore:
                 f"engine: kv_offload_bytes is {num_slots * block_bytes} after rounding to blocks, but '{place}' has no "
                 f"room for that: {error.strerror}; lower it, or set kv_offload_path to a folder of a larger disk"
             ) from error
+        self._keys: list[tuple[bytes, int] | None] = [None] * num_slots  # hash and checksum
 
     def run(self, kv: Tensor, transfers: BlockTransfers) -> list[int]:
         """See ``BlockStore``."""
@@ -166,7 +166,6 @@ class MemoryStore:
     def __init__(self, num_slots: int, block_bytes: int, *, is_pinned: bool) -> None:
         self.num_slots = num_slots
         self.is_lost = False
-        self._keys: list[bytes | None] = [None] * num_slots
         try:
             self._rows = torch.empty(num_slots, block_bytes, dtype=torch.uint8, pin_memory=is_pinned)
         except RuntimeError as error:
@@ -174,6 +173,7 @@ class MemoryStore:
                 f"engine: kv_offload_bytes is {num_slots * block_bytes} after rounding to blocks, but the host cannot "
                 f"allocate that much memory; lower it"
             ) from error
+        self._keys: list[bytes | None] = [None] * num_slots
 
     def run(self, kv: Tensor, transfers: BlockTransfers) -> list[int]:
         """See ``BlockStore``."""

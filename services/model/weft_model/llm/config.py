@@ -20,7 +20,7 @@ _KV_CACHE_DTYPES = ("auto", *KV_CODES)
 _QUANTIZATIONS = {"none": 0, "int8": 8, "int4": 4}
 _SPECULATIONS = ("none", "ngram", "draft", "medusa", "lookahead")
 _ASYNC_SCHEDULINGS = ("auto", "true", "false")
-_WITH_FOLDER = {"draft": "draft model", "medusa": "heads, which weft train-heads makes"}
+_WITH_FOLDER = {"draft": "draft model", "medusa": "heads that weft train-heads writes"}
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 _DEFAULT_STEP_TOKENS = {"cpu": 128, "cuda": 2048}
@@ -93,7 +93,8 @@ class EngineConfig:
             smaller model), ``medusa`` (heads on hidden states) or ``lookahead``. Tokens are the same with each.
         num_speculative_tokens: Most drafts of a sequence in a step, 1 to 16.
         async_scheduling: Plan a step before the tokens of the one in flight are known, so that the host works while the
-            device computes: ``true``, ``false``, or ``auto``: on a GPU, without speculation. Tokens are the same.
+            device computes: ``true``, ``false``, or ``auto``: on a GPU, without speculation. ``true`` is refused
+            with speculation, a second tier or a model of windows. Tokens are the same.
         draft_model: Folder of the draft model for ``draft``, or of the heads for ``medusa``; a relative path begins at
             the model's own folder. Empty for other proposers.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
@@ -155,12 +156,11 @@ class EngineConfig:
             raise self._fault("speculation", f"must be one of {', '.join(_SPECULATIONS)}")
         if self.async_scheduling not in _ASYNC_SCHEDULINGS:
             raise self._fault("async_scheduling", f"must be one of {', '.join(_ASYNC_SCHEDULINGS)}")
-        if self.async_scheduling == "true" and self.speculation != "none":
-            raise self._fault(
-                "async_scheduling", "must be auto or false with speculation, whose drafts need the tokens"
-            )
+        if self.async_scheduling == "true" and (self.speculation != "none" or self.kv_offload_bytes):
+            reason = "with speculation or kv_offload_bytes, whose plans depend on the step before"
+            raise self._fault("async_scheduling", f"must be auto or false {reason}")
         if (self.speculation in _WITH_FOLDER) != bool(self.draft_model):
-            needed = f"the folder of the {_WITH_FOLDER[self.speculation]}" if not self.draft_model else "empty"
+            needed = f"the folder of the {_WITH_FOLDER[self.speculation]}," if not self.draft_model else "empty"
             raise self._fault("draft_model", f"must be {needed} with speculation = {self.speculation}")
         if not _DEVICE.fullmatch(self.device):
             raise self._fault("device", "must be cpu, cuda or cuda:N")
@@ -170,6 +170,8 @@ class EngineConfig:
             raise self._fault("kv_offload_bytes", "must be 0 without enable_prefix_caching, which names its blocks")
         if self.kv_offload_path and not (self.kv_offload_bytes and self.device == "cpu"):
             raise self._fault("kv_offload_path", "must be empty unless kv_offload_bytes is set, on a CPU")
+        if self.max_model_len == 1:
+            raise self._fault("max_model_len", "must be 0 or at least 2, a prompt's token and a new one")
         if self.num_blocks == 1:
             raise self._fault("num_blocks", "must be 0 or at least 2: block 0 holds no tokens")
         if not self.block_size:
@@ -183,6 +185,8 @@ class EngineConfig:
                 f"must be at least max_num_seqs = {self.max_num_seqs}, so that each sequence gets a token in every "
                 f"step; raise it, or lower max_num_seqs",
             )
+        if self.speculation != "none" and self.max_num_batched_tokens == 1:
+            raise self._fault("max_num_batched_tokens", "must be at least 2 with speculation, a token and a draft")
         if not self.long_prefill_token_threshold:
             object.__setattr__(self, "long_prefill_token_threshold", self.max_num_batched_tokens)
 
@@ -233,12 +237,13 @@ class EngineConfig:
             GPU memory: see ``with_cache``.
 
         Raises:
-            InvalidArgumentError: ``max_model_len`` exceeds the context length of the model, or ``kv_cache_bytes`` holds
-                no block.
+            InvalidArgumentError: ``max_model_len`` or ``async_scheduling`` does not fit the model; or no block fits.
         """
         longest = model.max_context_len
         if self.max_model_len > longest:
             raise self._fault("max_model_len", f"must be at most {longest}, the context of the model; lower it, or 0")
+        if self.async_scheduling == "true" and all(model.windows):
+            raise self._fault("async_scheduling", "must be auto or false for a model whose layers all have a window")
         dtype = model.dtype if self.dtype == "auto" else self.dtype
         resolved = replace(self, dtype=dtype, max_model_len=self.max_model_len or longest)
         num_bytes = self.kv_cache_bytes or (_CPU_CACHE_BYTES if self.device == "cpu" else 0)

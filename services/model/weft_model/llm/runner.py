@@ -8,7 +8,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from weft_kernels.blocks.layout import MAX_CODE
 from weft_model.llm import ops
 from weft_model.llm.block_store import open_store
 from weft_model.llm.config import EngineConfig
@@ -70,6 +69,10 @@ class ModelRunner:
         num_blocks: Blocks of the KV cache, including the null block; None: those of ``config``.
         proposer: Fills in the drafts that plans leave unknown; None: there are none.
 
+    Raises:
+        InvalidArgumentError: The second tier cannot be made as ``config`` says.
+        ResourceExhaustedError: The host has not the memory or disk for the cache or the second tier.
+
     Attributes:
         num_blocks: Blocks of the KV cache, including the null block.
         num_offload_blocks: Blocks of the second tier; 0: there is none.
@@ -94,8 +97,7 @@ class ModelRunner:
         self._plans_ahead = config.plans_ahead
         self._graphs: DecodeGraphs | None = None
         dtype = _CODES.get(config.kv_dtype, model.dtype)
-        shape = model.kv_shape(self.num_blocks, config.block_size, dtype)
-        self.kv = torch.zeros(shape, dtype=torch.uint8 if dtype in MAX_CODE else dtype, device=model.device).view(dtype)
+        self.kv = model.new_kv(self.num_blocks, config.block_size, dtype)
         model.prepare(dtype)
         self._store = open_store(config, self.kv)
         self.num_offload_blocks = 0 if self._store is None else self._store.num_slots

@@ -41,7 +41,7 @@ def evaluate(model: LlamaModel, rows: Sequence[torch.Tensor], kv_dtype: torch.dt
         count = len(row)
         step = sequence_input(count)
         dtype = kv_dtype or model.dtype
-        cache = torch.zeros(model.kv_shape(step.num_blocks, BLOCK_SIZE, dtype), dtype=dtype)
+        cache = model.new_kv(step.num_blocks, BLOCK_SIZE, dtype)
         hidden = model.forward(
             row, step.positions, cache, step.block_tables, step.q_start, step.ctx_len, step.slot_mapping, count, count
         )

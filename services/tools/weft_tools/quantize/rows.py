@@ -1,4 +1,4 @@
-"""TextRows of token ids from a user's text: some to calibrate with, others held out to measure with."""
+"""Rows of token ids from a user's text: some to calibrate with, others held out to measure with."""
 
 import json
 from collections.abc import Iterator
@@ -12,9 +12,11 @@ from weft_model.backends.llm.text import TextCodec
 
 _JSONL = ".jsonl"
 _MAX_ROW_TOKENS, _MIN_ROW_TOKENS, _MIN_ROWS = 512, 16, 8
-#: TextRows that are used at most, for each of the two purposes.
+#: Rows that are used at most, for each of the two purposes.
 _MAX_CALIBRATION_ROWS, _MAX_HELD_OUT_ROWS = 128, 64
 _HELD_OUT_SHARE = 0.2
+#: Tokenizing takes about 40 bytes of memory for each byte of text.
+_MAX_DATA_BYTES = 2**26
 
 
 class TextRows(NamedTuple):
@@ -39,11 +41,16 @@ def read_rows(data: Path, folder: Path, max_row_tokens: int) -> TextRows:
 
     Raises:
         NotFoundError: A file is missing.
-        InvalidArgumentError: The data is no text, or too short.
+        InvalidArgumentError: The data is no text, too short or larger than 64 MiB.
         OSError: A file cannot be read.
     """
     if not data.is_file():
         raise NotFoundError(f"no file {data}; --data takes a text, or {_JSONL} with 'text' on each line")
+    if (num_bytes := data.stat().st_size) > _MAX_DATA_BYTES:
+        raise InvalidArgumentError(
+            f"{data} must have at most {_MAX_DATA_BYTES} bytes, got {num_bytes}; give a part of it: at most "
+            f"{(_MAX_CALIBRATION_ROWS + _MAX_HELD_OUT_ROWS) * _MAX_ROW_TOKENS} tokens are used"
+        )
     content = data.read_bytes()
     codec = TextCodec.from_folder(folder, max(1, len(content)))
     if codec is None:

@@ -143,6 +143,9 @@ def test_faults(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     refuses("bad.jsonl, line 2 must be a text, or an object with 'text', got", data="bad.jsonl")
     refuses("torn.jsonl, line 1 is not JSON", data="torn.jsonl")
     refuses("no file", data="missing.txt")
+    with (folder / "huge.txt").open("wb") as huge:
+        huge.truncate(2**40)  # takes no space
+    refuses("must have at most 67108864 bytes, got 1099511627776; give a part", data="huge.txt")
     refuses("--group-size must be even and divide the 64 inputs", "int4", "--group-size", "24")
     quantised = folder.parent / "quantised"
     save_folder(quantised, *FORMATS["awq"])

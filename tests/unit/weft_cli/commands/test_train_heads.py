@@ -60,6 +60,14 @@ def test_existing_heads_are_kept(folder: Path, capsys: pytest.CaptureFixture[str
     assert train(folder, "--force") == 0
 
 
+def test_a_huge_text_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A text that takes more memory than the model is not read."""
+    with (folder / "huge.txt").open("wb") as huge:
+        huge.truncate(2**40)  # takes no space
+    assert train(folder, data="huge.txt") == 1
+    assert "must have at most 67108864 bytes, got 1099511627776; give a part" in capsys.readouterr().err
+
+
 def test_heads_that_cannot_be_written_leave_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -158,6 +158,8 @@ def test_a_full_disk_is_refused(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(ResourceExhaustedError, match=r"has no room for that: No space left.*lower it"):
         FileStore(1, 64, str(tmp_path))
+    with pytest.raises(ResourceExhaustedError):  # nothing is allocated for its slots before that
+        open_store(EngineConfig(kv_offload_bytes=2**62), _kv())
 
 
 def test_memory_that_the_host_does_not_have_is_refused():

@@ -86,10 +86,12 @@ class _Life:
             "enable_prefix_caching": has_cache,
             "kv_offload_bytes": pick.choice((0, 0, 1, 4, 30)) * has_cache * 512 * block_size,
             "watermark": pick.choice((0.0, 0.03)),
-            "async_scheduling": "true" if name == "none" and pick.random() < 0.75 else "auto",
             "speculation": "none",
+            "async_scheduling": "auto",
             **_speculation(name, self.plain["model"], pick.randint(1, 8)),
         }
+        if name == "none" and not window and pick.random() < 0.75:
+            self.options |= {"async_scheduling": "true", "kv_offload_bytes": 0}
         base = [pick.randrange(VOCAB_SIZE) for _ in range(_MAX_LEN)]
         self.num_unknown = 0
         self.requests = [self._request(base) for _ in range(pick.randint(3, 9))]

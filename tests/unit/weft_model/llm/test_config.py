@@ -225,6 +225,17 @@ def test_engine_defaults() -> None:
         ({"max_num_seqs": 64.0}, "max_num_seqs must be a whole number, got 64.0"),
         ({"max_num_batched_tokens": 63}, "max_num_batched_tokens must be at least max_num_seqs = 64"),
         ({"max_model_len": -1}, "max_model_len must be from 0 to"),
+        ({"max_model_len": 1}, "max_model_len must be 0 or at least 2, a prompt's token and a new one, got 1"),
+        ({"speculation": "medusa"}, "must be the folder of the heads that weft train-heads writes, with speculation ="),
+        ({"speculation": "ngram", "draft_model": "x"}, "draft_model must be empty with speculation = ngram, got 'x'"),
+        (
+            {"speculation": "ngram", "max_num_seqs": 1, "max_num_batched_tokens": 1},
+            "max_num_batched_tokens must be at least 2 with speculation, a token and a draft, got 1",
+        ),
+        (
+            {"async_scheduling": "true", "kv_offload_bytes": 4096},
+            "async_scheduling must be auto or false with speculation or kv_offload_bytes, whose plans depend on the",
+        ),
         ({"watermark": 0.6}, "watermark must be from 0.0 to 0.5, got 0.6"),
         ({"watermark": float("nan")}, "watermark must be a finite number, got nan"),
         ({"enable_prefix_caching": 1}, "enable_prefix_caching must be true or false, got 1"),
@@ -242,6 +253,15 @@ def test_engine_bounds(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         EngineConfig(**fields)
     assert message in str(caught.value)
+
+
+def test_what_cannot_be_planned_ahead() -> None:
+    """A model of sliding windows refuses the explicit wish, not the default; one layer without a window grants it."""
+    model = _config("Mistral", sliding_window=8)
+    EngineConfig(device="cuda").resolved(model)
+    with pytest.raises(InvalidArgumentError, match="async_scheduling must be auto or false for a model whose"):
+        EngineConfig(async_scheduling="true").resolved(model)
+    EngineConfig(async_scheduling="true").resolved(_config())
 
 
 def test_engine_parameters() -> None:

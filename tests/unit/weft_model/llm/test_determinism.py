@@ -1,12 +1,15 @@
 """Seeded sampling: what a request gets depends on its own prompt, parameters and seed alone."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from tests.unit.weft_model.llm.engine_fixture import SHAPES, Answer, alone, finish, make_engine, random_prompts, serve
+from tests.unit.weft_model.llm.speculation_fixture import Oracle
 
 from weft_kernels import jit
-from weft_kernels.linear import onednn
+from weft_kernels.linear import cpu, onednn
 from weft_model.llm.model.model import LlamaModel
 from weft_model.llm.model.weights import random_weights
 
@@ -68,6 +71,49 @@ def test_neighbours_are_felt_only_without_deterministic_mode(
         serve(answers, shape="wide", model=model, **options)
         logprobs.append(needle.logprobs)
     assert deterministic == (logprobs[0] == logprobs[1])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantization", "needed"),
+    [
+        ("float32", "none", torch.float32),
+        ("bfloat16", "none", torch.bfloat16),
+        ("bfloat16", "int8", torch.int8),
+        ("bfloat16", "int4", torch.int8),
+    ],
+)
+def test_compiled_products_need_no_mode(
+    dtype: str, quantization: str, needed: torch.dtype, monkeypatch: pytest.MonkeyPatch
+):
+    """By default, where all products are kernels of this project, answers are bitwise those of each alone.
+
+    So they are with drafts, with a KV cache of codes, and where sampled.
+    """
+    if not (cpu.has_panels(getattr(torch, dtype)) and cpu.has_panels(needed)):
+        pytest.skip("this CPU lacks the instructions, or numba is not installed")
+    monkeypatch.setattr(cpu, "_are_panels_faster", lambda dtype, shape: True)
+    config = replace(SHAPES["wide"], intermediate_size=320)
+    num_bits = {"none": 0, "int8": 8, "int4": 4}[quantization]
+    model = LlamaModel(config, random_weights(config, seed=3), dtype=getattr(torch, dtype), num_bits=num_bits)
+    options = {"model": model, "deterministic": False, "dtype": dtype, "kv_cache_dtype": "int8"}
+
+    def answers() -> list[Answer]:
+        prompts = random_prompts(6, 5, 60, seed=1)
+        return [
+            Answer(prompt, max_tokens=20, logprobs=1, temperature=index % 2, seed=3)
+            for index, prompt in enumerate(prompts)
+        ]
+
+    expected, together, drafted = answers(), answers(), answers()
+    for answer in expected:
+        serve([answer], enable_prefix_caching=False, max_num_seqs=1, **options)
+    serve(together, **options)
+    speculator = Oracle(expected, 0.2).speculator(4)
+    serve(drafted, speculation="ngram", speculator=speculator, **options)
+    assert 0 < speculator.num_accepted < speculator.num_drafts
+    for others in (together, drafted):
+        assert [answer.tokens for answer in expected] == [answer.tokens for answer in others]
+        assert [answer.logprobs for answer in expected] == [answer.logprobs for answer in others]
 
 
 def test_requests_without_a_seed_differ():

@@ -138,7 +138,7 @@ def _logits(config: TransformerConfig, weights: dict[str, Any]) -> torch.Tensor:
     hidden = model.forward(
         torch.arange(count) * 5 % config.vocab_size,
         torch.arange(count, dtype=torch.int32),
-        torch.zeros(model.kv_shape(2, block_size)),
+        model.new_kv(2, block_size),
         torch.tensor([[1]], dtype=torch.int32),
         torch.tensor([0, count], dtype=torch.int32),
         torch.tensor([count], dtype=torch.int32),
@@ -282,6 +282,11 @@ def test_headers_that_lie(tmp_path: Path, data: bytes, message: str) -> None:
         ),
         (lambda file: file.add_value_length(32), "llama.attention.value_length must be the key length, 64"),
         (lambda file: file.add_sliding_window(7), "llama.attention.sliding_window must be absent or 0, got 7"),
+        (
+            lambda file: file.add_array("llama.attention.sliding_window", [7, 7]),
+            "sliding_window must be absent or 0, got array",
+        ),
+        (lambda file: file.add_array("llama.rope.scaling.type", [1, 2]), "llama.rope.scaling.type must be a text, got"),
         (lambda file: file.add_rope_dimension_count(32), "partial_rotary_factor must be 1"),
         (lambda file: file.add_tensor("blk.0.ffn_up_exps.weight", np.ones(3, np.float32)), "is not part of the model"),
     ],

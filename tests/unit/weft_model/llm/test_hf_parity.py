@@ -94,7 +94,7 @@ class _Sequences:
         blocks_each = -(-_TEXT_LEN // _BLOCK_SIZE)
         num_blocks = 1 + num_sequences * blocks_each
         # What a step does not store is not a number, so that reading it would show.
-        self._kv = torch.full(self._model.kv_shape(num_blocks, _BLOCK_SIZE), float("nan"))
+        self._kv = self._model.new_kv(num_blocks, _BLOCK_SIZE).fill_(float("nan"))
         order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(1)) + 1
         self._tables = order.to(torch.int32).view(num_sequences, blocks_each)
 

@@ -46,7 +46,7 @@ def _logits(weights: dict[str, Any]) -> torch.Tensor:
     hidden = model.forward(
         torch.arange(count) * 7 % CONFIG.vocab_size,
         torch.arange(count, dtype=torch.int32),
-        torch.zeros(model.kv_shape(2, block_size)),
+        model.new_kv(2, block_size),
         torch.tensor([[1]], dtype=torch.int32),
         torch.tensor([0, count], dtype=torch.int32),
         torch.tensor([count], dtype=torch.int32),

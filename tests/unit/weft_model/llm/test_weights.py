@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.unit.weft_model.llm.permutation_model import permutation, permutation_weights
 
-from weft_common.errors import InvalidArgumentError, NotFoundError, WeftError
+from weft_common.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError, WeftError
 from weft_model.llm.config import TransformerConfig
 from weft_model.llm.model.model import LlamaModel
 from weft_model.llm.model.weight_parts import LM_HEAD, weight_parts
@@ -215,7 +215,7 @@ def _greedy(config: TransformerConfig, weights: _Tensors, first: int, num_tokens
     model = LlamaModel(config, dict(weights))
     block_size = 16
     num_blocks = -(-num_tokens // block_size)
-    kv = torch.zeros(model.kv_shape(1 + num_blocks, block_size))
+    kv = model.new_kv(1 + num_blocks, block_size)
     table = torch.arange(1, 1 + num_blocks, dtype=torch.int32).unsqueeze(0)
     text = [first]
     for position in range(num_tokens):
@@ -282,3 +282,10 @@ def test_model_needs_all_weights() -> None:
     del weights[LM_HEAD]
     with pytest.raises(InvalidArgumentError, match=r"1 of .* missing, first 'lm_head\.weight'"):
         LlamaModel(_CONFIG, weights)
+
+
+def test_a_cache_larger_than_memory_is_refused():
+    """A cache that the host cannot allocate is an error that says its size and what to lower."""
+    model = LlamaModel(_CONFIG, dict(random_weights(_CONFIG, seed=1)))
+    with pytest.raises(ResourceExhaustedError, match=r"a KV cache of 1099511627776 blocks takes \d+ bytes.*lower kv_c"):
+        model.new_kv(2**40, 16)

@@ -1,13 +1,14 @@
 """The forward pass of Llama-like models: Llama, Mistral, Qwen 2 and 3."""
 
+import math
 from collections.abc import MutableMapping
 from functools import partial
 from typing import Any
 
 import torch
 
-from weft_common.errors import InvalidArgumentError
-from weft_kernels.blocks.layout import KVLayer, cache_shape, split_layers
+from weft_common.errors import InvalidArgumentError, ResourceExhaustedError
+from weft_kernels.blocks.layout import MAX_CODE, KVLayer, cache_shape, split_layers
 from weft_kernels.linear.quantized import QuantizedWeight
 from weft_model.llm import ops
 from weft_model.llm.model.layers import DecoderLayer, StepInput
@@ -93,12 +94,29 @@ class LlamaModel:
         cos, sin = rope_tables(config, max_model_len or longest)
         self._cos, self._sin = cos.to(device), sin.to(device)
 
-    def kv_shape(self, num_blocks: int, block_size: int, dtype: torch.dtype | None = None) -> tuple[int, ...]:
-        """Shape of a KV cache of the type, by default that of computation; see ``weft_kernels.blocks.layout``."""
-        config = self.config
-        return cache_shape(
-            num_blocks, config.num_layers, block_size, config.num_kv_heads, config.head_dim, dtype or self.dtype
-        )
+    def new_kv(self, num_blocks: int, block_size: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A KV cache of zeros, laid out as ``weft_kernels.blocks.layout`` says.
+
+        Args:
+            num_blocks: Blocks.
+            block_size: Tokens of a block.
+            dtype: Of keys and values, which may be codes; None: that of computation.
+
+        Raises:
+            ResourceExhaustedError: The host has less memory; a GPU raises ``torch.OutOfMemoryError``.
+        """
+        config, dtype = self.config, dtype or self.dtype
+        shape = cache_shape(num_blocks, config.num_layers, block_size, config.num_kv_heads, config.head_dim, dtype)
+        stored = torch.uint8 if dtype in MAX_CODE else dtype  # there are no zeros of every type of codes
+        try:
+            return torch.zeros(shape, dtype=stored, device=self.device).view(dtype)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise ResourceExhaustedError(
+                f"engine: a KV cache of {num_blocks} blocks takes {math.prod(shape) * dtype.itemsize} bytes, which the "
+                f"host cannot allocate; lower kv_cache_bytes, or num_blocks"
+            ) from error
 
     def prepare(self, kv_dtype: torch.dtype | None = None) -> None:
         """Compile what steps with a KV cache of the type need, by default that of computation; nothing on a GPU."""
@@ -124,7 +142,7 @@ class LlamaModel:
         Args:
             token_ids: int32 or int64 ``[T]``, contiguous per sequence.
             positions: int32 ``[T]``, position of each token in its sequence.
-            kv: KV cache of ``kv_shape``; of type ``dtype``, or of 8-bit codes. Changed in place.
+            kv: KV cache of ``new_kv``; of type ``dtype``, or of 8-bit codes. Changed in place.
             block_tables: int32 ``[B, M]``: blocks of each sequence in order, 0 behind the last.
             q_start: int32 ``[B + 1]``: first token of each sequence, and T.
             ctx_len: int32 ``[B]``: tokens of each sequence, including those of this step.

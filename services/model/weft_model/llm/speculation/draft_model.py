@@ -49,7 +49,7 @@ class DraftModelProposer:
         self._block_size = block_size
         model = self._model
         model.prepare()
-        self._kv = torch.zeros(model.kv_shape(num_blocks, block_size), dtype=model.dtype, device=model.device)
+        self._kv = model.new_kv(num_blocks, block_size)
         self._cache = DraftCache(state.num_slots, state.num_columns, num_blocks, block_size)
         self._tokens = torch.zeros(num_blocks * block_size, dtype=torch.int32, device=model.device)
 

@@ -151,7 +151,7 @@ def _hidden_states(model: LlamaModel, token_ids: npt.NDArray[np.int64]) -> _Wind
     ids = torch.from_numpy(token_ids).to(device)
     hidden = torch.empty(num_windows, window, model.config.hidden_size, dtype=model.dtype, device=device)
     num_blocks = -(-window // _BLOCK_SIZE)
-    kv = torch.zeros(model.kv_shape(1 + _WINDOWS_PER_STEP * num_blocks, _BLOCK_SIZE), dtype=model.dtype, device=device)
+    kv = model.new_kv(1 + _WINDOWS_PER_STEP * num_blocks, _BLOCK_SIZE)
     for first in range(0, num_windows, _WINDOWS_PER_STEP):
         chunk = ids[first : first + _WINDOWS_PER_STEP]
         count = len(chunk)

@@ -152,7 +152,7 @@ def test_wrong_folders_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "problem"),
     [
-        ({"speculation": "draft"}, "draft_model must be the folder of the draft model with speculation = draft"),
+        ({"speculation": "draft"}, "draft_model must be the folder of the draft model, with speculation = draft"),
         ({"speculation": "medusa"}, "draft_model must be the folder of the heads"),
         ({"speculation": "ngram", "draft_model": "x"}, "draft_model must be empty with speculation = ngram"),
         ({"draft_model": "x"}, "draft_model must be empty with speculation = none, got 'x'"),

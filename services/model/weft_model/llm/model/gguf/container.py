@@ -7,7 +7,7 @@ tests write files with, and this is what reads files of strangers.
 import mmap
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -85,13 +85,15 @@ class GgufFile:
             NotFoundError: There is no such file.
             InvalidArgumentError: It is no GGUF file, or it is truncated.
         """
-        try:
-            with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                yield cls(path.name, data)
-        except FileNotFoundError as error:
-            raise NotFoundError(f"no file {path}") from error
-        except ValueError as error:  # mmap's for an empty file
-            raise InvalidArgumentError(f"{path} must be a GGUF file, got an empty one; fetch it again") from error
+        with ExitStack() as stack:
+            try:
+                file = stack.enter_context(path.open("rb"))
+                data = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            except FileNotFoundError as error:
+                raise NotFoundError(f"no file {path}") from error
+            except ValueError as error:  # mmap's for an empty file
+                raise InvalidArgumentError(f"{path} must be a GGUF file, got an empty one; fetch it again") from error
+            yield cls(path.name, data)
 
     def read(self, tensor: GgufTensor, num_bytes: int) -> npt.NDArray[np.uint8]:
         """A copy of the first ``num_bytes`` of the tensor, which ``check_size`` has passed."""

@@ -64,8 +64,8 @@ class _Metadata:
             "bos_token_id": self._token("bos"),
             "eos_token_id": [token for token in (self._token("eos"), self._token("eot")) if token is not None],
         }
-        if self._value("attention.sliding_window"):
-            raise self._fault("attention.sliding_window", "absent or 0", self._value("attention.sliding_window"))
+        if type(window := self._value("attention.sliding_window")) not in (int, type(None)) or window:
+            raise self._fault("attention.sliding_window", "absent or 0", window)
         return config
 
     def _rope(self, head_dim: int) -> dict[str, Any]:
@@ -74,6 +74,8 @@ class _Metadata:
             "partial_rotary_factor": self._count("rope.dimension_count", head_dim) / head_dim,
         }
         kind = self._value("rope.scaling.type")
+        if not isinstance(kind, str | None):
+            raise self._fault("rope.scaling.type", "a text", kind)
         if kind not in (None, "none"):
             rope |= {"rope_type": kind, "factor": self._number("rope.scaling.factor")}
             original = self._value("rope.scaling.original_context_length")
