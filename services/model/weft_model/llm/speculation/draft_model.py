@@ -13,8 +13,8 @@ from weft_model.llm.speculation.draft_cache import DraftCache, TokenRange
 
 #: Steps without any draft after which prompts are no longer computed along with the target's.
 _MAX_IDLE_STEPS = 16
-#: Steps that wait, at most, while nobody is given drafts. Of 16 rows, on a CPU with warm caches, a step takes 2.4 us then
-#: rather than 10 us.
+#: Steps that wait, at most, while nobody is given drafts. On a CPU with warm caches, a step of 16 rows takes 2.4 us
+#: then rather than 10 us.
 _MAX_WAITING = 64
 
 
