@@ -3,10 +3,13 @@
 import random
 
 import pytest
+from nats.errors import ConnectionClosedError, MsgAlreadyAckdError
 
-from weft_common.errors import InvalidArgumentError
+from weft_common.errors import InvalidArgumentError, UnavailableError
 from weft_jobs.brokers import parse_address
+from weft_jobs.brokers.broker import Message
 from weft_jobs.brokers.kafka import CommittedOffsets
+from weft_jobs.brokers.nats_jetstream import NatsBroker
 
 
 def test_an_address_is_a_server_and_a_topic() -> None:
@@ -22,6 +25,33 @@ def test_other_texts_are_no_address(text: str) -> None:
     """The error shows the text and the form."""
     with pytest.raises(InvalidArgumentError, match="SCHEME://HOST:PORT/TOPIC"):
         parse_address(text)
+
+
+async def test_an_acknowledgement_that_was_lost_is_not_sent_again() -> None:
+    """The connection breaks behind the first try; the second one ends, and the broker delivers the message again."""
+
+    class Handle:
+        is_acked = False
+
+        async def ack(self) -> None:
+            if self.is_acked:
+                raise MsgAlreadyAckdError
+            self.is_acked = True
+
+    class Connection:
+        num_flushed = 0
+
+        async def flush(self, _: int) -> None:
+            self.num_flushed += 1
+            if self.num_flushed == 1:
+                raise ConnectionClosedError
+
+    broker = NatsBroker("nats://127.0.0.1:1", "group", 30.0)
+    broker._connection = Connection()  # type: ignore[assignment]
+    messages = [Message("1", b"", handle=Handle())]
+    with pytest.raises(UnavailableError):
+        await broker.acknowledge(messages)
+    await broker.acknowledge(messages)
 
 
 def test_offsets_are_committed_up_to_the_first_unfinished_message() -> None:

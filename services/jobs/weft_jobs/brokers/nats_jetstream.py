@@ -79,21 +79,21 @@ class NatsBroker:
     async def acknowledge(self, messages: Sequence[Message]) -> None:
         """As ``Broker``. An acknowledgement that is lost with the broker leads to a second delivery."""
         with _failures(self._server):
-            for message in messages:
-                await message.handle.ack()
+            for handle in _not_acknowledged(messages):
+                await handle.ack()
             await self._connection.flush(int(_CALL_TIMEOUT_S))
 
     async def extend(self, messages: Sequence[Message]) -> None:
         """As ``Broker``."""
         with _failures(self._server):
-            for message in messages:
-                await message.handle.in_progress()
+            for handle in _not_acknowledged(messages):
+                await handle.in_progress()
 
     async def give_back(self, messages: Sequence[Message]) -> None:
         """As ``Broker``."""
         with _failures(self._server):
-            for message in messages:
-                await message.handle.nak()
+            for handle in _not_acknowledged(messages):
+                await handle.nak()
 
     async def lag(self) -> int:
         """As ``Broker``."""
@@ -105,6 +105,11 @@ class NatsBroker:
         """As ``Broker``."""
         with contextlib.suppress(NatsError, OSError):
             await self._connection.close()
+
+
+def _not_acknowledged(messages: Sequence[Message]) -> list[Msg]:
+    """Those that were not sent an acknowledgement: the client refuses a second one, also where the first was lost."""
+    return [message.handle for message in messages if not message.handle.is_acked]
 
 
 def _message(message: Msg) -> Message:
