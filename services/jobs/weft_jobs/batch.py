@@ -198,11 +198,8 @@ class _Job:
         await asyncio.to_thread(self._folder.write, shard.index, result.columns, result.failed)
 
     async def _send(self, inputs: Mapping[str, InputValues], rows: Sequence[int]) -> dict[str, Array]:
-        tensors = {name: values.tensor(rows) for name, values in inputs.items()}
-        if not self._layout.has_batch:
-            tensors = {name: tensor._replace(shape=tensor.shape[1:]) for name, tensor in tensors.items()}
         async with self._window.place() as place:
-            return await self._target.infer(tensors, place.refused)
+            return await self._target.infer(self._layout.tensors(inputs, rows), place.refused)
 
     def _tell(self, num_rows: int) -> None:
         self._num_rows += num_rows

@@ -7,8 +7,9 @@ import pyarrow as pa
 
 from weft_common.errors import InvalidArgumentError
 from weft_common.signature import ModelSignature, TensorSpec
+from weft_common.tensors import WireTensor
 from weft_common.text.suggestion import suggestion
-from weft_jobs.columns import output_type
+from weft_jobs.columns import InputValues, output_type
 
 #: Column that says which row of the data set, counted from 0, a row of the output is.
 ROW = "row"
@@ -40,6 +41,13 @@ class Layout:
     def columns(self) -> list[str]:
         """The columns that are read, each once."""
         return list(dict.fromkeys([*(self.column_of[spec.name] for spec in self.inputs), *self.keep]))
+
+    def tensors(self, inputs: Mapping[str, InputValues], rows: Sequence[int]) -> dict[str, WireTensor]:
+        """Tensors of one request for these rows; without a batch dimension that is one row."""
+        tensors = {name: values.tensor(rows) for name, values in inputs.items()}
+        if self.has_batch:
+            return tensors
+        return {name: tensor._replace(shape=tensor.shape[1:]) for name, tensor in tensors.items()}
 
     @property
     def schema(self) -> pa.Schema:

@@ -224,10 +224,7 @@ class MessageStream:
         await self._insist(lambda: self._source.publish(topic, message.payload, headers, message.id))
 
     async def _send(self, inputs: Mapping[str, InputValues], rows: Sequence[int]) -> dict[str, Array]:
-        tensors = {name: values.tensor(rows) for name, values in inputs.items()}
-        if not self._layout.has_batch:
-            tensors = {name: tensor._replace(shape=tensor.shape[1:]) for name, tensor in tensors.items()}
-        return await self._graph.infer(tensors, lambda: None)
+        return await self._graph.infer(self._layout.tensors(inputs, rows), lambda: None)
 
     async def _insist(self, act: Callable[[], Awaitable[_T]]) -> _T:
         """Do what the broker must do, as often as it takes while it is away."""

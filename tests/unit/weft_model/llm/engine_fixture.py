@@ -228,3 +228,21 @@ def random_prompts(count: int, least: int, most: int, seed: int = 0) -> list[lis
     """Prompts of random tokens and of random lengths from ``least`` to ``most``."""
     random = np.random.default_rng(seed)
     return [random.integers(0, VOCAB_SIZE, random.integers(least, most + 1)).tolist() for _ in range(count)]
+
+
+def logits_of_text(config: TransformerConfig, weights: dict[str, Any], token_ids: torch.Tensor) -> torch.Tensor:
+    """Logits of every position of a text, ``[T, V]``, which one block of the cache holds; deterministic."""
+    model = LlamaModel(config, weights, deterministic=True)
+    count, block_size = len(token_ids), 32
+    hidden = model.forward(
+        token_ids,
+        torch.arange(count, dtype=torch.int32),
+        model.new_kv(2, block_size),
+        torch.tensor([[1]], dtype=torch.int32),
+        torch.tensor([0, count], dtype=torch.int32),
+        torch.tensor([count], dtype=torch.int32),
+        block_size + torch.arange(count),
+        count,
+        count,
+    )
+    return model.logits(hidden)

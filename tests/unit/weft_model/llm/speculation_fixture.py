@@ -16,6 +16,18 @@ from weft_model.llm.speculation.depth import FixedDepth
 from weft_model.llm.speculation.planned_drafts import draft_rows
 from weft_model.llm.speculation.speculator import Speculator
 
+#: Sampling parameters of every kind, whose tokens drafts must not change.
+SAMPLING_KINDS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 1.0, "seed": 3},
+    {"temperature": 1.0, "seed": 4, "top_k": 5, "top_p": 0.9, "min_p": 0.01},
+    {"frequency_penalty": 1.5, "presence_penalty": 0.5, "repetition_penalty": 1.3},
+    {"temperature": 0.8, "seed": 5, "repetition_penalty": 1.5, "logit_bias": ((3, 4.0), (7, -5.0))},
+    {"temperature": 1.0, "seed": 6, "min_tokens": 9, "stop_token_ids": tuple(range(40))},
+    {"temperature": 1.0, "seed": 7, "stop_token_ids": (1, 2, 3, 4, 5, 6)},
+    {"temperature": 1.0, "seed": 8, "n": 3},
+]
+
 
 class Oracle:
     """Knows answers that were given, and proposes their next tokens; of these some are wrong.

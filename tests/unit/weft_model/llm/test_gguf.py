@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as GgmlType
+from tests.unit.weft_model.llm.engine_fixture import logits_of_text
 
 from weft_common.errors import InvalidArgumentError, WeftError
 from weft_kernels.linear import cpu
@@ -18,7 +19,6 @@ from weft_kernels.linear.quantized import QuantizedWeight
 from weft_model.llm.config import TransformerConfig
 from weft_model.llm.model.gguf.blocks import BLOCK_TYPES, to_weight
 from weft_model.llm.model.gguf.model_metadata import config_of_gguf
-from weft_model.llm.model.model import LlamaModel
 from weft_model.llm.model.weight_parts import EMBEDDING, LM_HEAD, weight_parts
 from weft_model.llm.model.weights import load_folder
 
@@ -133,20 +133,7 @@ def write_gguf(
 
 
 def _logits(config: TransformerConfig, weights: dict[str, Any]) -> torch.Tensor:
-    model = LlamaModel(config, weights, deterministic=True)
-    count, block_size = 12, 16
-    hidden = model.forward(
-        torch.arange(count) * 5 % config.vocab_size,
-        torch.arange(count, dtype=torch.int32),
-        model.new_kv(2, block_size),
-        torch.tensor([[1]], dtype=torch.int32),
-        torch.tensor([0, count], dtype=torch.int32),
-        torch.tensor([count], dtype=torch.int32),
-        block_size + torch.arange(count),
-        count,
-        count,
-    )
-    return model.logits(hidden)
+    return logits_of_text(config, weights, torch.arange(12) * 5 % config.vocab_size)
 
 
 def _fused(config: TransformerConfig, numbers: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.unit.weft_model.llm.engine_fixture import logits_of_text
 from tests.unit.weft_model.llm.quantized_folders import CONFIG, FORMATS, Tensors, bitsandbytes4, gptq, save_folder
 
 from weft_common.errors import InvalidArgumentError
 from weft_kernels.linear import cpu
 from weft_kernels.linear.quantized import QuantizedWeight
 from weft_model.llm.config import TransformerConfig
-from weft_model.llm.model.model import LlamaModel
 from weft_model.llm.model.weight_parts import weight_parts
 from weft_model.llm.model.weights import load_folder
 from weft_model.llm.ops import Matrix
@@ -41,20 +41,7 @@ def _numbers(weight: Matrix) -> torch.Tensor:
 
 def _logits(weights: dict[str, Any]) -> torch.Tensor:
     """Of every position of a text of 20 tokens."""
-    model = LlamaModel(CONFIG, weights, deterministic=True)
-    count, block_size = 20, 32
-    hidden = model.forward(
-        torch.arange(count) * 7 % CONFIG.vocab_size,
-        torch.arange(count, dtype=torch.int32),
-        model.new_kv(2, block_size),
-        torch.tensor([[1]], dtype=torch.int32),
-        torch.tensor([0, count], dtype=torch.int32),
-        torch.tensor([count], dtype=torch.int32),
-        block_size + torch.arange(count),
-        count,
-        count,
-    )
-    return model.logits(hidden)
+    return logits_of_text(CONFIG, weights, torch.arange(20) * 7 % CONFIG.vocab_size)
 
 
 def _fused(numbers: Tensors) -> Tensors:

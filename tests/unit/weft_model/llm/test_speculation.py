@@ -16,7 +16,7 @@ from tests.unit.weft_model.llm.engine_fixture import (
     serve,
 )
 from tests.unit.weft_model.llm.permutation_model import permutation, permutation_weights
-from tests.unit.weft_model.llm.speculation_fixture import Oracle, device_options
+from tests.unit.weft_model.llm.speculation_fixture import SAMPLING_KINDS, Oracle, device_options
 
 from weft_common.errors import InvalidArgumentError
 from weft_model.llm.config import EngineConfig
@@ -30,14 +30,7 @@ from weft_model.llm.speculation.speculator import Speculator
 _PLACES = ["host", "device"]
 #: Sampling parameters of every kind; the second of each pair of requests is sampled.
 _KINDS: list[dict[str, Any]] = [
-    {},
-    {"temperature": 1.0, "seed": 3},
-    {"temperature": 1.0, "seed": 4, "top_k": 5, "top_p": 0.9, "min_p": 0.01},
-    {"frequency_penalty": 1.5, "presence_penalty": 0.5, "repetition_penalty": 1.3},
-    {"temperature": 0.8, "seed": 5, "repetition_penalty": 1.5, "logit_bias": ((3, 4.0), (7, -5.0))},
-    {"temperature": 1.0, "seed": 6, "min_tokens": 9, "stop_token_ids": tuple(range(40))},
-    {"temperature": 1.0, "seed": 7, "stop_token_ids": (1, 2, 3, 4, 5, 6)},
-    {"temperature": 1.0, "seed": 8, "n": 3},
+    *SAMPLING_KINDS,
     {"min_tokens": 5, "stop_token_ids": tuple(range(60)), "frequency_penalty": 0.3},
 ]
 

@@ -17,6 +17,7 @@ from tests.unit.weft_model.llm.engine_fixture import (
 )
 from tests.unit.weft_model.llm.permutation_model import permutation, permutation_weights
 from tests.unit.weft_model.llm.speculation.proposers import NAMES, Scripted, options, trained_heads
+from tests.unit.weft_model.llm.speculation_fixture import SAMPLING_KINDS
 
 from weft_model.llm.model.model import LlamaModel
 from weft_model.llm.model.weights import random_weights
@@ -27,14 +28,7 @@ from weft_model.llm.speculation.medusa import MedusaProposer
 from weft_model.llm.speculation.speculator import Speculator
 
 _KINDS: list[dict[str, Any]] = [
-    {},
-    {"temperature": 1.0, "seed": 3},
-    {"temperature": 1.0, "seed": 4, "top_k": 5, "top_p": 0.9, "min_p": 0.01},
-    {"frequency_penalty": 1.5, "presence_penalty": 0.5, "repetition_penalty": 1.3},
-    {"temperature": 0.8, "seed": 5, "repetition_penalty": 1.5, "logit_bias": ((3, 4.0), (7, -5.0))},
-    {"temperature": 1.0, "seed": 6, "min_tokens": 9, "stop_token_ids": tuple(range(40))},
-    {"temperature": 1.0, "seed": 7, "stop_token_ids": (1, 2, 3, 4, 5, 6)},
-    {"temperature": 1.0, "seed": 8, "n": 3},
+    *SAMPLING_KINDS,
     {"temperature": 1.0, "seed": 9, "speculation": "none"},
     {"speculation": "none"},
 ]
