@@ -117,5 +117,5 @@ $(RUNS): pyproject.toml constraints.txt
 
 $(STAMP): $(RUNS)
 	@echo "Installing what tests and linters need besides."
-	$(PIP) --quiet --editable ".[model,preprocess,postprocess,gateway,samples,client,convert,batches,jobs,streams,dev]"
+	$(PIP) --quiet --editable ".[model,preprocess,postprocess,gateway,samples,client,convert,batches,jobs,streams,ray,optimize,plan,tune,dev]"
 	touch $(STAMP)

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import argcomplete
 
-from weft_cli.arguments import calls, files, jobs, mesh, models
+from weft_cli.arguments import calls, capacity, files, jobs, mesh, models
 from weft_cli.arguments.parser import CommandParser
 from weft_common.errors import WeftError
 from weft_common.text.printable import printable
@@ -42,7 +42,7 @@ def make_parser() -> CommandParser:
     parser = CommandParser(prog="weft", description="Serve models as a mesh of gRPC services.")
     parser.add_argument("--version", action="version", version=f"weft {_version()}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for group in (mesh, calls, files, jobs, models):
+    for group in (mesh, calls, files, jobs, models, capacity):
         known = set(commands.choices)
         group.add_commands(commands)
         for name in commands.choices.keys() - known:

@@ -28,6 +28,8 @@ PACKAGES = {
 PACKAGES["cli"] = set().union(*PACKAGES.values()) | {
     "services/mesh/weft_mesh",
     "services/tools/weft_tools",
+    "services/optimize/weft_optimize",
+    "services/capacity/weft_capacity",
     "services/cli/weft_cli",
 }
 

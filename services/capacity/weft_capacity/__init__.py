@@ -1,0 +1,1 @@
+"""What fits where, what it costs, and which settings are best."""

@@ -1,0 +1,1 @@
+"""Makes models smaller and faster, behind an accuracy gate."""
