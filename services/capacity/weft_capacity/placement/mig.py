@@ -1,11 +1,13 @@
 """The MIG slices that NVIDIA's GPUs can be partitioned into.
 
 A profile occupies so many of a GPU's memory slices and may begin at some of them; every set of profiles that do not
-overlap is legal, and no other. Starts: https://docs.nvidia.com/datacenter/tesla/mig-user-guide/supported-mig-profiles.html
-and what ``nvidia-smi mig -lgipp`` prints; they are the same for all GPUs with eight memory slices. Memory is the usable
-part that ``nvidia-smi mig -lgip`` prints, where drivers differ the smallest; compute is the number of streaming
-multiprocessors (SMs) printed there, over those of the GPU with MIG off. Profiles with media engines (``+me``) are left
-out: they hold what the plain ones hold.
+overlap is legal, and no other. Sources: the tables of
+https://docs.nvidia.com/datacenter/tesla/mig-user-guide/supported-mig-profiles.html and the starts that
+``nvidia-smi mig -lgipp`` prints, which are the same for all GPUs with eight memory slices. Memory is the usable part that
+``nvidia-smi mig -lgip`` prints, the smallest where drivers differ; compute is the number of streaming multiprocessors
+(SMs) printed there, over those of the GPU with MIG off. Profiles with media engines (``+me``) are left out: they hold
+what the plain ones hold. For 3g and 4g of the H200 no such listing was found: they count as twice its 2g, with the SMs
+of https://github.com/NVIDIA/go-nvml/blob/main/pkg/nvml/mock/shared/gpus/h200.go.
 """
 
 from weft_capacity.placement.problem import MigProfile
@@ -64,8 +66,8 @@ _GPUS: dict[str, tuple[int, dict[str, tuple[str, int, int]]]] = {
             "1g": ("1g.18gb", 16384, 16),
             "1g wide": ("1g.35gb", 33280, 16),
             "2g": ("2g.35gb", 33280, 32),
-            "3g": ("3g.71gb", 71168, 60),
-            "4g": ("4g.71gb", 71168, 64),
+            "3g": ("3g.71gb", 66560, 48),
+            "4g": ("4g.71gb", 66560, 64),
             "7g": ("7g.141gb", 143360, 132),
         },
     ),

@@ -80,7 +80,7 @@ class Solution:
         return sorted(found, key=lambda bin: bin.start)
 
 
-class Use(NamedTuple):
+class BinUse(NamedTuple):
     """What replicas take of a device or slice, and what it has.
 
     Attributes:
@@ -114,7 +114,7 @@ def capacity(problem: Problem, device: Device, profile: str) -> tuple[int, float
     return found.memory_bytes, found.compute_share * problem.max_load
 
 
-def use_of(problem: Problem, solution: Solution) -> dict[Bin, Use]:
+def use_of(problem: Problem, solution: Solution) -> dict[Bin, BinUse]:
     """What is taken of each device and slice that holds something."""
     workloads = {workload.name: workload for workload in problem.workloads}
     devices = {device.name: device for device in problem.devices}
@@ -127,7 +127,7 @@ def use_of(problem: Problem, solution: Solution) -> dict[Bin, Use]:
         capacity_bytes, capacity_load = capacity(problem, device, bin.profile)
         load = sum(replica.load_on(device.device_class) or 0.0 for replica in replicas)
         memory_bytes = sum(replica.memory_bytes for replica in replicas)
-        uses[bin] = Use(memory_bytes, load, len(replicas), capacity_bytes, capacity_load, device.max_models)
+        uses[bin] = BinUse(memory_bytes, load, len(replicas), capacity_bytes, capacity_load, device.max_models)
     return uses
 
 
