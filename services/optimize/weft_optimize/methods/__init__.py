@@ -3,6 +3,6 @@
 from collections.abc import Mapping
 
 from weft_optimize.methods.int8_dynamic import Int8Dynamic
-from weft_optimize.methods.method import Method
+from weft_optimize.methods.method import OptimizationMethod
 
-METHODS: Mapping[str, Method] = {method.name: method for method in (Int8Dynamic(),)}
+METHODS: Mapping[str, OptimizationMethod] = {method.name: method for method in (Int8Dynamic(),)}

@@ -40,7 +40,7 @@ class Built(NamedTuple):
     notes: str
 
 
-class Method(Protocol):
+class OptimizationMethod(Protocol):
     """A way to make a candidate; without state, so that one object serves all models."""
 
     @property
