@@ -9,7 +9,7 @@ from typing import NamedTuple
 from weft_capacity.placement.problem import Device, Problem, Workload
 
 #: Shares of compute are compared with this slack: they are sums of floats.
-TOLERANCE = 1e-9
+TOLERANCE = 1e-6
 
 
 class Bin(NamedTuple):
