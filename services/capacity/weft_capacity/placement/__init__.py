@@ -1,0 +1,1 @@
+"""Which device, or slice of one, holds which replica."""
