@@ -7,6 +7,9 @@
     solution = place(problem)
 """
 
+from dataclasses import replace
+
+from weft_capacity.placement.exact import improved
 from weft_capacity.placement.first_fit import first_fit
 from weft_capacity.placement.problem import Device, MigProfile, Problem, Workload
 from weft_capacity.placement.reasons import with_reasons
@@ -32,4 +35,11 @@ def place(
     Returns:
         A placement that breaks no rule of the problem. Replicas without a place are in ``unplaced``, with the cause.
     """
-    return with_reasons(problem, first_fit(problem, previous))
+    solution = first_fit(problem, previous)
+    if is_exact and problem.workloads:
+        try:
+            solution = improved(problem, solution, previous, time_limit_s)
+        except ImportError:
+            note = "OR-tools is not installed, so first-fit decreasing decided; better: pip install 'weft[plan]'"
+            solution = replace(solution, notes=(*solution.notes, note))
+    return with_reasons(problem, solution)

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from typing import NamedTuple
 
-from weft_capacity.placement.packing import Packing, numbered
+from weft_capacity.placement.changes import num_moved, numbered
+from weft_capacity.placement.packing import Packing
 from weft_capacity.placement.problem import Device, Problem, Workload
-from weft_capacity.placement.solution import Assignment, Bin, Solution, Unplaced, cost_per_hour, use_of
+from weft_capacity.placement.solution import Bin, Solution, Unplaced, cost_per_hour, use_of
 
 #: Past so many pairs of a replica and a device one start is enough.
 _MANY_PAIRS = 200_000
@@ -50,15 +51,9 @@ def score(problem: Problem, solution: Solution, previous: Solution | None = None
         sum(entry.num_replicas for entry in solution.unplaced),
         round(cost_per_hour(problem, solution), 9),
         len(solution.devices),
-        num_moved(solution.assignments, previous),
+        num_moved(previous, solution),
         round(highest, 9),
     )
-
-
-def num_moved(assignments: tuple[Assignment, ...], previous: Solution | None) -> int:
-    """How many replicas are neither where they were nor new."""
-    before = {entry[:2]: entry.bin for entry in previous.assignments} if previous else {}
-    return sum(before.get(entry[:2], entry.bin) != entry.bin for entry in assignments)
 
 
 def _ways(problem: Problem, previous: Solution | None) -> Iterator[_Way]:
@@ -120,6 +115,11 @@ class _Sizes:
         load = workload.load_on(device.device_class) or 0.0
         return workload.memory_bytes / device.memory_bytes, load / self._problem.max_load
 
+    def part(self, workload: Workload, device: Device, slices: bool) -> float:
+        """The part of a device that a replica uses up, by whichever of memory, compute and number is scarcest."""
+        num_models = device.max_models * (max((len(p.starts) for p in device.mig), default=1) if slices else 1)
+        return max(*self.share(workload, device), 1 / num_models)
+
     def of(self, workload: Workload, size: str) -> float:
         """The size to sort by: that on the kind of device where it is smallest."""
         shares = [self.share(workload, d) for d in self._kinds if workload.load_on(d.device_class) is not None]
@@ -145,7 +145,7 @@ def _best(packing: Packing, sizes: _Sizes, workload: Workload, way: _Way, forbid
         return None
     closed = [device for device in allowed if not packing.is_open(device.name)]
     if way.by_capacity:
-        closed.sort(key=lambda device: device.cost_per_hour * max(sizes.share(workload, device)))
+        closed.sort(key=lambda device: device.cost_per_hour * sizes.part(workload, device, way.slices))
     for device in closed:
         ways = (packing.new_slice, packing.whole) if way.slices else (packing.whole, packing.new_slice)
         for make in ways:

@@ -1,14 +1,11 @@
 """A placement while it is made: what is left in each device and slice, and where one more replica may go."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from weft_capacity.placement.problem import Device, MigProfile, Problem, Workload
-from weft_capacity.placement.solution import TOLERANCE, Assignment, Bin, Solution, capacity
-
-#: Replicas of each workload by what holds them.
-Counts = Mapping[str, Counter[Bin]]
+from weft_capacity.placement.solution import TOLERANCE, Bin, capacity
 
 
 class Room(NamedTuple):
@@ -170,22 +167,3 @@ def _freedom(device: Device, taken: int) -> int:
     return sum(
         profile.num_slices for profile in device.mig for start in profile.starts if not _mask(profile, start) & taken
     )
-
-
-def numbered(counts: Counts, previous: Solution | None) -> tuple[Assignment, ...]:
-    """Replicas with numbers; one that stays where it was in ``previous`` keeps its number there."""
-    assignments = []
-    for name, counter in counts.items():
-        left = Counter(counter)
-        kept = {}
-        for _, replica, bin in (
-            sorted(entry for entry in previous.assignments if entry.workload == name) if previous else ()
-        ):
-            if left[bin] > 0 and replica < counter.total():
-                left[bin] -= 1
-                kept[replica] = bin
-        free = iter(sorted(left.elements()))
-        assignments += [
-            Assignment(name, replica, kept.get(replica) or next(free)) for replica in range(counter.total())
-        ]
-    return tuple(assignments)

@@ -106,8 +106,8 @@ def _exhausted(problem: Problem) -> Iterator[str]:
     )
     if load > (most := len(problem.devices) * problem.max_load) + TOLERANCE:
         yield (
-            f"all replicas together need the compute of {load:.3g} devices at least, and {len(problem.devices)} devices "
-            f"at max_load {problem.max_load:g} give {most:.3g}: {load - most:.3g} are missing"
+            f"all replicas together need the compute of {load:.3g} devices at least, and {len(problem.devices)} "
+            f"devices at max_load {problem.max_load:g} give {most:.3g}: {load - most:.3g} are missing"
         )
 
 
