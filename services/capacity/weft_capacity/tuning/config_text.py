@@ -35,18 +35,18 @@ class Edit(NamedTuple):
     value: str | None
 
 
-class _Value(NamedTuple):
+class _TextValue(NamedTuple):
     start: int
     end: int
-    fields: "list[_Field] | None"  # of a message
+    fields: "list[_TextField] | None"  # of a message
 
 
-class _Field(NamedTuple):
+class _TextField(NamedTuple):
     name: str
     start: int
     values_start: int
     end: int
-    values: list[_Value]
+    values: list[_TextValue]
 
 
 def edited(text: str, edits: Sequence[Edit], *, file: str) -> str:
@@ -179,13 +179,13 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
-def _text_of(text: str, value: _Value) -> str:
+def _text_of(text: str, value: _TextValue) -> str:
     entry = ModelConfig()
     text_format.Merge(f"name: {text[value.start : value.end]}", entry)
     return entry.name
 
 
-def _without(text: str, field: _Field) -> str:
+def _without(text: str, field: _TextField) -> str:
     """The text without a field, the comma behind it, and the line if nothing else is on it."""
     end = field.end
     if separator := re.match(r"[ \t]*[,;]", text[end:]):
@@ -197,12 +197,12 @@ def _without(text: str, field: _Field) -> str:
     return text[:start] + text[end:]
 
 
-def _parsed(text: str) -> list[_Field]:
+def _parsed(text: str) -> list[_TextField]:
     tokens = [match for match in _TOKEN.finditer(text) if match.lastgroup != "skip"]
     return list(_fields(tokens, [0], ""))
 
 
-def _fields(tokens: Sequence[re.Match[str]], at: list[int], closing: str) -> Iterator[_Field]:
+def _fields(tokens: Sequence[re.Match[str]], at: list[int], closing: str) -> Iterator[_TextField]:
     """The fields up to ``closing``; ``at[0]`` is the next token. The text is known to be valid."""
     while at[0] < len(tokens) and tokens[at[0]].group() != closing:
         name = tokens[at[0]]
@@ -212,7 +212,7 @@ def _fields(tokens: Sequence[re.Match[str]], at: list[int], closing: str) -> Ite
         if tokens[at[0]].group() == ":":
             at[0] += 1
         start = tokens[at[0]].start()
-        values: list[_Value] = []
+        values: list[_TextValue] = []
         if tokens[at[0]].group() == "[":
             at[0] += 1
             while tokens[at[0]].group() != "]":
@@ -223,16 +223,16 @@ def _fields(tokens: Sequence[re.Match[str]], at: list[int], closing: str) -> Ite
             at[0] += 1
         else:
             values.append(_value(tokens, at))
-        yield _Field(name.group(), name.start(), start, tokens[at[0] - 1].end(), values)
+        yield _TextField(name.group(), name.start(), start, tokens[at[0] - 1].end(), values)
 
 
-def _value(tokens: Sequence[re.Match[str]], at: list[int]) -> _Value:
+def _value(tokens: Sequence[re.Match[str]], at: list[int]) -> _TextValue:
     first = tokens[at[0]]
     at[0] += 1
     if first.group() in ("{", "<"):
         fields = list(_fields(tokens, at, _CLOSING[first.group()]))
         at[0] += 1
-        return _Value(first.start(), tokens[at[0] - 1].end(), fields)
+        return _TextValue(first.start(), tokens[at[0] - 1].end(), fields)
     while first.lastgroup == "string" and at[0] < len(tokens) and tokens[at[0]].lastgroup == "string":
         at[0] += 1
-    return _Value(first.start(), tokens[at[0] - 1].end(), None)
+    return _TextValue(first.start(), tokens[at[0] - 1].end(), None)

@@ -75,7 +75,7 @@ class MeshBench:
         self.warm_up_s = warm_up_s
         self.seed = seed
 
-    def open(self, configuration: Configuration) -> "RunningMesh":
+    def open(self, configuration: Configuration) -> "MeshUnderLoad":
         """A mesh that serves and is warm.
 
         Raises:
@@ -101,7 +101,7 @@ class MeshBench:
             if self.requests is None:
                 signature = _run(_signature(endpoints["router"].grpc, self._graph.name))
                 self.requests = self._make_requests(signature)
-            mesh = RunningMesh(self, self.requests, endpoints, stack.pop_all())
+            mesh = MeshUnderLoad(self, self.requests, endpoints, stack.pop_all())
         try:
             mesh.warm_up()
         except BaseException:
@@ -110,7 +110,7 @@ class MeshBench:
         return mesh
 
 
-class RunningMesh:
+class MeshUnderLoad:
     """A mesh that runs, until it is closed."""
 
     def __init__(

@@ -213,7 +213,7 @@ class _BucketElements:
         return [Edit(("parameters", _ELEMENTS), str(value))]
 
 
-class _Threads:
+class _OperatorThreads:
     name = "threads"
 
     def shipped(self, model: TunedModel) -> Value | None:
@@ -236,7 +236,7 @@ KINDS: Mapping[str, SettingKind] = {
     for kind in (
         _Instances(),
         _Execution(),
-        _Threads(),
+        _OperatorThreads(),
         _MaxBatchSize(),
         _QueueDelay(),
         _PreferredBatchSize(),

@@ -113,19 +113,22 @@ class SearchSpace:
     def steps(self, incumbent: Configuration, costs: Mapping[str, Cost]) -> Iterator[dict[str, Value]]:
         """Changes of the incumbent, those first that most often help: of several models at once, then one by one.
 
+        One by one, settings of the model that takes most of the work are the first, and small changes of all before
+        greater ones of any.
+
         Args:
             incumbent: The best configuration so far.
             costs: Of the models, by name; one that is not there did nothing.
         """
-        yield from (incumbent | step for step in self._joint_steps(costs))  # type: ignore[operator]
+        yield from ({**incumbent, **step} for step in self._joint_steps(costs))
         dearest = sorted(costs, key=lambda name: costs[name].share, reverse=True)
-        for name in dearest:
-            for kind in KINDS:
-                yield from self._neighbours(incumbent, f"{name}.{kind}")
-        yield from self._neighbours(incumbent, IN_PROCESS)
+        keys = [key for name in dearest for kind in KINDS if (key := f"{name}.{kind}") in self.settings] + [IN_PROCESS]
+        for distance in range(1, max(map(len, map(self._choices, keys)))):
+            for key in keys:
+                yield from self._at_distance(incumbent, key, distance)
 
     def _joint_steps(self, costs: Mapping[str, Cost]) -> Iterator[dict[str, Value]]:
-        fused = {IN_PROCESS: self.settings[IN_PROCESS].choices[-1]} if IN_PROCESS in self.settings else {}
+        fused: dict[str, Value] = {IN_PROCESS: self.settings[IN_PROCESS].choices[-1]}
         cheap = [name for name, cost in costs.items() if cost.execution_us <= _MAX_INLINE_US]
         inline: dict[str, Value] = {
             f"{name}.execution": INLINE for name in cheap if f"{name}.execution" in self.settings
@@ -137,12 +140,10 @@ class SearchSpace:
             if step:
                 yield step
 
-    def _neighbours(self, incumbent: Configuration, key: str) -> Iterator[dict[str, Value]]:
+    def _at_distance(self, incumbent: Configuration, key: str, distance: int) -> Iterator[dict[str, Value]]:
         choices = self._choices(key)
-        if not choices:
-            return
         at = choices.index(incumbent[key])
-        for place in (at + 1, at - 1):
+        for place in (at + distance, at - distance):
             if 0 <= place < len(choices):
                 yield {**incumbent, key: choices[place]}
 
