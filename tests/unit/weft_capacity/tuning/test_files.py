@@ -12,6 +12,7 @@ from weft_capacity.tuning.space import Cost, SearchSpace, make_space
 from weft_capacity.tuning.staging import stage
 from weft_capacity.tuning.write import write_copy, write_in_place
 from weft_common.errors import InvalidArgumentError, NotFoundError
+from weft_jobs.atomic_files import replace_file
 from weft_tools.check import check, find_files
 
 TENSORS = """
@@ -197,12 +198,11 @@ def test_write_is_all_or_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert contents(root) == before
 
     graph = read_graph("both", root)
-    real = write.replace_file
 
     def fails_at_second(path: Path, content: bytes) -> None:
         if path == second and content != graph.models["second"].text.encode():
             raise OSError(28, "No space left on device", str(path))
-        real(path, content)
+        replace_file(path, content)
 
     monkeypatch.setattr(write, "replace_file", fails_at_second)
     with pytest.raises(OSError, match="No space left"):
