@@ -57,6 +57,24 @@ async def answer_rows(rows: Rows, layout: Layout, send: SendRows) -> Answers:
     return Answers(numbers, outputs, result.failed)
 
 
+def num_not_finite(original: Sequence[Answers], candidate: Sequence[Answers]) -> int:
+    """How many rows have a number that is not finite in the candidate's answers, and none in the original's.
+
+    Both are answers of each pass, to the same rows.
+    """
+    broken = np.zeros(len(original[0].rows), np.bool_)
+    for before, after in zip(original, candidate, strict=True):
+        for name, values in after.outputs.items():
+            broken |= ~_is_finite(values) & _is_finite(before.outputs[name])
+    return int(broken.sum())
+
+
+def _is_finite(values: Any) -> NDArray[np.bool_]:
+    return np.array(
+        [value is None or value.dtype.kind != "f" or bool(np.isfinite(value).all()) for value in values], np.bool_
+    )
+
+
 def _first(group: BaseExceptionGroup[Any]) -> BaseException:
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):

@@ -10,7 +10,7 @@ from weft_optimize.model_process import ModelProcess, Sample
 
 #: Time that the original should need for the requests of one round, in seconds of CPU.
 _ROUND_CPU_S = 0.25
-_MIN_REQUESTS, _MAX_REQUESTS = 4, 400
+_MIN_REQUESTS, _MAX_REQUESTS = 2, 400
 
 
 class Cost(NamedTuple):

@@ -16,13 +16,13 @@ import numpy as np
 from weft_common.errors import InvalidArgumentError, UnavailableError, WeftError
 from weft_common.text.suggestion import suggestion
 from weft_jobs.layout import make_layout
-from weft_optimize.answers import Answers
+from weft_optimize.answers import Answers, num_not_finite
 from weft_optimize.bootstrap import loss_of
 from weft_optimize.cost import CostMeter, overall
 from weft_optimize.evaluation import evaluate
 from weft_optimize.gate import Contender, caution, pick, refusal
 from weft_optimize.methods import METHODS
-from weft_optimize.methods.method import Inputs, OptimizationMethod
+from weft_optimize.methods.method import Inputs, OptimizationMethod, SourceModel
 from weft_optimize.metrics import make_metric
 from weft_optimize.metrics.metric import Metric, MetricOptions
 from weft_optimize.model_process import ModelProcess
@@ -212,6 +212,7 @@ class _Run:
         options, model = self._options, self._model
         self._tell(f"recording the inputs of {model.source.name}")
         original = self._stage("original", model.source.folder, {})
+        self._copy = self._copied()
         with self._quiet():
             material = asyncio.run(self._record(original))
         data = material.data
@@ -285,11 +286,11 @@ class _Run:
         folder.mkdir()
         try:
             with self._quiet():
-                found.reason = method.unsuitable(self._model.source)
+                found.reason = method.unsuitable(self._copy)
                 if found.reason:
                     found.state = "unsuitable"
                     return found
-                built = method.build(self._model.source, material.requests[1], folder)
+                built = method.build(self._copy, material.requests[1], folder)
             found.notes = built.notes
             found.size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
             found.parameters = needed_parameters(self._model.source.config, built.parameters)
@@ -326,18 +327,16 @@ class _Run:
         found.num_failed_rows = len(lost)
         common = np.intersect1d(rows, own)
         if len(common):
-            scores = material.metric.scores(
-                [one.only(common) for one in original],
-                [one.only(common) for one in answers],
-                material.data.held_out.take(common.tolist()),
-            )
-            if np.isfinite(scores.candidate).all():
+            before, after = ([one.only(common) for one in some] for some in (original, answers))
+            num_broken = num_not_finite(before, after)
+            scores = material.metric.scores(before, after, material.data.held_out.take(common.tolist()))
+            if not num_broken and np.isfinite(scores.candidate).all():
                 found.loss = loss_of(scores, self._options.seed)
                 found.reason = refusal(found.loss, self._options.max_loss)
                 found.caution = caution(found.loss, self._options.max_loss)
             else:
-                num = int((~np.isfinite(scores.candidate)).sum())
-                found.reason = f"its answers to {num} of {len(common)} rows are not finite"
+                num_broken = num_broken or int((~np.isfinite(scores.candidate)).sum())
+                found.reason = f"its answers to {num_broken} of {len(common)} rows are not finite numbers"
         if len(lost):
             first = next(failed for one in answers for failed in one.failed if failed.row in lost)
             found.reason = (
@@ -455,6 +454,13 @@ class _Run:
             )
         except UnavailableError as error:
             raise UnavailableError(f"it cannot be loaded: {error.message}") from error
+
+    def _copied(self) -> SourceModel:
+        """A copy for the methods, since some libraries write beside what they read."""
+        source = self._model.source
+        folder = self._work / "source" / source.folder.name
+        shutil.copytree(source.folder, folder, ignore=shutil.ignore_patterns("__pycache__"))
+        return source._replace(folder=folder, file=folder / source.file.relative_to(source.folder))
 
     def _take_over(self, folder: Path) -> None:
         """Copy what the original's folder has beside its weights: labels, for example."""

@@ -35,5 +35,5 @@ class Cosine:
 def unit(vectors: NDArray[np.float64]) -> NDArray[np.float64]:
     """Each row scaled to length 1; rows of length 0 stay."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    scaled: NDArray[np.float64] = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths > 0)
+    scaled: NDArray[np.float64] = np.divide(vectors, lengths, out=np.zeros_like(vectors), where=lengths != 0)
     return scaled
