@@ -17,6 +17,9 @@ EMPTY_BATCH_PARAMETER = "allow_empty_batch"
 #: Begins the names of model parameters that note where a version comes from, before its number; no backend reads them.
 PROVENANCE_PARAMETER = "provenance_of_version_"
 
+#: Parameter of a graph's configuration: sha256 of its file and of the graphs that it contains; set by its router.
+GRAPH_DIGEST_PARAMETER = "graph_digest"
+
 _DATATYPE_BY_ENUM: dict[int, str] = {
     number: ("BYTES" if name == "TYPE_STRING" else name.removeprefix("TYPE_"))
     for name, number in model_config_pb2.DataType.items()
