@@ -10,10 +10,10 @@ from weft_common.errors import WeftError
 from weft_jobs.layout import ROW, Layout
 from weft_jobs.output import FailedRow
 from weft_jobs.shard import SendRows, run_shard
-from weft_optimize.rows import Rows
+from weft_optimize.rows import DataRows
 
 
-class Answers(NamedTuple):
+class RowAnswers(NamedTuple):
     """What a graph answered.
 
     Attributes:
@@ -27,17 +27,17 @@ class Answers(NamedTuple):
     outputs: Mapping[str, Any]
     failed: Sequence[FailedRow]
 
-    def only(self, rows: NDArray[np.int64]) -> "Answers":
+    def only(self, rows: NDArray[np.int64]) -> "RowAnswers":
         """Those to these rows, all of which have one."""
         places = np.searchsorted(self.rows, rows)
         outputs = {
             name: values[places] if isinstance(values, np.ndarray) else [values[place] for place in places]
             for name, values in self.outputs.items()
         }
-        return Answers(rows, outputs, ())
+        return RowAnswers(rows, outputs, ())
 
 
-async def answer_rows(rows: Rows, layout: Layout, send: SendRows) -> Answers:
+async def answer_rows(rows: DataRows, layout: Layout, send: SendRows) -> RowAnswers:
     """Send every row, in requests as the layout says, and take the answers.
 
     A request that fails is tried by halves until the rows at fault are found.
@@ -54,10 +54,10 @@ async def answer_rows(rows: Rows, layout: Layout, send: SendRows) -> Answers:
         spec.name: _array(result.columns[spec.name].to_pylist(), np.object_ if spec.datatype == "BYTES" else None)
         for spec in layout.outputs
     }
-    return Answers(numbers, outputs, result.failed)
+    return RowAnswers(numbers, outputs, result.failed)
 
 
-def num_not_finite(original: Sequence[Answers], candidate: Sequence[Answers]) -> int:
+def num_not_finite(original: Sequence[RowAnswers], candidate: Sequence[RowAnswers]) -> int:
     """How many rows have a number that is not finite in the candidate's answers, and none in the original's.
 
     Both are answers of each pass, to the same rows.

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weft_optimize.methods.method import Inputs
-from weft_optimize.model_process import ModelProcess, Sample
+from weft_optimize.model_process import Sample, VersionProcess
 
 #: Time that the original should need for the requests of one round, in seconds of CPU.
 _ROUND_CPU_S = 0.25
@@ -37,7 +37,7 @@ class CostMeter:
         num_rounds: How often each set is answered by both, in turn.
     """
 
-    def __init__(self, original: ModelProcess, requests: Mapping[int, Sequence[Inputs]], num_rounds: int) -> None:
+    def __init__(self, original: VersionProcess, requests: Mapping[int, Sequence[Inputs]], num_rounds: int) -> None:
         self._original = original
         self._requests = requests
         self._num_rounds = num_rounds
@@ -48,7 +48,7 @@ class CostMeter:
             wanted = _ROUND_CPU_S * len(trial.latencies_s) / max(trial.cpu_s, 1e-6)
             self._num_requests[rows] = int(min(max(wanted, _MIN_REQUESTS), _MAX_REQUESTS))
 
-    def measure(self, candidate: ModelProcess) -> tuple[dict[int, Cost], dict[int, Cost]]:
+    def measure(self, candidate: VersionProcess) -> tuple[dict[int, Cost], dict[int, Cost]]:
         """Cost of the original and of a candidate by rows of a request, measured in turn.
 
         Raises:

@@ -14,8 +14,8 @@ from weft_jobs.layout import Layout, make_layout
 from weft_jobs.target import JobTarget
 from weft_mesh.preflight import MeshError
 from weft_mesh.running import running_mesh
-from weft_optimize.answers import Answers, answer_rows
-from weft_optimize.rows import Rows
+from weft_optimize.answers import RowAnswers, answer_rows
+from weft_optimize.rows import DataRows
 
 #: Rows of one request, at most, and requests at once: a full batch waits for the next one, and no longer.
 _MAX_ROWS_PER_REQUEST = 32
@@ -27,13 +27,13 @@ def evaluate(
     repository: Path,
     graph: str,
     version: str,
-    rows: Rows,
+    rows: DataRows,
     columns: Sequence[Mapping[str, str]],
     outputs: Sequence[str],
     *,
     log: IO[str],
     timeout_s: float,
-) -> list[Answers]:
+) -> list[RowAnswers]:
     """Start a mesh over a repository, send the rows, and end it.
 
     Args:
@@ -65,11 +65,11 @@ async def _ask(
     url: str,
     graph: str,
     version: str,
-    rows: Rows,
+    rows: DataRows,
     columns: Sequence[Mapping[str, str]],
     outputs: Sequence[str],
     timeout_s: float,
-) -> list[Answers]:
+) -> list[RowAnswers]:
     places = asyncio.Semaphore(_NUM_INFLIGHT)
     async with V2Client(url) as client:
         target = JobTarget(

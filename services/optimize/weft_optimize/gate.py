@@ -11,7 +11,7 @@ MIN_SAVING = 0.03
 _RULE_OF_THREE = 3.0
 
 
-class Contender(NamedTuple):
+class GateCandidate(NamedTuple):
     """A candidate that the gate lets through.
 
     Attributes:
@@ -51,7 +51,7 @@ def caution(loss: Loss, max_loss: float) -> str:
     )
 
 
-def pick(contenders: Sequence[Contender]) -> tuple[str, str]:
+def pick(contenders: Sequence[GateCandidate]) -> tuple[str, str]:
     """The cheapest of those that were let through, of equals the smallest; or "" and why there is none."""
     if not contenders:
         return "", "no candidate passes the gate"

@@ -43,7 +43,7 @@ class Sample(NamedTuple):
     num_rows: int
 
 
-class ModelProcess:
+class VersionProcess:
     """Serves one model without a network: requests pass its queue, its batcher and its backend, as in a service.
 
     A version that crashes takes its own process with it.

@@ -16,16 +16,16 @@ import numpy as np
 from weft_common.errors import InvalidArgumentError, UnavailableError, WeftError
 from weft_common.text.suggestion import suggestion
 from weft_jobs.layout import make_layout
-from weft_optimize.answers import Answers, num_not_finite
+from weft_optimize.answers import RowAnswers, num_not_finite
 from weft_optimize.bootstrap import loss_of
 from weft_optimize.cost import CostMeter, overall
 from weft_optimize.evaluation import evaluate
-from weft_optimize.gate import Contender, caution, pick, refusal
+from weft_optimize.gate import GateCandidate, caution, pick, refusal
 from weft_optimize.methods import METHODS
 from weft_optimize.methods.method import Inputs, OptimizationMethod, SourceModel
 from weft_optimize.metrics import make_metric
-from weft_optimize.metrics.metric import Metric, MetricOptions
-from weft_optimize.model_process import ModelProcess
+from weft_optimize.metrics.metric import AnswerMetric, MetricOptions
+from weft_optimize.model_process import VersionProcess
 from weft_optimize.recording import recording_mesh
 from weft_optimize.report import CandidateReport, Report
 from weft_optimize.repository.provenance import needed_parameters, noted_versions, with_provenance
@@ -100,7 +100,7 @@ class OptimizeOptions:
 class _Material(NamedTuple):
     """What is known before the first candidate is built."""
 
-    metric: Metric
+    metric: AnswerMetric
     data: SplitData
     requests: Mapping[int, Sequence[Inputs]]
 
@@ -274,9 +274,9 @@ class _Run:
         self,
         method: OptimizationMethod,
         material: _Material,
-        original: Sequence[Answers],
+        original: Sequence[RowAnswers],
         rows: "np.ndarray[tuple[int], np.dtype[np.int64]]",
-        process: ModelProcess,
+        process: VersionProcess,
         meter: CostMeter,
     ) -> CandidateReport:
         """Build a candidate and judge it; nothing that goes wrong with it concerns the others."""
@@ -318,9 +318,9 @@ class _Run:
         self,
         found: CandidateReport,
         material: _Material,
-        original: Sequence[Answers],
+        original: Sequence[RowAnswers],
         rows: "np.ndarray[tuple[int], np.dtype[np.int64]]",
-        answers: Sequence[Answers],
+        answers: Sequence[RowAnswers],
     ) -> None:
         own = _answered(answers)
         lost = np.setdiff1d(rows, own)
@@ -347,8 +347,8 @@ class _Run:
             found.state = "refused"
 
     def _complete(
-        self, answers: Sequence[Answers]
-    ) -> tuple[Sequence[Answers], "np.ndarray[tuple[int], np.dtype[np.int64]]"]:
+        self, answers: Sequence[RowAnswers]
+    ) -> tuple[Sequence[RowAnswers], "np.ndarray[tuple[int], np.dtype[np.int64]]"]:
         """The original's answers to the rows that it answers in every pass, and these rows."""
         rows = _answered(answers)
         if not len(rows):
@@ -360,7 +360,7 @@ class _Run:
 
     def _pick(self, report: Report) -> None:
         passing = [one for one in report.candidates if one.state == "passes"]
-        report.picked, report.why_none = pick([Contender(c.method, c.cost_ratio, c.size_bytes) for c in passing])
+        report.picked, report.why_none = pick([GateCandidate(c.method, c.cost_ratio, c.size_bytes) for c in passing])
         if not report.picked:
             return
         best = next(one for one in passing if one.method == report.picked)
@@ -428,7 +428,7 @@ class _Run:
             advice.append(f"config.pbtxt gets {names}, which holds for all versions of the model.")
         return advice
 
-    def _evaluate(self, repository: Path, material: _Material) -> list[Answers]:
+    def _evaluate(self, repository: Path, material: _Material) -> list[RowAnswers]:
         metric = material.metric
         return evaluate(
             repository,
@@ -444,12 +444,12 @@ class _Run:
     def _stage(self, name: str, files: Path, parameters: Mapping[str, str]) -> Path:
         return stage(self._work / name, self._model, files, staged_config(self._model, parameters), plan=self._plan)
 
-    def _process(self, name: str, files: Path, parameters: Mapping[str, str]) -> ModelProcess:
+    def _process(self, name: str, files: Path, parameters: Mapping[str, str]) -> VersionProcess:
         model = self._model
         config = alone(staged_config(model, parameters))
         repository = stage(self._work / f"{name}-alone", model, files, config, plan=None)
         try:
-            return ModelProcess(
+            return VersionProcess(
                 repository, model.service, model.source.name, has_batch=model.source.config.max_batch_size > 0
             )
         except UnavailableError as error:
@@ -481,7 +481,7 @@ class _Run:
             yield
 
 
-def _answered(answers: Sequence[Answers]) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+def _answered(answers: Sequence[RowAnswers]) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
     """Rows that have an answer in every pass, ascending."""
     rows = answers[0].rows
     for one in answers[1:]:

@@ -21,7 +21,7 @@ from weft_jobs.target import RowsFailed
 from weft_mesh.fused.core import FusedCore
 from weft_optimize.answers import answer_rows
 from weft_optimize.methods.method import Inputs
-from weft_optimize.rows import Rows
+from weft_optimize.rows import DataRows
 from weft_router.core import RouterCore
 from weft_serving.calls.nested_calls import Callee
 from weft_serving.core import ServingCore
@@ -60,7 +60,7 @@ class RecordingMesh:
     """A mesh in this process that serves a repository and records the inputs of one model.
 
     Args:
-        core: Answers.
+        core: RowAnswers.
         taken: What was recorded.
     """
 
@@ -73,7 +73,7 @@ class RecordingMesh:
         return self._core.signature(graph, version)
 
     async def record(
-        self, graph: str, version: str, rows: Rows, column_of: Mapping[str, str], *, rows_per_request: int
+        self, graph: str, version: str, rows: DataRows, column_of: Mapping[str, str], *, rows_per_request: int
     ) -> list[Inputs]:
         """Send rows through the graph and return the inputs that the model was given, in the order of the rows.
 

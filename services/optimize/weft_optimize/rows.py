@@ -19,7 +19,7 @@ _CALIBRATION_SHARE = 0.25
 
 
 @dataclass(frozen=True)
-class Rows:
+class DataRows:
     """Some rows of a data set.
 
     Attributes:
@@ -35,10 +35,10 @@ class Rows:
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))
 
-    def take(self, indices: Sequence[int]) -> "Rows":
+    def take(self, indices: Sequence[int]) -> "DataRows":
         """The rows of these indices, in their order."""
         columns = {name: [values[index] for index in indices] for name, values in self.columns.items()}
-        return Rows(columns, self.is_text, self.path)
+        return DataRows(columns, self.is_text, self.path)
 
     def shard(self) -> Shard:
         """The rows as a job takes them, numbered from 0."""
@@ -57,8 +57,8 @@ class SplitData:
         sha256: Of its files.
     """
 
-    calibration: Rows
-    held_out: Rows
+    calibration: DataRows
+    held_out: DataRows
     num_rows: int
     num_unreadable: int
     sha256: str
@@ -112,7 +112,7 @@ def read_rows(
     return SplitData(calibration, held_out, num_rows, num_unreadable, digest)
 
 
-def _draw(path: str, columns: Sequence[str], num_wanted: int, seed: int, format: str) -> tuple[Rows, int, int, str]:
+def _draw(path: str, columns: Sequence[str], num_wanted: int, seed: int, format: str) -> tuple[DataRows, int, int, str]:
     """The rows with the smallest of random keys, in the order of these."""
     dataset = Dataset(path, format)
     random = seeded(seed, "rows")
@@ -137,12 +137,12 @@ def _draw(path: str, columns: Sequence[str], num_wanted: int, seed: int, format:
         )
     digest = hashlib.sha256("\n".join(file.digest for file in dataset.files).encode()).hexdigest()
     is_one = len(dataset.files) == 1 and len(dataset.files[0].digest) == len(digest)
-    return Rows(kept, True in forms, path), num_rows, num_unreadable, dataset.files[0].digest if is_one else digest
+    return DataRows(kept, True in forms, path), num_rows, num_unreadable, dataset.files[0].digest if is_one else digest
 
 
 def _taken(column: Any, rows: Any) -> list[Any]:
     return [column[row] for row in rows] if isinstance(column, list) else list(column.take(rows).to_pylist())
 
 
-def _keys(rows: Rows) -> list[str]:
+def _keys(rows: DataRows) -> list[str]:
     return [repr(values) for values in zip(*rows.columns.values(), strict=True)]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from weft_optimize.bootstrap import Loss, Scores, loss_of
-from weft_optimize.gate import Contender, caution, pick, refusal
+from weft_optimize.gate import GateCandidate, caution, pick, refusal
 
 
 def scores(num_rows: int, num_worse: int, *, is_relative: bool = True) -> Scores:
@@ -82,20 +82,20 @@ def test_no_difference_in_few_rows_is_a_caution() -> None:
 
 def test_the_cheapest_is_picked_and_of_equals_the_smallest() -> None:
     """Costs that differ by less than a hundredth are equal."""
-    two = [Contender("a", 0.501, 90), Contender("b", 0.504, 30)]
+    two = [GateCandidate("a", 0.501, 90), GateCandidate("b", 0.504, 30)]
     assert ("b", "") == pick(two)
-    assert ("c", "") == pick([*two, Contender("c", 0.4, 900)])
+    assert ("c", "") == pick([*two, GateCandidate("c", 0.4, 900)])
 
 
 @pytest.mark.parametrize(
     ("contenders", "why"),
     [
         ([], "no candidate passes the gate"),
-        ([Contender("a", 0.98, 1)], "is cheaper: the best, a, needs 0.98"),
-        ([Contender("a", 1.4, 1)], "is cheaper"),
+        ([GateCandidate("a", 0.98, 1)], "is cheaper: the best, a, needs 0.98"),
+        ([GateCandidate("a", 1.4, 1)], "is cheaper"),
     ],
 )
-def test_nothing_is_picked_without_a_saving(contenders: list[Contender], why: str) -> None:
+def test_nothing_is_picked_without_a_saving(contenders: list[GateCandidate], why: str) -> None:
     """What saves less than 3 % is within a machine's noise."""
     name, told = pick(contenders)
     assert not name

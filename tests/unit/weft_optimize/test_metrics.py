@@ -9,10 +9,10 @@ import pytest
 
 from weft_common.errors import InvalidArgumentError
 from weft_common.signature import ModelSignature, TensorSpec
-from weft_optimize.answers import Answers
+from weft_optimize.answers import RowAnswers
 from weft_optimize.metrics import make_metric
 from weft_optimize.metrics.metric import MetricOptions
-from weft_optimize.rows import Rows
+from weft_optimize.rows import DataRows
 
 LABEL, PROBS = TensorSpec("LABEL", "INT64", (1,)), TensorSpec("PROBS", "FP32", (3,))
 TEXT = TensorSpec("TEXT", "BYTES", (1,))
@@ -27,15 +27,15 @@ def options(*outputs: TensorSpec, **rest: Any) -> MetricOptions:
     )
 
 
-def answers(**outputs: Any) -> Answers:
+def answers(**outputs: Any) -> RowAnswers:
     """To adjacent rows."""
     arrays = {name: np.array(values) for name, values in outputs.items()}
-    return Answers(np.arange(len(next(iter(arrays.values())))), arrays, ())
+    return RowAnswers(np.arange(len(next(iter(arrays.values())))), arrays, ())
 
 
-def rows(num_rows: int, **columns: list[Any]) -> Rows:
+def rows(num_rows: int, **columns: list[Any]) -> DataRows:
     """With columns, or one without meaning."""
-    return Rows(columns or {"TEXT": [""] * num_rows}, False, "data.jsonl")
+    return DataRows(columns or {"TEXT": [""] * num_rows}, False, "data.jsonl")
 
 
 def test_the_graph_decides_what_suits_it() -> None:
@@ -99,7 +99,7 @@ def test_agreement_is_with_the_original_or_with_labels() -> None:
 def test_classes_that_are_texts_are_compared_as_such() -> None:
     """BYTES of one element a row."""
     spec = TensorSpec("ROUTE", "BYTES", (1,))
-    made = [Answers(np.arange(2), {"ROUTE": np.array([[b"a"], [other]], object)}, ()) for other in (b"b", b"c")]
+    made = [RowAnswers(np.arange(2), {"ROUTE": np.array([[b"a"], [other]], object)}, ()) for other in (b"b", b"c")]
     assert [1, 0] == make_metric("", options(spec)).scores(made[:1], made[1:], rows(2)).candidate.tolist()
 
 

@@ -6,16 +6,16 @@ from weft_common.errors import InvalidArgumentError
 from weft_common.text.suggestion import suggestion
 from weft_optimize.metrics.classifiers import Agreement, LogLoss, classes
 from weft_optimize.metrics.cosine import Cosine
-from weft_optimize.metrics.metric import Metric, MetricOptions, vectors
+from weft_optimize.metrics.metric import AnswerMetric, MetricOptions, vectors
 from weft_optimize.metrics.retrieval import Retrieval
 from weft_optimize.metrics.user_function import UserFunction
 
-METRICS: Mapping[str, Callable[[MetricOptions], Metric]] = {
+METRICS: Mapping[str, Callable[[MetricOptions], AnswerMetric]] = {
     metric.name: metric for metric in (Agreement, Cosine, LogLoss, Retrieval)
 }
 
 
-def make_metric(name: str, options: MetricOptions) -> Metric:
+def make_metric(name: str, options: MetricOptions) -> AnswerMetric:
     """The metric of a name, or of a ``FILE.py:function``; "" is what suits the graph's outputs.
 
     Without a name it is ``agreement`` where an output is a class, else ``cosine``.

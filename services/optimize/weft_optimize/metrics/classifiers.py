@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from weft_common.errors import InvalidArgumentError
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import INTEGERS
-from weft_optimize.answers import Answers
+from weft_optimize.answers import RowAnswers
 from weft_optimize.bootstrap import Scores
 from weft_optimize.metrics.metric import MetricOptions, chosen, is_single, matrix, vectors
-from weft_optimize.rows import Rows
+from weft_optimize.rows import DataRows
 
 _CLASSES = INTEGERS | {"BOOL", "BYTES"}
 #: Least probability that a logarithm is taken of.
@@ -46,8 +46,8 @@ class Agreement:
         self.passes: Sequence[Mapping[str, str]] = (options.column_of,)
         self.columns = (options.label,) if options.label else ()
 
-    def scores(self, original: Sequence[Answers], candidate: Sequence[Answers], rows: Rows) -> Scores:
-        """As ``Metric.scores``."""
+    def scores(self, original: Sequence[RowAnswers], candidate: Sequence[RowAnswers], rows: DataRows) -> Scores:
+        """As ``AnswerMetric.scores``."""
         first, second = (self._classes(answers[0]) for answers in (original, candidate))
         right = [_class(value) for value in rows.columns[self._label]] if self._label else first
         hits = [
@@ -60,7 +60,7 @@ class Agreement:
             )
         return Scores(hits[0].astype(np.float64), hits[1].astype(np.float64))
 
-    def _classes(self, answers: Answers) -> list[str]:
+    def _classes(self, answers: RowAnswers) -> list[str]:
         if self._spec.datatype in _CLASSES:
             values = answers.outputs[self._spec.name]
             return ["" if value is None else _class(np.asarray(value).reshape(-1)[0]) for value in values]
@@ -95,14 +95,14 @@ class LogLoss:
         self.passes: Sequence[Mapping[str, str]] = (options.column_of,)
         self.columns = (options.label,) if options.label else ()
 
-    def scores(self, original: Sequence[Answers], candidate: Sequence[Answers], rows: Rows) -> Scores:
-        """As ``Metric.scores``."""
+    def scores(self, original: Sequence[RowAnswers], candidate: Sequence[RowAnswers], rows: DataRows) -> Scores:
+        """As ``AnswerMetric.scores``."""
         first, second = (_probabilities(matrix(answers[0], self._output)) for answers in (original, candidate))
         right = self._labels(rows, first.shape[1]) if self._label else first
         own, other = ((right * np.log(np.maximum(values, _LEAST))).sum(axis=1) for values in (first, second))
         return Scores(own, other, is_relative=False)
 
-    def _labels(self, rows: Rows, num_classes: int) -> NDArray[np.float64]:
+    def _labels(self, rows: DataRows, num_classes: int) -> NDArray[np.float64]:
         values = [_class(value) for value in rows.columns[self._label]]
         for value in values:
             if not value.isdecimal() or int(value) >= num_classes:

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from weft_optimize.answers import Answers
+from weft_optimize.answers import RowAnswers
 from weft_optimize.bootstrap import Scores
 from weft_optimize.metrics.metric import MetricOptions, chosen, matrix, vectors
-from weft_optimize.rows import Rows
+from weft_optimize.rows import DataRows
 
 
 class Cosine:
@@ -23,8 +23,8 @@ class Cosine:
         self.outputs = (self._output,)
         self.passes: Sequence[Mapping[str, str]] = (options.column_of,)
 
-    def scores(self, original: Sequence[Answers], candidate: Sequence[Answers], rows: Rows) -> Scores:
-        """As ``Metric.scores``."""
+    def scores(self, original: Sequence[RowAnswers], candidate: Sequence[RowAnswers], rows: DataRows) -> Scores:
+        """As ``AnswerMetric.scores``."""
         first, second = (unit(matrix(answers[0], self._output)) for answers in (original, candidate))
         cosines = np.einsum("nd,nd->n", first, second)
         # Two vectors of length 0 are the same.

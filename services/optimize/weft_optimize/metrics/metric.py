@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 from weft_common.errors import InvalidArgumentError
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import FLOATS
-from weft_optimize.answers import Answers
+from weft_optimize.answers import RowAnswers
 from weft_optimize.bootstrap import Scores
-from weft_optimize.rows import Rows
+from weft_optimize.rows import DataRows
 
 
 class MetricOptions(NamedTuple):
@@ -34,7 +34,7 @@ class MetricOptions(NamedTuple):
     function: str = ""
 
 
-class Metric(Protocol):
+class AnswerMetric(Protocol):
     """How answers are compared."""
 
     @property
@@ -62,7 +62,7 @@ class Metric(Protocol):
         """Columns that it reads beside those of inputs."""
         ...
 
-    def scores(self, original: Sequence[Answers], candidate: Sequence[Answers], rows: Rows) -> Scores:
+    def scores(self, original: Sequence[RowAnswers], candidate: Sequence[RowAnswers], rows: DataRows) -> Scores:
         """A score for each row, the higher the better.
 
         Args:
@@ -112,7 +112,7 @@ def is_single(spec: TensorSpec) -> bool:
     return all(dim == 1 for dim in spec.dims)
 
 
-def matrix(answers: Answers, output: str) -> NDArray[np.float64]:
+def matrix(answers: RowAnswers, output: str) -> NDArray[np.float64]:
     """An output as one vector a row, shape ``[num_rows, num_elements]``.
 
     Raises:

@@ -6,11 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft_common.errors import InvalidArgumentError
-from weft_optimize.answers import Answers
+from weft_optimize.answers import RowAnswers
 from weft_optimize.bootstrap import Scores
 from weft_optimize.metrics.cosine import unit
 from weft_optimize.metrics.metric import MetricOptions, chosen, matrix, vectors
-from weft_optimize.rows import Rows
+from weft_optimize.rows import DataRows
 
 #: A positive that is ranked behind so many others scores nothing.
 _CUTOFF = 10
@@ -40,14 +40,14 @@ class Retrieval:
         self.passes = (options.column_of, {**options.column_of, inputs[0]: options.positive})
         self.columns = (options.positive,)
 
-    def scores(self, original: Sequence[Answers], candidate: Sequence[Answers], rows: Rows) -> Scores:
-        """As ``Metric.scores``."""
+    def scores(self, original: Sequence[RowAnswers], candidate: Sequence[RowAnswers], rows: DataRows) -> Scores:
+        """As ``AnswerMetric.scores``."""
         first, second = (self._gains(answers) for answers in (original, candidate))
         if not first.any():
             raise InvalidArgumentError("the original finds no positive among the first 10: are they in --positive?")
         return Scores(first, second)
 
-    def _gains(self, answers: Sequence[Answers]) -> NDArray[np.float64]:
+    def _gains(self, answers: Sequence[RowAnswers]) -> NDArray[np.float64]:
         queries, positives = (unit(matrix(one, self._output)) for one in answers)
         ranks = np.empty(len(queries), np.int64)
         for start in range(0, len(queries), _QUERIES_AT_ONCE):

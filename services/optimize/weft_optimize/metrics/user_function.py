@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from weft_common.errors import InvalidArgumentError
-from weft_optimize.answers import Answers
+from weft_optimize.answers import RowAnswers
 from weft_optimize.bootstrap import Scores
 from weft_optimize.metrics.metric import MetricOptions
-from weft_optimize.rows import Rows
+from weft_optimize.rows import DataRows
 
 
 class UserFunction:
@@ -30,8 +30,8 @@ class UserFunction:
         self.passes: Sequence[Mapping[str, str]] = (options.column_of,)
         self.columns = (options.label,) if options.label else ()
 
-    def scores(self, original: Sequence[Answers], candidate: Sequence[Answers], rows: Rows) -> Scores:
-        """As ``Metric.scores``."""
+    def scores(self, original: Sequence[RowAnswers], candidate: Sequence[RowAnswers], rows: DataRows) -> Scores:
+        """As ``AnswerMetric.scores``."""
         try:
             returned = self._function(dict(original[0].outputs), dict(candidate[0].outputs), dict(rows.columns))
             losses = np.asarray(returned, np.float64)
