@@ -1,5 +1,7 @@
 """Estimates of models on a target, whatever their backend."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from weft_capacity.costs.formats import FILENAMES, cost_model
@@ -41,7 +43,7 @@ def estimate(subject: Subject, target: Target, assumptions: Assumptions) -> Esti
 def _tensor(subject: Subject, model: CostModel, target: Target, assumptions: Assumptions) -> Estimate:
     shapes = checked_shapes(subject, assumptions)
     spec = target.spec
-    most = assumptions.batch or subject.max_batch_size
+    most = min(assumptions.batch or subject.max_batch_size, _rows_of_bucket(subject, shapes))
     if subject.context.signature.max_batch_size == 0:
         most = 1
     one, largest = model.batch(1, shapes), model.batch(most, shapes)
@@ -88,6 +90,14 @@ def _ridge(one: BatchCost, largest: BatchCost, spec: DeviceSpec, backend: str) -
     intensity = spec.ridge(kind)
     per_row = largest.num_flops / rows - intensity * (largest.moved_bytes - weights) / rows
     return max(1, round(intensity * weights / per_row)) if per_row > 0 else None
+
+
+def _rows_of_bucket(subject: Subject, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Rows that ``batch_buckets_max_elements`` allows in a batch of these lengths."""
+    parameters = subject.context.config.get("parameters", {})
+    limit = parameters.get("batch_buckets_max_elements", {}).get("string_value", "")
+    longest = max((math.prod(dims) for dims in shapes.values()), default=1)
+    return max(int(limit) // longest, 1) if limit.isdecimal() else 1 << 30
 
 
 def checked_shapes(subject: Subject, assumptions: Assumptions) -> dict[str, tuple[int, ...]]:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from weft_capacity.placement import Device, Problem, Solution, Workload, place
+from weft_capacity.placement.mig import MIG_PROFILES
 from weft_capacity.plan.declared import with_declared
 from weft_capacity.plan.estimate import Assumptions, Estimate
 from weft_capacity.plan.estimates import estimate
@@ -13,9 +15,6 @@ from weft_capacity.plan.subjects import find_subjects, shapes_of
 from weft_capacity.plan.target import Target, find_target
 from weft_common.errors import InvalidArgumentError
 from weft_common.text.suggestion import suggestion
-
-from weft_capacity.placement import Device, Problem, Solution, Workload, place
-from weft_capacity.placement.mig import MIG_PROFILES
 
 #: Share of a device's time that is planned for; the rest is for bursts.
 _MAX_LOAD = 0.7
@@ -98,9 +97,7 @@ def make_report(options: PlanOptions, announce: Callable[[str], None] = lambda _
         if name.rpartition(".")[2] not in known:
             raise InvalidArgumentError(f"--shape: '{name}' is no input of the planned models{suggestion(name, known)}")
     target = find_target(options.device, options.profile_file, announce)
-    assumptions = Assumptions(
-        options.batch, shapes, options.context, options.num_output_tokens, options.cost_per_hour
-    )
+    assumptions = Assumptions(options.batch, shapes, options.context, options.num_output_tokens, options.cost_per_hour)
     estimates = []
     for subject in subjects:
         one = estimate(subject, target, assumptions)
@@ -118,9 +115,7 @@ def problem_of(estimates: list[Estimate], target: Target, options: PlanOptions) 
     if not known:
         return None
     runtime = max(each.memory.runtime for each in known if each.memory is not None)
-    workloads = tuple(
-        _workload(each, spec.name, options.rates.get(each.model, 0.0), spec.num_cores) for each in known
-    )
+    workloads = tuple(_workload(each, spec.name, options.rates.get(each.model, 0.0), spec.num_cores) for each in known)
     devices = tuple(
         Device(
             f"{spec.name}-{index}",
@@ -149,4 +144,3 @@ def _workload(each: Estimate, device: str, rate: float, num_cores: int) -> Workl
         spread=num_replicas > 1,
         host_memory_bytes=max(each.memory.runtime, 1),
     )
-

@@ -15,7 +15,7 @@ def interpolated(points: Sequence[tuple[float, float]], x: float) -> float:
         return first[1]
     if x >= last[0]:
         return last[1] * x / last[0]
-    index = bisect.bisect_right(points, (x, math.inf))
+    index = bisect.bisect_right([px for px, _ in points], x)
     (x0, y0), (x1, y1) = points[index - 1], points[index]
     share = math.log(x / x0) / math.log(x1 / x0)
     return math.exp(math.log(y0) + share * math.log(y1 / y0))

@@ -15,7 +15,9 @@ def run(options: argparse.Namespace) -> int:
         from weft_capacity.plan.report import PlanOptions, make_report  # noqa: PLC0415
         from weft_capacity.plan.report_text import render_report  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        raise UnsupportedError(f"{error.name} is not installed; install it with pip install 'weft[plan,model]'") from error
+        raise UnsupportedError(
+            f"{error.name} is not installed; install it with pip install 'weft[plan,model]'"
+        ) from error
     try:
         report = make_report(
             PlanOptions(
