@@ -58,6 +58,8 @@ class OnnxModel:
             self._model = onnx.load(str(path), load_external_data=False)
         except Exception as error:  # protobuf's own, of no common base
             raise InvalidArgumentError(f"{path} is no ONNX model: {error}") from error
+        if not self._model.graph.node:
+            raise InvalidArgumentError(f"{path} is no ONNX model: it has no graph")
         self._initializers = {tensor.name: tensor for tensor in self._model.graph.initializer}
 
     @cached_property
@@ -158,7 +160,7 @@ def _dims(value: Any) -> tuple[int, ...]:
 def _tensor_bytes(data_type: int, dims: Sequence[int]) -> int:
     if data_type in _FOUR_BITS:
         return math.ceil(math.prod(dims) / 2)
-    return math.prod(dims) * _ITEM_BYTES.get(data_type, 4)
+    return int(math.prod(dims) * _ITEM_BYTES.get(data_type, 4))
 
 
 def _type_name(data_type: int) -> str:

@@ -90,7 +90,9 @@ class Weights:
 class CostModel(Protocol):
     """The cost of a model in one format."""
 
-    weights: Weights
+    @property
+    def weights(self) -> Weights:
+        """Memory that does not depend on the batch."""
 
     def batch(self, num_rows: int, shapes: Mapping[str, tuple[int, ...]]) -> BatchCost:
         """What a batch costs.

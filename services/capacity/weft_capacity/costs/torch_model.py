@@ -59,7 +59,7 @@ class TorchModel:
                 torch.empty((num_rows, *dims) if has_rows else dims, dtype=_DTYPES[spec.datatype], device="meta")
             )
         module = self._program.module().to("meta")
-        recorder = _Recorder()
+        recorder = _OperationRecorder()
         try:
             with torch.inference_mode(), FlopCounterMode(display=False), recorder:
                 results = module(*given)
@@ -76,7 +76,7 @@ class TorchModel:
         )
 
 
-class _Recorder(TorchDispatchMode):
+class _OperationRecorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed
     """Keeps the operations of a program that runs under it."""
 
     def __init__(self) -> None:

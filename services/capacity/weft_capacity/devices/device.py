@@ -27,7 +27,7 @@ _KERNEL_S = 5e-6
 _GPU_RUNTIME_BYTES = 600 * 2**20
 _MAX_FILE_BYTES = 1 << 20
 _FIELDS = {
-    "memory_gb", "bandwidth_gb_per_s", "tflops", "aliases", "power_w", "compute_share", "bandwidth_share",
+    "memory_gib", "bandwidth_gb_per_s", "tflops", "aliases", "power_w", "compute_share", "bandwidth_share",
     "kernel_us", "runtime_mib", "is_cpu", "num_cores", "source", "read", "name",
 }  # fmt: skip
 
@@ -98,13 +98,13 @@ def find_device(name: str) -> DeviceSpec:
         return read_device(path)
     if path.suffix or path.exists() or "/" in name:
         raise NotFoundError(
-            f"device '{name}' is no file that can be read; give a TOML file with memory_gb, bandwidth_gb_per_s and "
+            f"device '{name}' is no file that can be read; give a TOML file with memory_gib, bandwidth_gb_per_s and "
             f"tflops, 'this', or one of {', '.join(known_devices())}"
         )
     names = [*known_devices(), "this"]
     raise NotFoundError(
-        f"device '{name}' is not known{suggestion(name, [*by_name, 'this'])}; known are {', '.join(names)}; "
-        f"another is described by a TOML file with memory_gb, bandwidth_gb_per_s and tflops"
+        f"device '{name}' is not known{suggestion(name.lower(), [*by_name, 'this'])}; known are {', '.join(names)}; "
+        f"another is described by a TOML file with memory_gib, bandwidth_gb_per_s and tflops"
     )
 
 
@@ -120,7 +120,7 @@ def read_device(path: Path) -> DeviceSpec:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise InvalidArgumentError(f"{path} is no description of a device in TOML: {error}") from error
-    if len(values) == 1 and isinstance(only := next(iter(values.values())), dict) and "memory_gb" in only:
+    if len(values) == 1 and isinstance(only := next(iter(values.values())), dict) and "memory_gib" in only:
         return _device(next(iter(values)), only, str(path))
     return _device(str(values.get("name", path.stem)), values, str(path))
 
@@ -145,7 +145,7 @@ def _device(name: str, values: Mapping[str, Any], where: str) -> DeviceSpec:
     read = values.get("read", "")
     return DeviceSpec(
         name,
-        int(1e9 * _number(values, "memory_gb", where, 1e6)),
+        int(2**30 * _number(values, "memory_gib", where, 1e6)),
         1e9 * _number(values, "bandwidth_gb_per_s", where, 1e6),
         peaks,
         is_cpu=is_cpu,

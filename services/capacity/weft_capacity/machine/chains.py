@@ -59,7 +59,7 @@ def chain_of(shape: tuple[int, ...], num_nodes: int, add: Callable[[Chain, int],
     return chain.serialized()
 
 
-def several(shape: tuple[int, ...], num_tensors: int) -> bytes:
+def several(shape: tuple[int | str, ...], num_tensors: int) -> bytes:
     """A model of inputs ``x``, ``y``, ``z``, ... and as many outputs."""
     names = [chr(ord("x") + index) for index in range(num_tensors)]
     graph = helper.make_graph(

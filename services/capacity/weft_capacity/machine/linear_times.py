@@ -1,7 +1,8 @@
 """How long products and attention of the language-model engine take on this CPU; imports torch."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,9 +47,14 @@ def _products(kind: str, num_threads: int) -> list[tuple[float, float, float]]:
         products = [cpu.linear(weight, dtype=dtype, num_bits=bits if bits < 16 else 0) for weight in weights]
         for rows in _ROWS:
             x = torch.randn(rows, _SIDE).to(dtype)
-            seconds = best_s(lambda x=x, products=products: [multiply(x) for multiply in products], num_threads)
+            seconds = best_s(partial(_multiplied, products, x), num_threads)
             points.append((float(num_bytes), float(rows), num_products * rows * _SIDE**2 / seconds))
     return points
+
+
+def _multiplied(products: Sequence[cpu.Product], x: torch.Tensor) -> None:
+    for multiply in products:
+        multiply(x)
 
 
 def _attention(context: int, num_threads: int) -> tuple[tuple[float, float], tuple[float, float]]:

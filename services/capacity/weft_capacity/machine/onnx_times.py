@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from weft_capacity.machine.chains import Chain, chain_of, several
+from weft_capacity.machine.chains import Chain, Floats, chain_of, several
 from weft_capacity.machine.figures import RESIDENT_BYTES, Times
 
 _ROUNDS, _MIN_ROUND_S, _MAX_RUNS = 5, 2e-3, 400
@@ -54,9 +55,7 @@ def measure_times(num_threads: int) -> Times:
         long = min(_LONG, max(RESIDENT_BYTES // (4 * side * side), 3))
         weights = [rng.normal(0, side**-0.5, (side, side)).astype(np.float32) for _ in range(long)]
         for rows in _ROWS:
-            seconds = _node_s(
-                (rows, side), lambda chain, index, w=weights: chain.add("MatMul", w[index]), num_threads, long=long
-            )
+            seconds = _node_s((rows, side), partial(_add_product, weights), num_threads, long=long)
             products.append((float(rows), float(side), seconds))
     matmuls = [(float(tile), _matmul_s(tile, num_threads)) for tile in _TILES]
     convs = [(*shape, _conv_s(*shape, num_threads)) for shape in _conv_shapes()]
@@ -67,6 +66,10 @@ def measure_times(num_threads: int) -> Times:
     tensor_s = max((three_s - one_s - 2 * node_s) / 4, 1e-8)
     run_s = max(one_s - node_s - 2 * tensor_s, 1e-7)
     return Times(families, products, matmuls, convs, streamed, node_s, run_s, tensor_s)
+
+
+def _add_product(weights: Sequence[Floats], chain: Chain, index: int) -> None:
+    chain.add("MatMul", weights[index])
 
 
 def make_session(model: bytes, num_threads: int, level: str = "ORT_DISABLE_ALL") -> Any:

@@ -1,5 +1,7 @@
 """How long operations take in torch on this CPU, outside of any model; imports torch."""
 
+from functools import partial
+
 import torch
 
 from weft_capacity.machine.figures import TorchTimes
@@ -9,7 +11,7 @@ _ROWS, _SIDES = (1, 4, 16, 64, 256), (16, 64, 256, 1024)
 _NUM_NODES = 16
 
 
-class _Chain(torch.nn.Module):
+class _Chain(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
     def __init__(self, num_nodes: int) -> None:
         super().__init__()
         self._num_nodes = num_nodes
@@ -37,7 +39,7 @@ def _measure(num_threads: int) -> TorchTimes:
         weight, bias = torch.randn(side, side), torch.zeros(side)
         for rows in _ROWS:
             x = torch.randn(rows, side)
-            seconds = best_s(lambda x=x, w=weight, b=bias: torch.nn.functional.linear(x, w, b), num_threads)
+            seconds = best_s(partial(torch.nn.functional.linear, x, weight, bias), num_threads)
             products.append((float(rows), float(side), seconds))
     x = torch.ones(2, 4)
     batch = torch.export.Dim("batch", min=1, max=64)

@@ -10,7 +10,7 @@ from weft_capacity.costs.operation import BatchCost, CostModel
 from weft_capacity.devices.device import DeviceSpec
 from weft_capacity.plan.estimate import Assumptions, Estimate, MemoryUse, cost_per_million
 from weft_capacity.plan.subjects import Subject
-from weft_capacity.plan.target import Target
+from weft_capacity.plan.target import PlannedDevice
 from weft_common.errors import InvalidArgumentError
 from weft_model.backends.llm.settings import read_settings
 
@@ -19,7 +19,7 @@ _THREADS = {"onnxruntime": "intra_op_thread_count", "pytorch": "INTRA_OP_THREAD_
 _MIB = 2**20
 
 
-def estimate(subject: Subject, target: Target, assumptions: Assumptions) -> Estimate:
+def estimate(subject: Subject, target: PlannedDevice, assumptions: Assumptions) -> Estimate:
     """What a model needs and achieves.
 
     Raises:
@@ -40,7 +40,7 @@ def estimate(subject: Subject, target: Target, assumptions: Assumptions) -> Esti
     return _tensor(subject, model, target, assumptions)
 
 
-def _tensor(subject: Subject, model: CostModel, target: Target, assumptions: Assumptions) -> Estimate:
+def _tensor(subject: Subject, model: CostModel, target: PlannedDevice, assumptions: Assumptions) -> Estimate:
     shapes = checked_shapes(subject, assumptions)
     spec = target.spec
     most = min(assumptions.batch or subject.max_batch_size, _rows_of_bucket(subject, shapes))
@@ -73,7 +73,7 @@ def _tensor(subject: Subject, model: CostModel, target: Target, assumptions: Ass
     )
 
 
-def _memory(subject: Subject, model: CostModel, target: Target, largest: BatchCost) -> MemoryUse:
+def _memory(subject: Subject, model: CostModel, target: PlannedDevice, largest: BatchCost) -> MemoryUse:
     num = subject.num_instances
     is_cpu = target.spec.is_cpu
     weights = model.weights.num_bytes + (model.weights.packed_bytes if is_cpu else 0)
@@ -128,7 +128,7 @@ def checked_shapes(subject: Subject, assumptions: Assumptions) -> dict[str, tupl
     return shapes
 
 
-def _language(subject: Subject, target: Target, assumptions: Assumptions) -> Estimate:
+def _language(subject: Subject, target: PlannedDevice, assumptions: Assumptions) -> Estimate:
     spec = target.spec
     settings = read_settings(subject.context, subject.instance(on_gpu=not spec.is_cpu))
     engine = settings.engine
@@ -195,7 +195,7 @@ def _language(subject: Subject, target: Target, assumptions: Assumptions) -> Est
     )
 
 
-def _dtype(published: str, target: Target) -> str:
+def _dtype(published: str, target: PlannedDevice) -> str:
     """The type that the engine computes in: on a CPU float32 where that is faster."""
     if not target.spec.is_cpu or published == "float32":
         return published

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from weft_capacity.devices.device import DeviceSpec
 from weft_capacity.placement import Device, Problem, Solution, Workload, place
 from weft_capacity.placement.mig import MIG_PROFILES
 from weft_capacity.plan.declared import with_declared
 from weft_capacity.plan.estimate import Assumptions, Estimate
 from weft_capacity.plan.estimates import estimate
 from weft_capacity.plan.subjects import find_subjects, shapes_of
-from weft_capacity.plan.target import Target, find_target
+from weft_capacity.plan.target import PlannedDevice, find_target
 from weft_common.errors import InvalidArgumentError
 from weft_common.text.suggestion import suggestion
 
@@ -108,14 +109,14 @@ def make_report(options: PlanOptions, announce: Callable[[str], None] = lambda _
     return Report(target.spec, tuple(estimates), problem, None if problem is None else place(problem))
 
 
-def problem_of(estimates: list[Estimate], target: Target, options: PlanOptions) -> Problem | None:
+def problem_of(estimates: list[Estimate], target: PlannedDevice, options: PlanOptions) -> Problem | None:
     """Workloads of the models that are known, and the devices; None where nothing is known."""
     spec = target.spec
     known = [each for each in estimates if each.memory is not None]
     if not known:
         return None
     runtime = max(each.memory.runtime for each in known if each.memory is not None)
-    workloads = tuple(_workload(each, spec.name, options.rates.get(each.model, 0.0), spec.num_cores) for each in known)
+    workloads = tuple(_workload(each, spec, options.rates.get(each.model, 0.0), options.num_devices) for each in known)
     devices = tuple(
         Device(
             f"{spec.name}-{index}",
@@ -132,15 +133,17 @@ def problem_of(estimates: list[Estimate], target: Target, options: PlanOptions) 
     return Problem(workloads, devices, _MAX_LOAD)
 
 
-def _workload(each: Estimate, device: str, rate: float, num_cores: int) -> Workload:
+def _workload(each: Estimate, spec: DeviceSpec, rate: float, num_devices: int) -> Workload:
+    """Replicas for a rate; on a CPU each core runs an instance at a time."""
     assert each.memory is not None  # noqa: S101  # the caller's choice
-    busy = rate / (each.requests_per_s * max(num_cores, 1)) if each.requests_per_s else 0.0
+    device_per_s = each.requests_per_s * max(spec.num_cores, 1)
+    busy = rate / device_per_s if device_per_s else 0.0
     num_replicas = max(math.ceil(busy / _MAX_LOAD - 1e-9), 1)
     return Workload(
         each.model,
         each.memory.own,
-        {device: busy / num_replicas},
+        {spec.name: busy / num_replicas},
         num_replicas=num_replicas,
-        spread=num_replicas > 1,
+        spread=num_replicas > 1 and num_devices > 1,
         host_memory_bytes=max(each.memory.runtime, 1),
     )

@@ -14,7 +14,7 @@ from weft_capacity.roofline.timing import BatchTimer, Roofline
 THIS = "this"
 
 
-class Target(Protocol):
+class PlannedDevice(Protocol):
     """A device with the times of models on it."""
 
     @property
@@ -41,19 +41,19 @@ class DeviceTarget:
         self.spec = spec
 
     def batches(self, backend: str, num_threads: int) -> BatchTimer:
-        """See ``Target``; ONNX Runtime multiplies float32 as TF32 where a GPU has it."""
+        """See ``PlannedDevice``; ONNX Runtime multiplies float32 as TF32 where a GPU has it."""
         return Roofline(self.spec, "tf32" if backend == "onnxruntime" and "tf32" in self.spec.flops_per_s else "")
 
     def steps(self, num_threads: int) -> StepTimer:
-        """See ``Target``."""
+        """See ``PlannedDevice``."""
         return LanguageRoofline(self.spec)
 
     def runtime_bytes(self, backend: str) -> int:
-        """See ``Target``."""
+        """See ``PlannedDevice``."""
         return self.spec.runtime_bytes
 
     def request_s(self, moved_bytes: int) -> float:
-        """See ``Target``: nothing; the host's share is not known."""
+        """See ``PlannedDevice``: nothing; the host's share is not known."""
         return 0.0
 
 
@@ -65,7 +65,7 @@ class ThisMachine:
 
     @property
     def spec(self) -> DeviceSpec:
-        """See ``Target``; peaks are those of one thread of ONNX Runtime times the cores."""
+        """See ``PlannedDevice``; peaks are those of one thread of ONNX Runtime times the cores."""
         times = self._profile.section(ONNX)
         flops = max(2 * rows * side * side / seconds for rows, side, seconds in times.products)
         moved = max(2.0 * rate for _, rows, rate in times.streamed[-6:] if rows == 1)  # 4 bytes for 2 operations
@@ -85,32 +85,32 @@ class ThisMachine:
         )
 
     def batches(self, backend: str, num_threads: int) -> BatchTimer:
-        """See ``Target``."""
+        """See ``PlannedDevice``."""
         threads = min(num_threads or self._profile.num_cores, self._profile.num_cores)
         times = self._profile.section(ONNX, threads)
         return OnnxHost(times) if backend == "onnxruntime" else TorchHost(self._profile.section(TORCH, threads), times)
 
     def steps(self, num_threads: int) -> StepTimer:
-        """See ``Target``."""
+        """See ``PlannedDevice``."""
         threads = min(num_threads, self._profile.num_cores)
         return LanguageHost(self._profile.section(LINEAR, threads), self._profile.section(ENGINE, threads))
 
     def runtime_bytes(self, backend: str) -> int:
-        """See ``Target``."""
+        """See ``PlannedDevice``."""
         if backend == "llm":
             return int(self._profile.section(ENGINE).memory_bytes)
         memory = self._profile.section(RUNTIMES).memory_bytes
         return int(memory.get(backend, memory[""]))
 
     def request_s(self, moved_bytes: int) -> float:
-        """See ``Target``."""
+        """See ``PlannedDevice``."""
         runtimes = self._profile.section(RUNTIMES)
         return float(runtimes.request_cpu_s + runtimes.byte_s * moved_bytes)
 
 
 def find_target(
     name: str, profile_file: Path | None = None, announce: Callable[[str], None] = lambda _: None
-) -> Target:
+) -> PlannedDevice:
     """The device of that name, ``"this"`` machine, or the one that a file describes.
 
     Raises:

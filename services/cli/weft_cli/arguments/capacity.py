@@ -35,7 +35,7 @@ def _add_plan(commands: "Commands") -> None:
         "--device",
         default="this",
         metavar="NAME|FILE",
-        help="a GPU such as H100, a TOML file with memory_gb, bandwidth_gb_per_s and tflops, or this machine: this "
+        help="a GPU such as H100, a TOML file with memory_gib, bandwidth_gb_per_s and tflops, or this machine: this "
         "(default)",
     )
     parser.add_argument("--num-devices", type=positive_integer, default=1, metavar="N", help="default: 1")
