@@ -6,12 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import grpc
-
 from weft_common.client.wires import WireName, default_wire
 from weft_common.security.channel import MIN_HANDSHAKE_MS, ChannelSecurity, SecuredChannel
 from weft_common.security.tls import TlsContent, channel_credentials
 from weft_wire.client import Channel, ChannelOptions
+from weft_wire.interface import grpc
 
 #: Message limit in both directions, the same as in Triton Inference Server and its clients.
 MAX_MESSAGE_BYTES = 2**31 - 1
