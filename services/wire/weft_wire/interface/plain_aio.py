@@ -121,7 +121,7 @@ class AioRpcError(RpcError):
         return type(self), (self._code, self._initial, self._trailing, self._details, self._debug)
 
 
-class Server:
+class PlainServer:
     """Base of servers."""
 
 
@@ -133,7 +133,7 @@ class ServicerContext(Generic[_Request, _Response]):
     """Base of contexts of handlers."""
 
 
-class Channel:
+class PlainChannel:
     """Base of channels."""
 
     async def __aenter__(self) -> Self:
@@ -147,23 +147,23 @@ class Channel:
         raise NotImplementedError
 
 
-class Call:
+class PlainCall:
     """Base of calls."""
 
 
-class UnaryUnaryCall(Call, Generic[_Request, _Response]):
+class UnaryUnaryCall(PlainCall, Generic[_Request, _Response]):
     """One request, one response."""
 
 
-class UnaryStreamCall(Call, Generic[_Request, _Response]):
+class UnaryStreamCall(PlainCall, Generic[_Request, _Response]):
     """One request, a stream of responses."""
 
 
-class StreamUnaryCall(Call, Generic[_Request, _Response]):
+class StreamUnaryCall(PlainCall, Generic[_Request, _Response]):
     """A stream of requests, one response."""
 
 
-class StreamStreamCall(Call, Generic[_Request, _Response]):
+class StreamStreamCall(PlainCall, Generic[_Request, _Response]):
     """Two streams."""
 
 
@@ -181,3 +181,8 @@ class StreamUnaryMultiCallable(Generic[_Request, _Response]):
 
 class StreamStreamMultiCallable(Generic[_Request, _Response]):
     """A method of two streams."""
+
+
+Server = PlainServer
+Channel = PlainChannel
+Call = PlainCall
