@@ -21,7 +21,6 @@ import grpc
 import numpy as np
 
 from benchmarks import machine
-from benchmarks.chart import Line, Plot, render_svg
 from benchmarks.floor import METHOD, SERVICE
 from benchmarks.load import Bounds, Call, closed_loop, open_loop
 from benchmarks.report import machine_lines, table, write_json
@@ -33,6 +32,7 @@ from weft_common.protocol.wire import request_from_call
 from weft_common.tensors import encode
 from weft_mesh.preflight import MeshError
 from weft_mesh.running import running_mesh
+from weft_tools.chart import Line, Plot, render_svg
 
 ROOT = Path(__file__).resolve().parents[1]
 GRAPH = "work"

@@ -6,6 +6,7 @@ import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ import pytest
 from tests.integration.routing import MODELS, NamingCore, Router, message, naming_service, running_router, write
 
 from weft_common.client.channels import channel_options
+from weft_common.client.v2_client import V2Client
+from weft_common.errors import InvalidArgumentError
 from weft_common.tensors import split_bytes
+from weft_jobs.batch import BatchOptions, run_batch
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
@@ -279,3 +283,33 @@ async def test_a_model_that_changes_while_it_serves_takes_with_it_only_what_does
             await until_index(stub, "2", "READY", "")
             await clients.until_answered_by("beta/2")
     assert [] == [error.details() for error in clients.failures]
+
+
+async def test_a_job_refuses_a_graph_of_which_a_part_was_edited_in_place(tmp_path: Path) -> None:
+    """Same version and signature, other steps: no row of the new graph stands beside the old; put back, it goes on."""
+    core = NamingCore()
+    repository, output = tmp_path / "graphs", tmp_path / "output"
+    (tmp_path / "in.jsonl").write_text("".join(f'{{"X": "{row}"}}\n' for row in range(4)))
+    head, _, _ = graph("alpha").partition("node")
+    outer = head.replace("named", "outer") + 'node { name: "root" sequence { step { graph: "named" } } }'
+    write(repository, outer, "outer")
+    write(repository, graph("alpha"), "named")
+    with naming_service(core) as target, running_router(repository, target, EXPLICIT) as router:
+        async with stub_of(router) as stub, V2Client(router.grpc) as client:
+            job = BatchOptions("outer", str(tmp_path / "in.jsonl"), output, output_format="jsonl", rows_per_shard=2)
+            core.held = "alpha"
+            running = asyncio.create_task(run_batch(client, job))
+            assert await asyncio.to_thread(core.is_holding.wait, TIMEOUT_S)
+            write(repository, graph("beta"), "named")
+            await load(stub)
+            core.is_released.set()
+            with pytest.raises(InvalidArgumentError, match="'outer', or a model behind it, has changed while the job"):
+                await running
+            with pytest.raises(InvalidArgumentError, match="lock was"):
+                await run_batch(client, replace(job, resume=True))
+            write(repository, graph("alpha"), "named")
+            await load(stub)
+            assert (await run_batch(client, replace(job, resume=True))).num_rows == 4
+    answers = "".join(path.read_text() for path in sorted((output / "rows").iterdir()))
+    assert "beta" not in answers
+    assert 4 == answers.count("alpha,alpha,alpha,alpha")

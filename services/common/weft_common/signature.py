@@ -15,6 +15,9 @@ OPTIONAL_OUTPUTS_PARAMETER = "optional_outputs"
 #: Model parameter that is there, not "false", if requests may have a batch of no rows.
 EMPTY_BATCH_PARAMETER = "allow_empty_batch"
 
+#: Parameter of a graph's configuration: sha256 of its file and of the graphs that it contains; set by its router.
+GRAPH_DIGEST_PARAMETER = "graph_digest"
+
 _DATATYPE_BY_ENUM: dict[int, str] = {
     number: ("BYTES" if name == "TYPE_STRING" else name.removeprefix("TYPE_"))
     for name, number in model_config_pb2.DataType.items()

@@ -3,7 +3,6 @@
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
-from benchmarks.chart import Line, Plot, render_svg
 from benchmarks.overload import SHARES, Row, draw, render, write_repository
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -39,13 +38,6 @@ def test_the_picture_has_a_line_for_each_router_and_priority() -> None:
             x, y = map(float, point.split(","))
             assert 0 < x < width
             assert 0 < y < height
-
-
-def test_a_chart_of_nothing_and_odd_texts_is_a_chart() -> None:
-    """No points, values of 0, and markup in a label."""
-    root = ET.fromstring(render_svg("<&>", [Plot("a", "x", "y", [Line("<b>", [(0, 0)]), Line("c", [])])]))
-    assert "<&>" == root.attrib["aria-label"]
-    assert "<b>" in [text.text for text in root.iter(f"{SVG}text")]
 
 
 def test_the_graph_that_is_measured_is_written(tmp_path: Path) -> None:

@@ -1,8 +1,15 @@
 """Graphs and signatures as ``ModelConfig`` messages."""
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Iterator, Mapping
 
-from weft_common.signature import COLLECTS_PARAMETER, OPTIONAL_OUTPUTS_PARAMETER, ModelSignature, TensorSpec
+from weft_common.signature import (
+    COLLECTS_PARAMETER,
+    GRAPH_DIGEST_PARAMETER,
+    OPTIONAL_OUTPUTS_PARAMETER,
+    ModelSignature,
+    TensorSpec,
+)
 from weft_protos.model_config_pb2 import DataType, ModelConfig
 from weft_router.graph.plan import CallPlan, GraphPlan, NodePlan
 from weft_router.graph.syntax.parse import model_config
@@ -41,6 +48,25 @@ def config_of_graph(source: GraphSource, plan: GraphPlan) -> ModelConfig:
                 output_map={binding.name: names[binding.slot] for binding in step.outputs},
             )
     return config
+
+
+def tell_digest(config: ModelConfig, source: GraphSource, nested: Mapping[tuple[str, str], GraphSource | None]) -> None:
+    """Put the sha256 of a graph's files into its configuration, which so differs once any of them has other content.
+
+    Args:
+        config: Of the graph.
+        source: Its file.
+        nested: Files of the graphs that it may contain, by name and version as they are named there.
+    """
+    digest = hashlib.sha256()
+    for name, version, part in [
+        (source.name, source.version, source),
+        *((*key, nested[key]) for key in sorted(nested)),
+    ]:
+        for text in (name, version, "" if part is None else part.version, b"" if part is None else part.text):
+            content = text.encode() if isinstance(text, str) else text
+            digest.update(len(content).to_bytes(8, "little") + content)
+    config.parameters[GRAPH_DIGEST_PARAMETER].string_value = digest.hexdigest()
 
 
 def config_of_signature(signature: ModelSignature) -> ModelConfig:

@@ -13,7 +13,7 @@ from weft_router.executor import GraphExecutor
 from weft_router.graph.plan import CallPlan, GraphPlan
 from weft_router.graph.syntax.source import GraphSource
 from weft_router.reporting.step_counters import StepCounters
-from weft_router.repository.config import config_of_graph
+from weft_router.repository.config import config_of_graph, tell_digest
 from weft_router.repository.files import GraphRepository
 from weft_router.repository.readiness import Missing, borne_calls, missing_call, steps_of
 from weft_router.runtime import Runtime
@@ -84,7 +84,9 @@ def compiled(source: GraphSource, catalog: TargetCatalog, graphs: GraphSources) 
     plan, warnings = compile_with_warnings(source, catalog, graphs)
     if warnings:
         _log.warning("graph '%s' version %s:\n%s", source.name, source.version, render(warnings))
-    return CompiledGraph(source, plan, config_of_graph(source, plan), graphs.found)
+    config = config_of_graph(source, plan)
+    tell_digest(config, source, graphs.found)
+    return CompiledGraph(source, plan, config, graphs.found)
 
 
 class ServingGraph:

@@ -1,7 +1,8 @@
-"""Line charts as an SVG file that stands alone, in light or dark as the reader has it."""
+"""Charts of lines and points as an SVG file that stands alone, in light or dark as the reader has it."""
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from xml.sax.saxutils import escape, quoteattr
 
 #: Of the plot, in pixels; titles and legend are around it.
@@ -14,6 +15,7 @@ _STYLE = """
 text { font-family: "DejaVu Sans", Verdana, Arial, sans-serif; font-size: 12px; fill: #24292f; }
 .title { font-size: 14px; font-weight: bold; } .page { fill: #ffffff; }
 .axis { stroke: #8c959f; fill: none; } .grid { stroke: #d8dee4; fill: none; } .line { fill: none; stroke-width: 2; }
+.mark { stroke: #0072b2; stroke-width: 2; fill: #ffffff; } .disc { fill: #0072b2; } .interval { stroke: #0072b2; }
 @media (prefers-color-scheme: dark) { text { fill: #e6edf3; } .page { fill: #0d1117; } .grid { stroke: #2d333b; } }
 """
 
@@ -28,13 +30,38 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
+class Mark:
+    """A point with its name beside it.
+
+    Attributes:
+        label: The name.
+        x, y: Where it is; below 0 is at 0, and a ``y`` beyond ``Plot.y_limit`` is at the limit, as a triangle.
+        low, high: Interval of y.
+        is_filled: A disc, else a ring.
+    """
+
+    label: str
+    x: float
+    y: float
+    low: float
+    high: float
+    is_filled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Plot:
-    """Axes from 0 with some lines. The largest values end the axes."""
+    """Axes from 0 with some lines and marks. The largest values end the axes.
+
+    Attributes:
+        y_limit: Ends the y axis before the largest value; 0: none.
+    """
 
     title: str
     x_title: str
     y_title: str
     lines: Sequence[Line]
+    marks: Sequence[Mark] = field(default=())
+    y_limit: float = 0.0
 
 
 def render_svg(title: str, plots: Sequence[Plot]) -> str:
@@ -57,15 +84,16 @@ def render_svg(title: str, plots: Sequence[Plot]) -> str:
 
 
 def _plot(plot: Plot, left: float) -> Iterator[str]:
-    x_most = max((x for line in plot.lines for x, _ in line.points), default=0) or 1.0
-    y_most = _round_up(max((y for line in plot.lines for _, y in line.points), default=0) or 1.0)
+    xs = [x for line in plot.lines for x, _ in line.points] + [mark.x for mark in plot.marks]
+    ys = [y for line in plot.lines for _, y in line.points] + [mark.high for mark in plot.marks]
+    axes = _Axes(left, max(xs, default=0) or 1.0, _round_up(min(max(ys, default=0), plot.y_limit or math.inf) or 1.0))
     bottom = _TOP + _HEIGHT
     yield _text(left + _WIDTH / 2, _TOP - 12, plot.title, "middle", "")
     for i in range(_NUM_TICKS + 1):
         x, y = left + _WIDTH * i / _NUM_TICKS, bottom - _HEIGHT * i / _NUM_TICKS
         yield f'<path class="grid" d="M{left:.1f} {y:.1f}h{_WIDTH:g}"/>'
-        yield _text(left - 6, y + 4, f"{y_most * i / _NUM_TICKS:g}", "end", "")
-        yield _text(x, bottom + 16, f"{x_most * i / _NUM_TICKS:.3g}", "middle", "")
+        yield _text(left - 6, y + 4, f"{axes.y_most * i / _NUM_TICKS:g}", "end", "")
+        yield _text(x, bottom + 16, f"{axes.x_most * i / _NUM_TICKS:.3g}", "middle", "")
     yield f'<path class="axis" d="M{left:.1f} {_TOP:g}v{_HEIGHT:g}h{_WIDTH:g}"/>'
     yield _text(left + _WIDTH / 2, bottom + 34, plot.x_title, "middle", "")
     turned = f'transform="rotate(-90 {left - 44:.1f} {_TOP + _HEIGHT / 2:.1f})"'
@@ -73,11 +101,38 @@ def _plot(plot: Plot, left: float) -> Iterator[str]:
     for i, line in enumerate(plot.lines):
         dashes = ' stroke-dasharray="6 4"' if line.is_dashed else ""
         stroke = f'class="line" stroke="{_COLORS[i % len(_COLORS)]}"{dashes}'
-        way = " ".join(f"{left + _WIDTH * x / x_most:.1f},{bottom - _HEIGHT * y / y_most:.1f}" for x, y in line.points)
+        way = " ".join(f"{axes.x(x):.1f},{axes.y(y):.1f}" for x, y in line.points)
         yield f'<polyline {stroke} points="{way}"/>'
         y = bottom + _BOTTOM + i * _LINE_HEIGHT
         yield f'<path {stroke} d="M{left:.1f} {y - 4:.1f}h26"/>'
         yield _text(left + 34, y, line.label, "start", "")
+    for mark in plot.marks:
+        yield from _mark(mark, axes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Axes:
+    left: float
+    x_most: float
+    y_most: float
+
+    def x(self, value: float) -> float:
+        return self.left + _WIDTH * min(max(value, 0.0), self.x_most) / self.x_most
+
+    def y(self, value: float) -> float:
+        return _TOP + _HEIGHT * (1 - min(max(value, 0.0), self.y_most) / self.y_most)
+
+
+def _mark(mark: Mark, axes: _Axes) -> Iterator[str]:
+    x, y = axes.x(mark.x), axes.y(mark.y)
+    name = "mark disc" if mark.is_filled else "mark"
+    yield f'<path class="interval" d="M{x:.1f} {axes.y(mark.low):.1f}V{axes.y(mark.high):.1f}"/>'
+    if mark.y > axes.y_most:
+        yield f'<path class="{name}" d="M{x:.1f} {y - 6:.1f}l6 10h-12z"/>'
+    else:
+        yield f'<circle class="{name}" cx="{x:.1f}" cy="{y:.1f}" r="4"/>'
+    is_right = x > axes.left + _WIDTH * 0.7  # its name would leave the plot
+    yield _text(x - 9 if is_right else x + 9, y + 4, mark.label, "end" if is_right else "start", "")
 
 
 def _text(x: float, y: float, text: str, anchor: str, name: str, more: str = "") -> str:
