@@ -35,7 +35,9 @@ class _Dtypes(dict[str, np.dtype[Any]]):
     def get(self, datatype: str, default: Any = None) -> Any:
         """The dtype; the default for what is no V2 datatype."""
         found = dict.get(self, datatype)
-        return self[datatype] if found is None and datatype in DATATYPES else found or default
+        if found is None:
+            return self[datatype] if datatype in DATATYPES else default
+        return found
 
 
 NUMPY_BY_DATATYPE: dict[str, np.dtype[Any]] = _Dtypes(

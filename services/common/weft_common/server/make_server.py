@@ -7,13 +7,14 @@ from typing import Any
 
 from weft_common.client.channels import server_options
 from weft_common.client.wires import WireName, default_wire
+from weft_common.errors import UnsupportedError
 from weft_common.protocol.known_messages import deserialize_call, serialize_result
 from weft_common.protocol.services import add_service, method_handlers
 from weft_common.security.tls import ServerTls
 from weft_common.server.limits import grpcio_limits, limits_of
 from weft_common.server.unreadable import UnreadableInterceptor
 from weft_protos import grpc_service_pb2 as pb
-from weft_wire.interface import grpc
+from weft_wire.interface import HAS_GRPCIO, grpc
 from weft_wire.server.options import ServerOptions
 from weft_wire.server.server import Server
 
@@ -32,9 +33,14 @@ def make_server(
         options: Limits, those of grpcio as far as it has them.
         interceptors: Around every call, the first outermost.
         wire: Implementation; None: ``default_wire``.
+
+    Raises:
+        UnsupportedError: It is grpcio's, which is not installed.
     """
     if (wire or default_wire()) is WireName.WEFT:
         return Server(options, interceptors)
+    if not HAS_GRPCIO:
+        raise UnsupportedError("--wire grpcio needs grpcio, which is not installed: pip install 'weft[grpcio]'")
     # gRPC uses the first of duplicate options.
     limits = [*grpcio_limits(options), *server_options(options.max_message_bytes, shares_ports=options.shares_ports)]
     return grpc.aio.server(options=limits, interceptors=(*interceptors, UnreadableInterceptor()))
