@@ -25,6 +25,7 @@ WITH_FACTS = (
     "batch",
     "train-heads",
     "quantize",
+    "tune",
 )
 CALLING = ("restart", "top", "infer", "feedback", "rollback", "lock", "batch", "stream")
 

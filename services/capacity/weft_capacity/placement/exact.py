@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+from weft_capacity.placement.alike import alike, relabelled
 from weft_capacity.placement.changes import numbered
 from weft_capacity.placement.first_fit import score
 from weft_capacity.placement.problem import Device, Problem, Workload
@@ -27,13 +28,15 @@ _BALANCE_UNITS = 10_000
 _MAX_BYTES = 1 << 44
 #: Larger models take longer to build than they are worth.
 MAX_VARIABLES = 200_000
-#: Parts of the time for cost, moves and balance; what one leaves the next one has.
-_PARTS = (0.7, 0.15, 0.15)
+#: Parts of the time; what one leaves the next one has.
+_PARTS = {"missing": 0.4, "cost": 0.5, "moves": 0.3, "balance": 0.1}
 #: Wall-clock seconds for one of deterministic time, after which a search is given up all the same.
 _SLOWEST = 20
 
 
-def improved(problem: Problem, start: Solution, previous: Solution | None, time_limit_s: float) -> Solution:
+def improved(
+    problem: Problem, start: Solution, previous: Solution | None, time_limit_s: float, *, keeps: bool = False
+) -> Solution:
     """The best placement that is found in the time, or ``start`` if none is better; notes say what was not proved.
 
     Args:
@@ -41,20 +44,21 @@ def improved(problem: Problem, start: Solution, previous: Solution | None, time_
         start: A placement that holds, to begin with.
         previous: Where replicas are now.
         time_limit_s: In deterministic seconds.
+        keeps: Whether moves count before cost.
 
     Raises:
         ImportError: OR-tools is not installed.
     """
     from ortools.sat.python import cp_model  # noqa: PLC0415
 
-    devices = _worthwhile(problem, start, previous)
+    devices = list(problem.devices) if keeps else _worthwhile(problem, start, previous)
     num_variables = sum(len(_shapes(device)) for device in devices) * len(problem.workloads)
     if num_variables > MAX_VARIABLES:
         note = (
             f"too large for the exact solver ({num_variables} variables, at most {MAX_VARIABLES}): first-fit decreasing"
         )
         return replace(start, notes=(*start.notes, note))
-    return _Search(cp_model, problem, devices, start, previous).run(time_limit_s)
+    return _Search(cp_model, problem, devices, start, previous, keeps=keeps).run(time_limit_s)
 
 
 def _worthwhile(problem: Problem, start: Solution, previous: Solution | None) -> list[Device]:
@@ -63,21 +67,10 @@ def _worthwhile(problem: Problem, start: Solution, previous: Solution | None) ->
         return list(problem.devices)
     most = cost_per_hour(problem, start)
     kept: list[Device] = []
-    for group in _alike(problem, previous):
+    for group in alike(problem, previous):
         cost = group[0].cost_per_hour
         kept += group if cost <= 0 else group[: math.floor(most / cost + TOLERANCE)]
     return sorted(kept, key=problem.devices.index)
-
-
-def _alike(problem: Problem, previous: Solution | None) -> list[list[Device]]:
-    """Devices in groups within which it makes no difference which one is used."""
-    held = set(previous.devices) if previous else set[str]()
-    hosts_count = any(workload.apart_from for workload in problem.workloads)
-    groups: dict[Any, list[Device]] = defaultdict(list)
-    for device in problem.devices:
-        same = replace(device, name="", index=None, host=device.on_host if hosts_count else "", domain=device.in_domain)
-        groups[device.name if device.name in held else same].append(device)
-    return list(groups.values())
 
 
 def _shapes(device: Device) -> list[tuple[Bin, range]]:
@@ -100,22 +93,31 @@ class _Search:
         devices: Those that are considered.
         start: A placement that holds.
         previous: Where replicas are now.
+        keeps: Whether moves count before cost.
     """
 
     def __init__(
-        self, cp_model: Any, problem: Problem, devices: list[Device], start: Solution, previous: Solution | None
+        self,
+        cp_model: Any,
+        problem: Problem,
+        devices: list[Device],
+        start: Solution,
+        previous: Solution | None,
+        *,
+        keeps: bool,
     ) -> None:
         self._cp_model = cp_model
         self._problem = problem
         self._devices = devices
         self._previous = previous
+        self._keeps = keeps
         self._best = start
         self._model = cp_model.CpModel()
         self._count: dict[tuple[str, Bin], Any] = {}
         self._open: dict[Bin, Any] = {}
         self._used: dict[str, Any] = {}
         self._missing: dict[str, Any] = {}
-        self._loads: list[tuple[Any, int]] = []
+        self._loads: list[Any] = []
         self._byte_unit = _byte_unit(problem)
         self._build()
 
@@ -125,9 +127,8 @@ class _Search:
         notes = []
         steps = [(name, aim) for name, aim in self._aims() if not isinstance(aim, int)]
         for name, aim in steps:
-            share = dict(zip(("missing", "cost", "moves", "balance"), (_PARTS[0], *_PARTS), strict=True))[name]
             self._hint()
-            allowed_s = min(left_s, time_limit_s * share + saved_s)
+            allowed_s = min(left_s, time_limit_s * _PARTS[name] + saved_s)
             self._model.minimize(aim)
             solver = self._cp_model.CpSolver()
             solver.parameters.num_workers = 1
@@ -166,11 +167,13 @@ class _Search:
             self._best = found
 
     def _score(self, solution: Solution) -> tuple[float, ...]:
-        return score(self._problem, solution, self._previous)
+        return score(self._problem, solution, self._previous, keeps=self._keeps)
 
     def _hint(self) -> None:
         self._model.clear_hints()
-        best = Counter((name, bin) for name, _, bin in _relabelled(self._problem, self._best, self._previous))
+        best = Counter(
+            (name, bin) for name, _, bin in relabelled(self._problem, self._best, self._previous).assignments
+        )
         for key, variable in self._count.items():
             self._model.add_hint(variable, best[key])
 
@@ -186,7 +189,7 @@ class _Search:
             if workload.spread:
                 self._add_spread(workload)
         self._add_apart()
-        for group in _alike(self._problem, self._previous):
+        for group in alike(self._problem, self._previous):
             present = [self._used[device.name] for device in group if device.name in self._used]
             for one, other in pairwise(present):
                 self._model.add_implication(other, one)
@@ -205,6 +208,7 @@ class _Search:
             self._model.add(self._open[shapes[0][0]] == used)
         for present in over.values() if len(shapes) > 1 else ():
             self._model.add(sum(present) <= used)
+        self._loads.append(sum(load for _, load in filled))
         if len(shapes) > 1:  # follows from the rest, and bounds the cost
             self._model.add(sum(memory for memory, _ in filled) <= device.memory_bytes // self._byte_unit * used)
             self._model.add(sum(load for _, load in filled) <= _units(self._problem.max_load + TOLERANCE / 2) * used)
@@ -227,7 +231,6 @@ class _Search:
         self._model.add(sum(memory) <= num_bytes * opened)
         self._model.add(sum(load) <= units * opened)
         self._model.add(sum(number) <= device.max_models * opened)
-        self._loads.append((sum(load), max(_units(capacity_load), 1)))
         return sum(memory), sum(load)
 
     def _add_spread(self, workload: Workload) -> None:
@@ -261,17 +264,18 @@ class _Search:
         """What is minimised, the first first."""
         if self._best.unplaced:
             yield "missing", sum(self._missing.values())
-        dearest = max((device.cost_per_hour for device in self._devices), default=0.0) or 1.0
-        per_device = len(self._devices) + 1  # of two placements of one cost, the one with fewer devices
-        yield (
-            "cost",
-            sum(
-                (round(device.cost_per_hour / dearest * _COST_UNITS) * per_device + 1) * self._used[device.name]
-                for device in self._devices
-            ),
-        )
-        yield "moves", self._moves()
+        order = [("cost", self._cost()), ("moves", self._moves())]
+        yield from reversed(order) if self._keeps else order
         yield "balance", self._highest_load()
+
+    def _cost(self) -> Any:
+        """Of what is used; of two placements of one cost, the one with fewer devices has less."""
+        dearest = max((device.cost_per_hour for device in self._devices), default=0.0) or 1.0
+        per_device = len(self._devices) + 1
+        return sum(
+            (round(device.cost_per_hour / dearest * _COST_UNITS) * per_device + 1) * self._used[device.name]
+            for device in self._devices
+        )
 
     def _moves(self) -> Any:
         """Replicas that may stay, less those that do."""
@@ -285,20 +289,14 @@ class _Search:
         return -sum(stayed) if stayed else 0
 
     def _highest_load(self) -> Any:
+        """Of a device; of two placements with one, that with smaller slices has less."""
         highest = self._model.new_int_var(0, _BALANCE_UNITS + 1, "highest load")
-        for load, units in self._loads:
-            self._model.add(load * _BALANCE_UNITS <= highest * units + units // 2)
-        return highest
-
-
-def _relabelled(problem: Problem, solution: Solution, previous: Solution | None) -> Iterable[tuple[str, int, Bin]]:
-    """A placement with devices that are alike exchanged, so that the first ones of each group are used."""
-    used = set(solution.devices)
-    name_of: dict[str, str] = {}
-    for group in _alike(problem, previous):
-        ordered = sorted(group, key=lambda device: device.name not in used)
-        name_of |= {old.name: new.name for old, new in zip(ordered, group, strict=True)}
-    return [(name, replica, bin._replace(device=name_of[bin.device])) for name, replica, bin in solution.assignments]
+        per_unit = _LOAD_UNITS // _BALANCE_UNITS
+        for load in self._loads:
+            self._model.add(load <= highest * per_unit)
+        taken = [self._open[bin] * len(slices) for d in self._devices for bin, slices in _shapes(d) if bin.profile]
+        most = sum(len(_shapes(device)[0][1]) for device in self._devices) + 1
+        return highest * most + sum(taken)
 
 
 def _byte_unit(problem: Problem) -> int:

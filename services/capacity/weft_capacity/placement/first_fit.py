@@ -6,10 +6,12 @@ load cannot be compared. Every way to sort and to choose is tried, devices that 
 best result counts. Source: Panigrahy, Talwar, Uyeda and Wieder, "Heuristics for Vector Bin Packing" (2011).
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import product
 from typing import NamedTuple
 
+from weft_capacity.placement.alike import relabelled
 from weft_capacity.placement.changes import num_moved, numbered
 from weft_capacity.placement.packing import Packing
 from weft_capacity.placement.problem import Device, Problem, Workload
@@ -24,7 +26,7 @@ _SIZES: dict[str, Callable[[float, float], float]] = {
     "memory": lambda memory, load: memory,
     "load": lambda memory, load: load,
 }
-Score = tuple[int, float, int, int, float]
+Score = tuple[float, float, float, float, float, int]
 
 
 class _Way(NamedTuple):
@@ -36,24 +38,37 @@ class _Way(NamedTuple):
     keeps: bool
 
 
-def first_fit(problem: Problem, previous: Solution | None = None) -> Solution:
-    """A placement by first-fit decreasing; replicas for which it finds no room are in ``unplaced``, without a cause."""
-    best = min(
-        (_packed(problem, way, previous) for way in _ways(problem, previous)), key=lambda s: score(problem, s, previous)
-    )
-    return best
+def first_fit(problem: Problem, previous: Solution | None = None, *, keeps: bool = False) -> Solution:
+    """A placement by first-fit decreasing; replicas for which it finds no room are in ``unplaced``, without a cause.
+
+    Args:
+        problem: Workloads and devices.
+        previous: Where replicas are now.
+        keeps: Whether moves count before cost.
+    """
+    found = (_packed(problem, way, previous) for way in _ways(problem, previous))
+    best = min(found, key=lambda solution: score(problem, solution, previous, keeps=keeps))
+    return relabelled(problem, best, previous)
 
 
-def score(problem: Problem, solution: Solution, previous: Solution | None = None) -> Score:
-    """What is minimised, the first first: replicas without a place, cost, devices, moves, the highest load."""
-    highest = max((use.load / use.capacity_load for use in use_of(problem, solution).values()), default=0.0)
-    return (
-        sum(entry.num_replicas for entry in solution.unplaced),
-        round(cost_per_hour(problem, solution), 9),
-        len(solution.devices),
-        num_moved(previous, solution),
-        round(highest, 9),
-    )
+def score(problem: Problem, solution: Solution, previous: Solution | None = None, *, keeps: bool = False) -> Score:
+    """What is minimised, the first first: replicas without a place, cost, devices, moves, the highest load, slices.
+
+    The load is that of a device; slices are the memory slices that are taken. With ``keeps``, moves come before cost.
+    """
+    loads: dict[str, float] = defaultdict(float)
+    for bin, use in use_of(problem, solution).items():
+        loads[bin.device] += use.load
+    num_unplaced, moves = sum(entry.num_replicas for entry in solution.unplaced), num_moved(previous, solution)
+    cost, num_devices = round(cost_per_hour(problem, solution), 9), len(solution.devices)
+    order = (moves, cost, num_devices) if keeps else (cost, num_devices, moves)
+    return (num_unplaced, *order, round(max(loads.values(), default=0.0), 9), num_slices(problem, solution))
+
+
+def num_slices(problem: Problem, solution: Solution) -> int:
+    """The memory slices of partitioned GPUs that are taken."""
+    sizes = {(device.name, profile.name): profile.num_slices for device in problem.devices for profile in device.mig}
+    return sum(sizes[bin.device, bin.profile] for bin in {e.bin for e in solution.assignments} if bin.profile)
 
 
 def _ways(problem: Problem, previous: Solution | None) -> Iterator[_Way]:
@@ -79,7 +94,8 @@ def _packed(problem: Problem, way: _Way, previous: Solution | None) -> Solution:
             packing.put(workload, bin)
             left[workload.name] -= 1
     unplaced = tuple(Unplaced(name, number, "") for name, number in left.items() if number)
-    _empty_devices(packing, sizes, way)
+    if not way.keeps:
+        _empty_devices(packing, sizes, way)
     return Solution(numbered(packing.counts, previous), unplaced)
 
 
