@@ -23,6 +23,7 @@ WITH_FACTS = (
     "check",
     "explain",
     "batch",
+    "optimize",
     "train-heads",
     "quantize",
     "tune",
