@@ -53,7 +53,7 @@ class PlanOptions:
 
 
 @dataclass(frozen=True)
-class Report:
+class PlanReport:
     """What is known.
 
     Attributes:
@@ -76,7 +76,7 @@ class Report:
         )
 
 
-def make_report(options: PlanOptions, announce: Callable[[str], None] = lambda _: None) -> Report:
+def make_report(options: PlanOptions, announce: Callable[[str], None] = lambda _: None) -> PlanReport:
     """Estimate and place.
 
     Args:
@@ -106,7 +106,7 @@ def make_report(options: PlanOptions, announce: Callable[[str], None] = lambda _
             one = with_declared(one, options.declared[subject.name], target.spec, options.cost_per_hour)
         estimates.append(one)
     problem = problem_of(estimates, target, options)
-    return Report(target.spec, tuple(estimates), problem, None if problem is None else place(problem))
+    return PlanReport(target.spec, tuple(estimates), problem, None if problem is None else place(problem))
 
 
 def problem_of(estimates: list[Estimate], target: PlannedDevice, options: PlanOptions) -> Problem | None:

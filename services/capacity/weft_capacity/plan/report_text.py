@@ -1,10 +1,10 @@
 """The report for people."""
 
 from weft_capacity.plan.render import render_device, render_estimates
-from weft_capacity.plan.report import Report
+from weft_capacity.plan.report import PlanReport
 
 
-def render_report(report: Report) -> str:
+def render_report(report: PlanReport) -> str:
     """The device, a line for each model, and where they go."""
     text = [render_device(report.device), "", render_estimates(report.estimates)]
     if report.solution is not None and report.problem is not None:
