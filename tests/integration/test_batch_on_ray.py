@@ -1,5 +1,6 @@
 """Batch jobs on a real Ray cluster of two nodes: the files are those of a job in one process, whoever dies."""
 
+import importlib.util
 import json
 import os
 import signal
@@ -18,7 +19,8 @@ from tests.integration.ray_cluster import descendants, running_cluster
 
 from weft_common.processes.process import Endpoint
 
-pytest.importorskip("importlib.util").find_spec("ray") or pytest.skip("ray is not installed", allow_module_level=True)
+if importlib.util.find_spec("ray") is None:
+    pytest.skip("Ray is not installed", allow_module_level=True)
 
 NUM_ROWS, ROWS_PER_SHARD = 2_400, 200
 TIMEOUT_S = 120
@@ -73,17 +75,17 @@ def _until_parts(output: Path, number: int, process: "subprocess.Popen[str]") ->
 @pytest.fixture(scope="module")
 def job(mesh: Mapping[str, Endpoint], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
     """Two files of rows for `simple`, a few of which have no value, and a cluster."""
-    folder = tmp_path_factory.mktemp("data")
+    folder, whole = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("whole")
     values = np.arange(NUM_ROWS * 16, dtype=np.int32).reshape(NUM_ROWS, 16)
     rows = [None if row % 500 == 499 else value.tolist() for row, value in enumerate(values)]
     table = pa.table({"INPUT0": pa.array(rows, pa.list_(pa.int32())), "INPUT1": list(values), "id": range(NUM_ROWS)})
     pq.write_table(table.slice(0, 1_500), folder / "a.parquet", row_group_size=333)
     (folder / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table.slice(1_500).to_pylist()))
     url = mesh["router"].grpc
-    whole = _command(folder, url, folder / "whole")
+    command = _command(folder, url, whole)
     with running_cluster() as (address, process_id):
-        subprocess.run(whole, check=True, capture_output=True, timeout=TIMEOUT_S)
-        yield Job(folder, url, address, process_id, _files(folder / "whole"))
+        subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S)
+        yield Job(folder, url, address, process_id, _files(whole))
 
 
 def test_a_worker_that_is_killed_costs_nothing(job: Job, tmp_path: Path) -> None:
@@ -116,5 +118,5 @@ def test_a_driver_that_ends_leaves_what_can_be_resumed(job: Job, tmp_path: Path)
     command = _command(job.data, job.url, output, "--resume")
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["num_skipped"] >= (num_parts + 1) * ROWS_PER_SHARD - ROWS_PER_SHARD
+    assert json.loads(done.stdout)["num_skipped"] >= num_parts * ROWS_PER_SHARD
     assert _files(output) == job.files

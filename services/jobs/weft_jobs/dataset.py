@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import fsspec
 
 from weft_common.errors import InvalidArgumentError, NotFoundError
-from weft_jobs.readers import READERS, Part, is_compressed
+from weft_jobs.readers import READERS, FilePart, is_compressed
 
 #: Format by suffix; a suffix of compression may follow that of JSON Lines and CSV.
 FORMATS = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
@@ -56,7 +56,7 @@ class Shard:
     share: float = 0.0
 
 
-class Span(NamedTuple):
+class ShardSpan(NamedTuple):
     """Adjacent shards of one file that can be read without those before them.
 
     Attributes:
@@ -125,7 +125,7 @@ class Dataset:
                 index += 1
                 first_row += part.num_rows
 
-    def spans(self, num_rows: int) -> Iterator[Span]:
+    def spans(self, num_rows: int) -> Iterator[ShardSpan]:
         """Where the shards of ``shards`` are, each alone; those of a compressed file together.
 
         Reads all files of text, and of Parquet what they say of themselves. Raises as ``shards``.
@@ -140,11 +140,11 @@ class Dataset:
                 rows = tuple(count for count, _ in starts[first : first + together])
                 start = 0 if is_whole else starts[first][1]
                 share = sum(rows) / rows_of_file * self._share(number)
-                yield Span(number, start, index, first_row, rows, share)
+                yield ShardSpan(number, start, index, first_row, rows, share)
                 index += len(rows)
                 first_row += sum(rows)
 
-    def read(self, span: Span, columns: Sequence[str]) -> Iterator[Shard]:
+    def read(self, span: ShardSpan, columns: Sequence[str]) -> Iterator[Shard]:
         """The shards of a span; raises as ``shards``.
 
         Raises:
@@ -193,7 +193,7 @@ class Dataset:
         return (protocol,) if isinstance(protocol, str) else tuple(protocol)
 
 
-def _shard(index: int, first_row: int, path: str, part: Part, share: float) -> Shard:
+def _shard(index: int, first_row: int, path: str, part: FilePart, share: float) -> Shard:
     return Shard(index, first_row, part.num_rows, path, part.columns, part.is_text, part.faults, share)
 
 

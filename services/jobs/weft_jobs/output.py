@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ from weft_common.errors import AlreadyExistsError, InvalidArgumentError, NotFoun
 from weft_jobs.atomic_files import remove_unfinished, replace_file
 
 MANIFEST = "manifest.json"
-_ROWS, _FAILED = "rows", "failed"
+_ROWS, _FAILED, _TRIES = "rows", "failed", ".tries"
 
 
 class FailedRow(NamedTuple):
@@ -77,8 +78,17 @@ class OutputFolder:
         except FileNotFoundError:
             return []
 
+    def begin(self, index: int) -> int:
+        """Note that a shard is begun; returns how often it was before, since the last ``remove_unfinished``."""
+        tries = self._path / _TRIES / f"{index:06}"
+        tries.parent.mkdir(exist_ok=True)
+        with tries.open("ab") as stream:
+            stream.write(b".")
+            return stream.tell() - 1
+
     def remove_unfinished(self) -> None:
         """Remove what writers that were killed have left, once no other process writes to the folder."""
+        shutil.rmtree(self._path / _TRIES, ignore_errors=True)
         for name in (_ROWS, _FAILED):
             remove_unfinished(self._path / name)
 

@@ -7,18 +7,18 @@ data set, sends the requests and writes the shard's files. The driver holds the 
 import asyncio
 import logging
 import os
-import shutil
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from weft_common.client.v2_client import V2Client
 from weft_common.errors import InternalError, RemoteError, UnavailableError, WeftError
 from weft_jobs.atomic_files import held
-from weft_jobs.dataset import Dataset, Shard, Span
+from weft_jobs.dataset import Dataset, Shard, ShardSpan
 from weft_jobs.job import MAX_OPEN_SHARDS, BatchOptions, JobPlan, Progress, ShardWorker, check_failures, plan_job
 from weft_jobs.output import MANIFEST, FailedRow, OutputFolder, begin
 
@@ -33,7 +33,6 @@ OpenClient = Callable[[], AbstractAsyncContextManager[V2Client]]
 
 #: How often a shard is begun; each time but the last the worker died.
 _MAX_TRIES = 5
-_TRIES = ".tries"
 _LOCAL = "local"
 
 
@@ -50,8 +49,8 @@ class RayOptions:
     num_workers: int = 0
 
 
-class _Task(NamedTuple):
-    span: Span
+class _SpanTask(NamedTuple):
+    span: ShardSpan
     done: frozenset[int]
 
 
@@ -67,7 +66,7 @@ class _SharedJob:
     open_client: OpenClient
 
 
-class _Report(NamedTuple):
+class _SpanReport(NamedTuple):
     """What a worker says of a shard, or why the job cannot go on; plain values, which Ray Data keeps as columns."""
 
     num_rows: int = 0
@@ -80,7 +79,7 @@ class _Report(NamedTuple):
     message: str = ""
     error: str = ""
 
-    def plus(self, shard: Shard, failed: Sequence[FailedRow], window: int) -> "_Report":
+    def plus(self, shard: Shard, failed: Sequence[FailedRow], window: int) -> "_SpanReport":
         report = self._replace(
             num_rows=self.num_rows + shard.num_rows,
             share=self.share + shard.share,
@@ -130,7 +129,7 @@ def run_batch_on_ray(
         for span in dataset.spans(options.rows_per_shard):
             done = frozenset(place for place in range(len(span.num_rows)) if folder.is_done(span.first_index + place))
             if len(done) < len(span.num_rows):
-                tasks.append(_Task(span, done))
+                tasks.append(_SpanTask(span, done))
             num_rows = sum(span.num_rows[place] for place in done)
             if num_rows:
                 share = span.share * num_rows / sum(span.num_rows)
@@ -140,12 +139,8 @@ def run_batch_on_ray(
         options = replace(options, graph=f"{plan.identity.signature.name}/{plan.identity.signature.version}")
         manifest = (options.output / MANIFEST).read_bytes()
         job = _SharedJob(options, manifest, plan, dataset, progress.num_failed, open_client)
-        tries = options.output / _TRIES
-        shutil.rmtree(tries, ignore_errors=True)
-        tries.mkdir()
         progress = _run(job, tasks, ray_options, progress, on_progress)
         folder.remove_unfinished()
-        shutil.rmtree(tries, ignore_errors=True)
         return progress
 
 
@@ -156,12 +151,13 @@ async def _plan(open_client: OpenClient, options: BatchOptions) -> JobPlan:
 
 def _run(
     job: _SharedJob,
-    tasks: Sequence[_Task],
+    tasks: Sequence[_SpanTask],
     ray_options: RayOptions,
     progress: Progress,
     on_progress: Callable[[Progress], None] | None,
 ) -> Progress:
-    with _cluster(ray_options.address):
+    # What Ray prints, such as that a worker died, is no part of the command's answer.
+    with redirect_stdout(sys.stderr), _cluster(ray_options.address):
         for report in _reports(job, tasks, ray_options.num_workers):
             if report.error:
                 raise RemoteError(report.error, report.message)
@@ -192,7 +188,7 @@ def _cluster(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
-def _reports(job: _SharedJob, tasks: Sequence[_Task], num_workers: int) -> Iterator[_Report]:
+def _reports(job: _SharedJob, tasks: Sequence[_SpanTask], num_workers: int) -> Iterator[_SpanReport]:
     """What the workers say of each task, in the order in which they are done."""
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
     if not nodes:
@@ -206,7 +202,7 @@ def _reports(job: _SharedJob, tasks: Sequence[_Task], num_workers: int) -> Itera
             handler.setLevel(logging.CRITICAL)
     shards = ray.data.from_items([{"task": number} for number in range(len(tasks))], override_num_blocks=len(tasks))
     reports = shards.map_batches(
-        _Worker,
+        _RayWorker,
         fn_constructor_args=(replace(job, options=options), list(tasks)),
         batch_size=1,
         batch_format="numpy",
@@ -219,15 +215,15 @@ def _reports(job: _SharedJob, tasks: Sequence[_Task], num_workers: int) -> Itera
     )
     try:
         for row in reports.iter_rows():
-            yield _Report(**row)
+            yield _SpanReport(**row)
     except ray.exceptions.RayError as error:
         raise UnavailableError(f"Ray cannot go on: {str(error).strip().splitlines()[-1]}; --resume goes on") from error
 
 
-class _Worker:
+class _RayWorker:
     """A process on a node of the cluster; Ray calls it from several threads."""
 
-    def __init__(self, job: _SharedJob, tasks: list[_Task]) -> None:
+    def __init__(self, job: _SharedJob, tasks: list[_SpanTask]) -> None:
         self._job = job
         self._tasks = tasks
         self._name = f"{socket.gethostname()}-{os.getpid()}"
@@ -245,13 +241,13 @@ class _Worker:
         try:
             report = asyncio.run_coroutine_threadsafe(self._do(task), self._loop).result()
         except WeftError as error:
-            report = _Report(error=error.code, message=f"{error.message} (worker {self._name})")
+            report = _SpanReport(error=error.code, message=f"{error.message} (worker {self._name})")
         except OSError as error:
-            report = _Report(error=InternalError.code, message=f"{error} (worker {self._name})")
+            report = _SpanReport(error=InternalError.code, message=f"{error} (worker {self._name})")
         return {name: [value] for name, value in report._asdict().items()}
 
-    async def _do(self, task: _Task) -> _Report:
-        job, report = self._job, _Report()
+    async def _do(self, task: _SpanTask) -> _SpanReport:
+        job, report = self._job, _SpanReport()
         async with self._starting:
             if self._worker is None:
                 self._worker = await self._start()
@@ -279,13 +275,11 @@ class _Worker:
 
     def _begin(self, shard: Shard) -> None:
         """Count that the shard is begun: Ray would give one that ends its workers to others for ever."""
-        with (self._job.options.output / _TRIES / str(shard.index)).open("ab") as stream:
-            if stream.tell() >= _MAX_TRIES:
-                raise UnavailableError(
-                    f"{_MAX_TRIES} workers died at the {shard.num_rows} rows from {shard.first_row} of '{shard.file}'; "
-                    "Ray's logs say why, want of memory is usual: begin again with smaller --rows-per-shard"
-                )
-            stream.write(b".")
+        if self._folder.begin(shard.index) >= _MAX_TRIES:
+            raise UnavailableError(
+                f"{_MAX_TRIES} workers died at the {shard.num_rows} rows from {shard.first_row} of '{shard.file}'; "
+                "Ray's logs say why, want of memory is usual: begin again with smaller --rows-per-shard"
+            )
 
     def _check_folder(self) -> None:
         """The folder is that of the job, not one of this machine alone, nor one that has been given to another job."""

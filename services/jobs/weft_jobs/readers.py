@@ -19,7 +19,7 @@ from weft_common.text.suggestion import suggestion
 _MAX_SHOWN = 80
 
 
-class Part(NamedTuple):
+class FilePart(NamedTuple):
     """Some adjacent rows of a file.
 
     Attributes:
@@ -42,7 +42,7 @@ class FileReader(Protocol):
 
     def parts(
         self, system: AbstractFileSystem, path: str, num_rows: int, columns: Sequence[str], start: int = 0
-    ) -> Iterator[Part]:
+    ) -> Iterator[FilePart]:
         """Parts of ``num_rows`` rows from a place of ``starts`` on; the last one may have fewer.
 
         Raises:
@@ -59,7 +59,7 @@ class _Parquet:
 
     def parts(
         self, system: AbstractFileSystem, path: str, num_rows: int, columns: Sequence[str], start: int = 0
-    ) -> Iterator[Part]:
+    ) -> Iterator[FilePart]:
         with _parquet_file(system, path) as parquet:
             _check_columns(path, parquet.schema_arrow.names, columns)
             groups = list(range(parquet.num_row_groups))
@@ -76,10 +76,10 @@ class _Parquet:
                 rest, skip = rest.slice(skipped), skip - skipped
                 while rest.num_rows >= num_rows:
                     end += num_rows
-                    yield Part(num_rows, end / total, _columns(rest.slice(0, num_rows)), is_text=False, faults={})
+                    yield FilePart(num_rows, end / total, _columns(rest.slice(0, num_rows)), is_text=False, faults={})
                     rest = rest.slice(num_rows)
             if rest is not None and rest.num_rows:
-                yield Part(rest.num_rows, 1.0, _columns(rest), is_text=False, faults={})
+                yield FilePart(rest.num_rows, 1.0, _columns(rest), is_text=False, faults={})
 
     def starts(self, system: AbstractFileSystem, path: str, num_rows: int) -> Iterator[tuple[int, int]]:
         with _parquet_file(system, path) as parquet:
@@ -136,7 +136,7 @@ class _JsonLines:
 
     def parts(
         self, system: AbstractFileSystem, path: str, num_rows: int, columns: Sequence[str], start: int = 0
-    ) -> Iterator[Part]:
+    ) -> Iterator[FilePart]:
         with _opened(system, path, start) as text:
             lines = (line for line in text.lines if line.strip())
             while some := list(islice(lines, num_rows)):
@@ -153,7 +153,7 @@ class _JsonLines:
                     known = record if isinstance(record, dict) else {}
                     for name, column in values.items():
                         column.append(known.get(name))
-                yield Part(len(some), text.fraction(), values, is_text=False, faults=faults)
+                yield FilePart(len(some), text.fraction(), values, is_text=False, faults=faults)
 
     def starts(self, system: AbstractFileSystem, path: str, num_rows: int) -> Iterator[tuple[int, int]]:
         with _opened(system, path) as text:
@@ -165,7 +165,7 @@ class _Csv:
 
     def parts(
         self, system: AbstractFileSystem, path: str, num_rows: int, columns: Sequence[str], start: int = 0
-    ) -> Iterator[Part]:
+    ) -> Iterator[FilePart]:
         with _opened(system, path) as text:
             reader = csv.reader(text.lines)
             with _csv_errors(path, lambda: reader.line_num):
@@ -179,7 +179,7 @@ class _Csv:
 
     def _parts(
         self, path: str, text: _Text, reader: Any, header: Sequence[str], num_rows: int, columns: Sequence[str]
-    ) -> Iterator[Part]:
+    ) -> Iterator[FilePart]:
         places = {name: header.index(name) for name in columns}
         records = (record for record in reader if record)
         with _csv_errors(path, lambda: reader.line_num):
@@ -193,7 +193,7 @@ class _Csv:
                     name: [None if row in faults else record[place] for row, record in enumerate(some)]
                     for name, place in places.items()
                 }
-                yield Part(len(some), text.fraction(), values, is_text=True, faults=faults)
+                yield FilePart(len(some), text.fraction(), values, is_text=True, faults=faults)
 
     def starts(self, system: AbstractFileSystem, path: str, num_rows: int) -> Iterator[tuple[int, int]]:
         with _opened(system, path) as text:

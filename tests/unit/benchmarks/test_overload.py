@@ -5,7 +5,6 @@ from pathlib import Path
 
 from benchmarks.overload import SHARES, Row, draw, render, write_repository
 
-
 SVG = "{http://www.w3.org/2000/svg}"
 
 
