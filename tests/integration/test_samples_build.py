@@ -19,6 +19,8 @@ from weft_postprocess.transforms import BACKENDS as POSTPROCESS_BACKENDS
 from weft_preprocess.transforms import BACKENDS as PREPROCESS_BACKENDS
 from weft_serving.core import ServingCore
 
+pytestmark = pytest.mark.long
+
 BUILD = Path(__file__).resolve().parents[2] / "model_repository/build.py"
 BACKENDS = {"preprocess": PREPROCESS_BACKENDS, "model": MODEL_BACKENDS, "postprocess": POSTPROCESS_BACKENDS}
 MAX_BATCH_SIZE = 32

@@ -19,6 +19,8 @@ from weft_common.tensors import encode
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
+pytestmark = pytest.mark.long
+
 #: Sleeping costs no CPU, so that a busy machine changes little; long enough that scheduling noise is small beside it.
 BASE_MS, ROW_MS, MAX_BATCH_SIZE = 80.0, 10.0, 8
 MODEL = f'''

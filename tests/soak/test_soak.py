@@ -14,6 +14,8 @@ from tests.faults.mesh import Mesh, RunningLoad
 from tests.soak.actors import ACTS, at_work
 from tests.soak.watch import Growth, Sample, growths, take
 
+pytestmark = pytest.mark.long
+
 #: `make soak` has it for twenty minutes.
 DURATION_S = float(os.environ.get("WEFT_SOAK_S", "9"))
 NUM_SAMPLES = 30

@@ -21,6 +21,8 @@ from tests.wire.neighbour import Neighbour
 from tests.wire.peer import Closed, Peer
 from tests.wire.soak_client import ClientSample
 
+pytestmark = pytest.mark.long
+
 #: ``make soak-wire`` runs it for twenty minutes.
 DURATION_S = float(os.environ.get("WEFT_SOAK_S", "6"))
 NUM_SAMPLES = 24

@@ -14,7 +14,7 @@ from weft_common.tensors import Array
 from weft_jobs.columns import InputValues
 from weft_jobs.dataset import Dataset, Shard
 from weft_jobs.layout import Layout, make_layout
-from weft_jobs.output import FailedRow, OutputFolder
+from weft_jobs.output import FailedRow, OutputFolder, lock_of
 from weft_jobs.shard import ShardResult, run_shard
 from weft_jobs.target import Identity, JobTarget
 from weft_jobs.window import Window
@@ -162,6 +162,8 @@ async def plan_job(client: V2Client, options: BatchOptions) -> tuple[JobTarget, 
         patience_s=options.patience_s,
         clock_s=time.monotonic,
     )
+    if options.resume and (lock := lock_of(options.output)):
+        await target.is_still(lock)  # waits for a mesh that starts
     identity = await target.identify()
     await target.yield_to_others()
     layout = make_layout(
@@ -219,7 +221,7 @@ class ShardWorker:
 
     async def _write(self, shard: Shard, result: ShardResult) -> None:
         """Write the shard, unless the graph is another by now: then its rows may be of either."""
-        if (await self._target.identify()).digest != self._plan.identity.digest:
+        if not await self._target.is_still(self._plan.identity.digest):
             raise InvalidArgumentError(
                 f"'{self._options.graph}', or a model behind it, has changed while the job ran; put it back and "
                 "--resume, or begin again in another folder"

@@ -133,6 +133,14 @@ def _in_base64(value: Any) -> str:
     return base64.b64encode(value).decode()
 
 
+def lock_of(path: Path) -> str:
+    """Digest of the graph and models that the job in a folder was begun with; "": there is none that can be read."""
+    try:
+        return str(json.loads((path / MANIFEST).read_bytes())["lock"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
 def begin(path: Path, manifest: Mapping[str, Any], *, resume: bool) -> None:
     """Write the manifest of a new job, or compare it with that of the job to resume.
 

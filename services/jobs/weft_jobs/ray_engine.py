@@ -136,7 +136,9 @@ def run_batch_on_ray(
                 progress = progress.plus(num_rows, share, is_skipped=True)
         if not tasks:
             return progress
-        options = replace(options, graph=f"{plan.identity.signature.name}/{plan.identity.signature.version}")
+        options = replace(
+            options, resume=True, graph=f"{plan.identity.signature.name}/{plan.identity.signature.version}"
+        )
         manifest = (options.output / MANIFEST).read_bytes()
         job = _SharedJob(options, manifest, plan, dataset, progress.num_failed, open_client)
         progress = _run(job, tasks, ray_options, progress, on_progress)

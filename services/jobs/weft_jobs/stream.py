@@ -1,6 +1,7 @@
 """Messages from a broker through a graph, their answers to a broker, until told to end: ``MessageStream``."""
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -9,10 +10,10 @@ from typing import Any, TypeVar
 
 from weft_common.client.v2_client import V2Client
 from weft_common.core import Parameters
-from weft_common.errors import UnavailableError, WeftError
+from weft_common.errors import InvalidArgumentError, UnavailableError, WeftError
 from weft_common.observing.logs import get_logger
 from weft_common.tensors import Array
-from weft_jobs.brokers.broker import Address, Broker, Message
+from weft_jobs.brokers.broker import Address, Broker, Message, Publication
 from weft_jobs.columns import InputValues
 from weft_jobs.dataset import Shard
 from weft_jobs.layout import ROW, Layout, make_layout
@@ -25,6 +26,8 @@ from weft_jobs.target import JobTarget
 _RECEIVE_S = 0.5
 _RETRY_S = 0.5
 _LAG_INTERVAL_S = 2.0
+#: After so much of the time of an acknowledgement the broker delivers a message again, at the latest.
+_SETTLE_FACTOR = 1.2
 _FOREVER_S = 1e9
 
 _log = get_logger("weft.stream")
@@ -148,21 +151,37 @@ class MessageStream:
 
     async def _receive(self) -> None:
         most = self._options.max_inflight
+        is_settled = not self._options.order_by
         while not self._is_ending.is_set():
             if len(self._inflight) >= most:
                 self._has_room.clear()
                 await self._has_room.wait()
                 continue
-            room = min(self._layout.rows_per_request, most - len(self._inflight))
             try:
-                messages = await self._source.receive(room, _RECEIVE_S)
+                if not is_settled:
+                    await self._settle()
+                    is_settled = True
+                messages = await self._source.receive(most - len(self._inflight), _RECEIVE_S)
             except UnavailableError as error:
                 _log.warning("cannot receive: %s", error.message)
+                is_settled = not self._options.order_by
                 await asyncio.sleep(_RETRY_S)
                 continue
             # One that is in work here already was delivered again, for the broker had not heard of it for too long.
-            if fresh := [message for message in messages if message.id not in self._inflight]:
-                self._start(fresh)
+            fresh = [message for message in messages if message.id not in self._inflight]
+            size = self._layout.rows_per_request
+            for first in range(0, len(fresh), size):
+                self._start(fresh[first : first + size])
+
+    async def _settle(self) -> None:
+        """Wait until what a consumer that died was given, or what was lost on its way, is delivered before all else."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        if await self._source.num_unacknowledged():
+            _log.info("messages of before come again first")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SETTLE_FACTOR * self._options.ack_wait_s):
+                    await self._is_ending.wait()
 
     def _start(self, messages: Sequence[Message]) -> None:
         self._metrics.received(messages)
@@ -198,19 +217,30 @@ class MessageStream:
                 shard.faults[row] = f"delivered {message.num_deliveries} times without an answer"
         result = await run_shard(shard, self._layout, self._send)
         failed = {each.row: each for each in result.failed}
-        rows = iter(_rows_of(result.columns))
-        for row, message in enumerate(messages):
-            if (failure := failed.get(row)) is not None:
-                await self._publish_dead(message, failure)
-            else:
-                await self._publish_answer(message, next(rows))
+        answers = {
+            row: Publication(messages[row].id, json.dumps(answer, ensure_ascii=False).encode(), messages[row].headers)
+            for row, answer in zip(result.columns[ROW].to_pylist(), _rows_of(result.columns), strict=True)
+        }
+        failed |= await self._publish_answers(answers)
+        for row in sorted(failed):
+            await self._publish_dead(messages[row], failed[row])
         await self._insist(lambda: self._source.acknowledge(messages))
         self._metrics.answered(len(messages) - len(failed), len(failed), time.perf_counter() - start_s)
 
-    async def _publish_answer(self, message: Message, answer: Mapping[str, Any]) -> None:
-        payload = json.dumps(answer, ensure_ascii=False).encode()
-        topic = self._options.target.topic
-        await self._insist(lambda: self._target.publish(topic, payload, message.headers, message.id))
+    async def _publish_answers(self, answers: Mapping[int, Publication]) -> dict[int, FailedRow]:
+        """Publish the answers of rows, in their order; returns those that are larger than the broker takes."""
+        if not answers:
+            return {}
+        try:
+            await self._insist(lambda: self._target.publish(self._options.target.topic, list(answers.values())))
+        except InvalidArgumentError as error:
+            if len(answers) == 1:
+                return {row: FailedRow(row, "", error.code, error.message) for row in answers}
+            failed: dict[int, FailedRow] = {}
+            for row, answer in answers.items():
+                failed |= await self._publish_answers({row: answer})
+            return failed
+        return {}
 
     async def _publish_dead(self, message: Message, failure: FailedRow) -> None:
         headers = {
@@ -221,7 +251,12 @@ class MessageStream:
             "weft-source": message.id,
         }
         topic = self._options.dead_letters
-        await self._insist(lambda: self._source.publish(topic, message.payload, headers, message.id))
+        letter = Publication(message.id, message.payload, headers)
+        try:
+            await self._insist(lambda: self._source.publish(topic, [letter]))
+        except InvalidArgumentError:  # with its headers it is larger than the broker takes; it stays in the source
+            bare = Publication(message.id, b"", {name: headers[name] for name in ("weft-status", "weft-source")})
+            await self._insist(lambda: self._source.publish(topic, [bare]))
 
     async def _send(self, inputs: Mapping[str, InputValues], rows: Sequence[int]) -> dict[str, Array]:
         return await self._graph.infer(self._layout.tensors(inputs, rows), lambda: None)

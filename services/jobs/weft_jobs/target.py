@@ -102,6 +102,32 @@ class JobTarget:
             RemoteError: The server does not answer, or has no such model.
             InvalidArgumentError: It is decoupled and gives no single answer, or keeps state between requests.
         """
+        return (await self._identify())[0]
+
+    async def is_still(self, digest: str) -> bool:
+        """Whether it is what had this digest; waits while the server, or a part of the mesh behind it, is away.
+
+        Raises:
+            RemoteError: They were away for longer than ``patience_s``.
+            InvalidArgumentError: As ``identify``.
+        """
+        start_s, delay_s = self._clock_s(), _FIRST_DELAY_S
+        while True:
+            try:
+                identity, is_whole = await self._identify()
+            except RemoteError as error:
+                if error.code not in BUSY | {"DEADLINE_EXCEEDED"} or self._clock_s() - start_s > self._patience_s:
+                    raise
+            else:
+                if identity.digest == digest:
+                    return True
+                if is_whole or self._clock_s() - start_s > self._patience_s:
+                    return False
+            await self._sleep(delay_s)
+            delay_s = min(2.0 * delay_s, _MAX_DELAY_S)
+
+    async def _identify(self) -> tuple[Identity, bool]:
+        """What it is, and whether all that is known to be behind the server is there."""
         config = await self._client.config(self._name, self._version, timeout_s=_DESCRIBE_TIMEOUT_S)
         metadata = await self._client.model_metadata(self._name, self._version, timeout_s=_DESCRIBE_TIMEOUT_S)
         if not self._version:
@@ -113,8 +139,9 @@ class JobTarget:
         if signature.is_stateful:
             raise InvalidArgumentError(f"'{self._name}' keeps state between requests; rows of a job have no order")
         digest = hashlib.sha256(config.SerializeToString(deterministic=True))
-        digest.update(await self._lock())
-        return Identity(signature, digest.hexdigest())
+        lock, is_whole = await self._lock()
+        digest.update(lock)
+        return Identity(signature, digest.hexdigest()), is_whole
 
     async def yield_to_others(self) -> None:
         """Send every request at the lowest priority that all models behind the server know, unless one is given.
@@ -135,15 +162,17 @@ class JobTarget:
         if priority := min(filter(None, levels), default=0):
             self._parameters["priority"] = priority
 
-    async def _lock(self) -> bytes:
+    async def _lock(self) -> tuple[bytes, bool]:
+        """Signatures of the models that are ready, and whether those are all."""
         try:
             models = await self._client.target_signatures(timeout_s=_DESCRIBE_TIMEOUT_S)
         except RemoteError as error:
             if error.code == UnsupportedError.code:  # no router of Weft
-                return b""
+                return b"", True
             raise
-        content: bytes = models.SerializeToString(deterministic=True)
-        return content
+        is_whole = not models.unreachable_target and not models.not_ready
+        del models.unreachable_target[:], models.not_ready[:]
+        return models.SerializeToString(deterministic=True), is_whole
 
     async def infer(self, inputs: Mapping[str, WireTensor], on_busy: Callable[[], None]) -> dict[str, Array]:
         """The outputs of one request, by name.

@@ -6,6 +6,8 @@ import pytest
 from benchmarks import calls
 from benchmarks.calls import MODEL_SERVICE, ROUTER, Line
 
+pytestmark = pytest.mark.long
+
 
 async def test_each_request_takes_the_same_number_of_calls() -> None:
     """The counts are exact, and a step through the router costs calls on both sides."""

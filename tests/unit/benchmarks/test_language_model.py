@@ -18,6 +18,8 @@ from weft_model.llm.engine_core import Runner
 from weft_model.llm.runner import StepTokens
 from weft_model.llm.scheduler.plan import ForwardPlan
 
+pytestmark = pytest.mark.long
+
 torch.set_num_threads(1)
 
 _SIZES = Sizes(

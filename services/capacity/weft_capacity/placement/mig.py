@@ -3,11 +3,11 @@
 A profile occupies so many of a GPU's memory slices and may begin at some of them; every set of profiles that do not
 overlap is legal, and no other. Sources: the tables of
 https://docs.nvidia.com/datacenter/tesla/mig-user-guide/supported-mig-profiles.html and the starts that
-``nvidia-smi mig -lgipp`` prints, which are the same for all GPUs with eight memory slices. Memory is the usable part that
-``nvidia-smi mig -lgip`` prints, the smallest where drivers differ; compute is the number of streaming multiprocessors
-(SMs) printed there, over those of the GPU with MIG off. Profiles with media engines (``+me``) are left out: they hold
-what the plain ones hold. For 3g and 4g of the H200 no such listing was found: they count as twice its 2g, with the SMs
-of https://github.com/NVIDIA/go-nvml/blob/main/pkg/nvml/mock/shared/gpus/h200.go.
+``nvidia-smi mig -lgipp`` prints, which are the same for all GPUs with eight memory slices. Memory is the usable part
+that ``nvidia-smi mig -lgip`` prints, the smallest where drivers differ; compute is the number of streaming
+multiprocessors (SMs) printed there, over those of the GPU with MIG off. Profiles with media engines (``+me``) are left
+out: they hold what the plain ones hold. For 3g and 4g of the H200 no such listing was found: they count as twice its
+2g, with the SMs of https://github.com/NVIDIA/go-nvml/blob/main/pkg/nvml/mock/shared/gpus/h200.go.
 """
 
 from weft_capacity.placement.problem import MigProfile

@@ -14,8 +14,8 @@ from weft_common.errors import InvalidArgumentError
 #: In ``Workload.load``: every class of device that is not named.
 ANY_CLASS = "*"
 #: Above this the search for a placement would not end in a useful time.
-MAX_REPLICAS = 10_000
-MAX_DEVICES = 10_000
+MAX_REPLICAS = 5_000
+MAX_DEVICES = 2_000
 _MAX_BYTES = 1 << 60
 
 

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from weft_capacity.placement.problem import Device, Problem, Workload
 
-#: Shares of compute are compared with this slack: they are sums of floats.
-TOLERANCE = 1e-9
+#: Shares of compute are compared with this slack: they are sums of rounded estimates.
+TOLERANCE = 1e-4
 
 
 class Bin(NamedTuple):

@@ -36,6 +36,20 @@ class Message:
     handle: Any = field(default=None, repr=False, compare=False)
 
 
+class Publication(NamedTuple):
+    """A message to write.
+
+    Attributes:
+        id: The same for each attempt to write it, which tells the broker of a duplicate.
+        payload: Its content.
+        headers: Its headers.
+    """
+
+    id: str
+    payload: bytes
+    headers: Mapping[str, str]
+
+
 class Broker(Protocol):
     """One connection to a broker, which comes back by itself after the broker was away.
 
@@ -56,8 +70,12 @@ class Broker(Protocol):
         Those whose consumer has died are delivered again, once the broker believes so.
         """
 
-    async def publish(self, topic: str, payload: bytes, headers: Mapping[str, str], message_id: str) -> None:
-        """Write a message, which is kept once this returns. ``message_id`` tells the broker of a duplicate."""
+    async def publish(self, topic: str, publications: Sequence[Publication]) -> None:
+        """Write messages in their order, which are kept once this returns; after an error some may be.
+
+        Raises:
+            InvalidArgumentError: One is larger than the broker takes.
+        """
 
     async def acknowledge(self, messages: Sequence[Message]) -> None:
         """Never deliver these again."""
@@ -68,8 +86,11 @@ class Broker(Protocol):
     async def give_back(self, messages: Sequence[Message]) -> None:
         """Let another consumer have these at once."""
 
-    async def lag(self) -> int:
-        """Messages of the topic that the group has not acknowledged."""
+    async def num_unacknowledged(self) -> int:
+        """Messages that consumers of the group were given, and that may come again behind younger ones."""
+
+    async def lag(self) -> int | None:
+        """Messages of the topic that the group has not acknowledged; None: the broker does not know."""
 
     async def close(self) -> None:
         """Close the connection; what was not acknowledged is delivered again."""

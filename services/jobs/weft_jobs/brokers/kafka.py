@@ -1,15 +1,16 @@
 """Kafka's protocol: a consumer group of a topic."""
 
+import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
-from weft_common.errors import NotFoundError, UnavailableError
-from weft_jobs.brokers.broker import Message
+from weft_common.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from weft_jobs.brokers.broker import Message, Publication
 
 
 class CommittedOffsets:
@@ -92,12 +93,19 @@ class KafkaBroker:
                 messages.append(Message(own_id, record.value or b"", headers, 1, (partition, record.offset)))
         return messages
 
-    async def publish(self, topic: str, payload: bytes, headers: Mapping[str, str], message_id: str) -> None:
+    async def publish(self, topic: str, publications: Sequence[Publication]) -> None:
         """As ``Broker``; the producer's own retries write no duplicates, those of a consumer after a crash do."""
         with self._failures():
-            await self._producer.send_and_wait(
-                topic, payload, headers=[(name, value.encode()) for name, value in headers.items()]
-            )
+            try:
+                sent = [
+                    await self._producer.send(
+                        topic, each.payload, headers=[(name, value.encode()) for name, value in each.headers.items()]
+                    )
+                    for each in publications
+                ]
+            except MessageSizeTooLargeError as error:
+                raise InvalidArgumentError(f"{self._server} takes no message of such a size: {error}") from None
+            await asyncio.gather(*sent)
 
     async def acknowledge(self, messages: Sequence[Message]) -> None:
         """As ``Broker``: commits as far as all messages of a partition are done."""
@@ -120,6 +128,10 @@ class KafkaBroker:
 
     async def give_back(self, messages: Sequence[Message]) -> None:
         """As ``Broker``: what is not committed comes again when the consumer leaves the group."""
+
+    async def num_unacknowledged(self) -> int:
+        """As ``Broker``: none; what comes again comes before younger messages of its partition."""
+        return 0
 
     async def lag(self) -> int:
         """As ``Broker``, of the partitions of this consumer."""

@@ -2,18 +2,18 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
-from nats.js.api import AckPolicy, ConsumerConfig
+from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, PubAck
 from nats.js.client import JetStreamContext
 from nats.js.errors import APIError
 from nats.js.errors import NotFoundError as NoSuchStreamError
 
-from weft_common.errors import NotFoundError, UnavailableError
-from weft_jobs.brokers.broker import Message
+from weft_common.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from weft_jobs.brokers.broker import Message, Publication
 
 _CALL_TIMEOUT_S = 5.0
 _RECONNECT_WAIT_S = 1
@@ -71,10 +71,26 @@ class NatsBroker:
                 return []
         return [_message(each) for each in received]
 
-    async def publish(self, topic: str, payload: bytes, headers: Mapping[str, str], message_id: str) -> None:
+    async def publish(self, topic: str, publications: Sequence[Publication]) -> None:
         """As ``Broker``; the subject must belong to a stream."""
+        for each in publications:
+            # The server closes the connection of who sends it more.
+            if (size_bytes := _size_bytes(each)) > self._connection.max_payload:
+                raise InvalidArgumentError(
+                    f"{self._server} takes messages of {self._connection.max_payload} bytes, got {size_bytes}; "
+                    "max_payload of its configuration allows more"
+                )
+        written: list[asyncio.Future[PubAck]] = []
         with _failures(self._server):
-            await self._stream.publish(topic, payload, headers={**headers, _DUPLICATE_HEADER: message_id})
+            try:
+                async with asyncio.timeout(_CALL_TIMEOUT_S):
+                    for each in publications:
+                        headers = {**each.headers, _DUPLICATE_HEADER: each.id}
+                        written.append(await self._stream.publish_async(topic, each.payload, headers=headers))
+                    await asyncio.gather(*written)
+            finally:
+                for future in written:
+                    future.cancel()
 
     async def acknowledge(self, messages: Sequence[Message]) -> None:
         """As ``Broker``. An acknowledgement that is lost with the broker leads to a second delivery."""
@@ -95,16 +111,30 @@ class NatsBroker:
             for handle in _not_acknowledged(messages):
                 await handle.nak()
 
+    async def num_unacknowledged(self) -> int:
+        """As ``Broker``."""
+        return (await self._info()).num_ack_pending or 0
+
     async def lag(self) -> int:
         """As ``Broker``."""
-        with _failures(self._server):
-            info = await self._stream.consumer_info(self._name, self._group)
+        info = await self._info()
         return (info.num_pending or 0) + (info.num_ack_pending or 0)
 
     async def close(self) -> None:
         """As ``Broker``."""
         with contextlib.suppress(NatsError, OSError):
             await self._connection.close()
+
+    async def _info(self) -> ConsumerInfo:
+        with _failures(self._server):
+            info: ConsumerInfo = await self._stream.consumer_info(self._name, self._group)
+        return info
+
+
+def _size_bytes(publication: Publication) -> int:
+    """Of payload and headers as NATS counts them, at the most."""
+    headers = [*publication.headers.items(), (_DUPLICATE_HEADER, publication.id)]
+    return len(publication.payload) + 32 + sum(len(f"{name}: {value}".encode()) + 2 for name, value in headers)
 
 
 def _not_acknowledged(messages: Sequence[Message]) -> list[Msg]:

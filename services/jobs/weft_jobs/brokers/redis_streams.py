@@ -10,7 +10,7 @@ from redis import asyncio as redis
 from redis.exceptions import RedisError, ResponseError
 
 from weft_common.errors import NotFoundError, UnavailableError
-from weft_jobs.brokers.broker import Message
+from weft_jobs.brokers.broker import Message, Publication
 
 #: Field of an entry that is the message; all others are headers.
 PAYLOAD = "payload"
@@ -36,6 +36,8 @@ class RedisBroker:
         self._consumer = f"{socket.gethostname()}-{os.getpid()}"
         self._client: Any = redis.Redis.from_url(server, socket_connect_timeout=_CALL_TIMEOUT_S)
         self._source = ""
+        #: Where the next look for messages of consumers that died begins.
+        self._claim_from = "0-0"
 
     async def connect(self, source: str | None) -> None:
         """As ``Broker``; the stream must exist."""
@@ -56,8 +58,9 @@ class RedisBroker:
         """As ``Broker``."""
         with self._failures():
             claimed = await self._client.xautoclaim(
-                self._source, self._group, self._consumer, self._idle_ms, count=num_messages
+                self._source, self._group, self._consumer, self._idle_ms, self._claim_from, count=num_messages
             )
+            self._claim_from = claimed[0]
             if entries := [entry for entry in claimed[1] if entry[1] is not None]:
                 return await self._with_deliveries(entries)
             answer = await self._client.xreadgroup(
@@ -65,10 +68,13 @@ class RedisBroker:
             )
         return [self._message(entry, 1) for _, entries in answer or [] for entry in entries]
 
-    async def publish(self, topic: str, payload: bytes, headers: Mapping[str, str], message_id: str) -> None:
-        """As ``Broker``; duplicates are not known."""
+    async def publish(self, topic: str, publications: Sequence[Publication]) -> None:
+        """As ``Broker``: all or none; duplicates are not known."""
         with self._failures():
-            await self._client.xadd(topic, {**headers, PAYLOAD: payload})
+            async with self._client.pipeline(transaction=True) as pipeline:
+                for each in publications:
+                    pipeline.xadd(topic, {**each.headers, PAYLOAD: each.payload})
+                await pipeline.execute()
 
     async def acknowledge(self, messages: Sequence[Message]) -> None:
         """As ``Broker``."""
@@ -83,20 +89,27 @@ class RedisBroker:
         """As ``Broker``: as idle as it takes for another consumer to claim them."""
         await self._claim(messages, self._consumer, self._idle_ms + 1)
 
-    async def lag(self) -> int:
+    async def num_unacknowledged(self) -> int:
         """As ``Broker``."""
-        with self._failures():
-            groups = await self._client.xinfo_groups(self._source)
-        return sum(
-            int(group["pending"]) + int(group.get("lag") or 0)
-            for group in groups
-            if group["name"].decode() == self._group
-        )
+        return int((await self._info())["pending"])
+
+    async def lag(self) -> int | None:
+        """As ``Broker``; Redis does not know it once entries in the middle of the stream were deleted."""
+        group = await self._info()
+        return None if group.get("lag") is None else int(group["pending"]) + int(group["lag"])
 
     async def close(self) -> None:
         """As ``Broker``."""
         with contextlib.suppress(RedisError, OSError):
             await self._client.aclose()
+
+    async def _info(self) -> Mapping[str, Any]:
+        with self._failures():
+            groups = await self._client.xinfo_groups(self._source)
+        for group in groups:
+            if group["name"].decode() == self._group:
+                return dict(group)
+        raise UnavailableError(f"{self._server} has no group '{self._group}' of '{self._source}' any more")
 
     async def _claim(self, messages: Sequence[Message], consumer: str, idle_ms: int) -> None:
         if not messages:

@@ -1,23 +1,26 @@
-"""Brokers of Debian's packages as processes of a test, on free ports, with their data in a folder."""
+"""Message brokers of Debian's packages as processes, on free ports, with their data in a folder."""
 
+import asyncio
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import nats
-import pytest
 import redis
-from tests.ports import free_port
+from nats.js.api import AckPolicy, ConsumerConfig
 
 _START_TIMEOUT_S = 30.0
+#: Messages of one batch.
+_AT_ONCE = 500
 
 
 class Topics(Protocol):
-    """A broker that a test starts, kills and starts again; it writes to topics and reads them whole."""
+    """A broker that is started, killed and started again; it writes to topics and reads them whole."""
 
     url: str
 
@@ -36,13 +39,25 @@ class Topics(Protocol):
     async def read(self, topic: str) -> list[tuple[bytes, dict[str, str]]]:
         """Every message, with its headers."""
 
+    async def count(self, topic: str) -> int:
+        """Messages of a topic."""
+
+    async def lag(self, topic: str, group: str) -> int:
+        """Messages that a group has not acknowledged, as the broker counts them."""
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
 
 class _Process:
     def __init__(self, program: str, folder: Path) -> None:
         path = shutil.which(program) or shutil.which(f"/usr/sbin/{program}")
         if path is None:
-            pytest.skip(f"{program} is not installed (Debian: apt-get install {program})")
-        self._program, self._folder, self._port = path, folder, free_port()
+            raise FileNotFoundError(f"{program} is not installed (Debian: apt-get install {program})")
+        self._program, self._folder, self._port = path, folder, _free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     def _launch(self, *arguments: str) -> None:
@@ -87,22 +102,42 @@ class Nats(_Process):
     async def write(self, topic: str, payloads: Sequence[bytes]) -> None:
         """Append messages."""
         connection = await self._connected()
-        for payload in payloads:
-            await connection.jetstream().publish(topic, payload)
+        stream = connection.jetstream()
+        for first in range(0, len(payloads), _AT_ONCE):
+            written = [await stream.publish_async(topic, each) for each in payloads[first : first + _AT_ONCE]]
+            await asyncio.gather(*written)
         await connection.close()
 
     async def read(self, topic: str) -> list[tuple[bytes, dict[str, str]]]:
         """Every message, with its headers."""
         connection = await self._connected()
         try:
-            stream = connection.jetstream()
-            name = topic.replace(".", "_")
-            state = (await stream.stream_info(name)).state
-            numbers = range(state.first_seq, state.last_seq + 1) if state.messages else ()
-            messages = [await stream.get_msg(name, number) for number in numbers]
+            count = await self.count(topic)
+            config = ConsumerConfig(ack_policy=AckPolicy.NONE, mem_storage=True, inactive_threshold=_START_TIMEOUT_S)
+            reader = await connection.jetstream().pull_subscribe(topic, config=config)
+            messages: list[Any] = []
+            while len(messages) < count:
+                messages += await reader.fetch(min(_AT_ONCE, count - len(messages)), _START_TIMEOUT_S)
         finally:
             await connection.close()
         return [(message.data or b"", dict(message.headers or {})) for message in messages]
+
+    async def count(self, topic: str) -> int:
+        """Messages of a topic."""
+        connection = await self._connected()
+        try:
+            return (await connection.jetstream().stream_info(topic.replace(".", "_"))).state.messages
+        finally:
+            await connection.close()
+
+    async def lag(self, topic: str, group: str) -> int:
+        """Messages that a group has not acknowledged, as the broker counts them."""
+        connection = await self._connected()
+        try:
+            info = await connection.jetstream().consumer_info(topic.replace(".", "_"), group)
+        finally:
+            await connection.close()
+        return int((info.num_pending or 0) + (info.num_ack_pending or 0))
 
 
 class Redis(_Process):
@@ -136,8 +171,11 @@ class Redis(_Process):
     async def write(self, topic: str, payloads: Sequence[bytes]) -> None:
         """Append messages."""
         with self._client() as client:
-            for payload in payloads:
-                client.xadd(topic, {"payload": payload, "source": "test"})
+            for first in range(0, len(payloads), _AT_ONCE):
+                with client.pipeline(transaction=False) as pipeline:
+                    for payload in payloads[first : first + _AT_ONCE]:
+                        pipeline.xadd(topic, {"payload": payload, "source": "test"})
+                    pipeline.execute()
 
     async def read(self, topic: str) -> list[tuple[bytes, dict[str, str]]]:
         """Every message, with its headers."""
@@ -147,6 +185,17 @@ class Redis(_Process):
             (fields.pop(b"payload"), {key.decode(): value.decode() for key, value in fields.items()})
             for _, fields in entries
         ]
+
+    async def count(self, topic: str) -> int:
+        """Messages of a topic."""
+        with self._client() as client:
+            return int(client.xlen(topic))
+
+    async def lag(self, topic: str, group: str) -> int:
+        """Messages that a group has not acknowledged, as the broker counts them."""
+        with self._client() as client:
+            (found,) = [each for each in client.xinfo_groups(topic) if each["name"] == group.encode()]
+        return int(found["pending"]) + int(found["lag"])
 
 
 async def _quiet(_: Exception) -> None:

@@ -1,0 +1,1 @@
+"""What batch jobs and message streams hold when they are killed, and what they cost."""
