@@ -117,7 +117,7 @@ class _Search:
         self._open: dict[Bin, Any] = {}
         self._used: dict[str, Any] = {}
         self._missing: dict[str, Any] = {}
-        self._loads: list[tuple[Any, int]] = []
+        self._loads: list[Any] = []
         self._byte_unit = _byte_unit(problem)
         self._build()
 
@@ -208,6 +208,7 @@ class _Search:
             self._model.add(self._open[shapes[0][0]] == used)
         for present in over.values() if len(shapes) > 1 else ():
             self._model.add(sum(present) <= used)
+        self._loads.append(sum(load for _, load in filled))
         if len(shapes) > 1:  # follows from the rest, and bounds the cost
             self._model.add(sum(memory for memory, _ in filled) <= device.memory_bytes // self._byte_unit * used)
             self._model.add(sum(load for _, load in filled) <= _units(self._problem.max_load + TOLERANCE / 2) * used)
@@ -230,7 +231,6 @@ class _Search:
         self._model.add(sum(memory) <= num_bytes * opened)
         self._model.add(sum(load) <= units * opened)
         self._model.add(sum(number) <= device.max_models * opened)
-        self._loads.append((sum(load), max(_units(capacity_load), 1)))
         return sum(memory), sum(load)
 
     def _add_spread(self, workload: Workload) -> None:
@@ -289,10 +289,14 @@ class _Search:
         return -sum(stayed) if stayed else 0
 
     def _highest_load(self) -> Any:
+        """Of a device; of two placements with one, that with smaller slices has less."""
         highest = self._model.new_int_var(0, _BALANCE_UNITS + 1, "highest load")
-        for load, units in self._loads:
-            self._model.add(load * _BALANCE_UNITS <= highest * units + units // 2)
-        return highest
+        per_unit = _LOAD_UNITS // _BALANCE_UNITS
+        for load in self._loads:
+            self._model.add(load <= highest * per_unit)
+        taken = [self._open[bin] * len(slices) for d in self._devices for bin, slices in _shapes(d) if bin.profile]
+        most = sum(len(_shapes(device)[0][1]) for device in self._devices) + 1
+        return highest * most + sum(taken)
 
 
 def _byte_unit(problem: Problem) -> int:
