@@ -17,7 +17,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from weft_optimize.methods.calibration import Floats, ChannelRange
+from weft_optimize.methods.calibration import ChannelRange, Floats
 from weft_optimize.methods.onnx_model import MICROSOFT, import_microsoft, readers, replace_nodes, weighted_nodes
 
 #: Operators that this module rewrites.
