@@ -20,7 +20,7 @@ _ERRORS_ONLY = 3
 _TINY = 1e-12
 
 
-class Range(NamedTuple):
+class ChannelRange(NamedTuple):
     """Least and greatest value of each channel, FP32 ``[channels]``."""
 
     low: Floats
@@ -56,7 +56,7 @@ def answers(session: Any, names: Sequence[str] | None, inputs: Inputs) -> list[N
     return values
 
 
-def observe(model: Any, names: Collection[str], calibration: Sequence[Inputs]) -> dict[str, Range]:
+def observe(model: Any, names: Collection[str], calibration: Sequence[Inputs]) -> dict[str, ChannelRange]:
     """Ranges of values of the main graph, by their last dimension.
 
     Args:
@@ -76,7 +76,7 @@ def observe(model: Any, names: Collection[str], calibration: Sequence[Inputs]) -
     for name in names:
         if name not in outputs and name not in inputs:
             watched.graph.output.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
-    session, found = open_session(watched), dict[str, Range]()
+    session, found = open_session(watched), dict[str, ChannelRange]()
     asked = [name for name in names if name not in inputs]
     for batch in calibration:
         values = dict(zip(asked, answers(session, asked, batch), strict=True)) if asked else {}
@@ -90,14 +90,16 @@ def observe(model: Any, names: Collection[str], calibration: Sequence[Inputs]) -
                 raise InvalidArgumentError(f"'{name}' is not finite for some calibration data")
             before = found.get(name)
             found[name] = (
-                Range(np.minimum(low, before.low), np.maximum(high, before.high)) if before else Range(low, high)
+                ChannelRange(np.minimum(low, before.low), np.maximum(high, before.high))
+                if before
+                else ChannelRange(low, high)
             )
     if missing := [name for name in names if name not in found]:
         raise InvalidArgumentError(f"no calibration batch has rows for '{missing[0]}'")
     return found
 
 
-class Reference:
+class ExpectedAnswers:
     """A model's answers to some batches, and how far those of other versions are away.
 
     Args:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from weft_common.errors import UnsupportedError
-from weft_optimize.methods.calibration import Reference, observe, open_session
+from weft_optimize.methods.calibration import ExpectedAnswers, observe, open_session
 from weft_optimize.methods.int8_static import smoothed, why_not_static, write_static
 from weft_optimize.methods.method import Built, Inputs, SourceModel
 from weft_optimize.methods.onnx_model import read_model, replace_nodes, save_model, weighted_nodes
@@ -68,7 +68,7 @@ def layer_errors(model: Any, calibration: Sequence[Inputs]) -> dict[str, float]:
     ranges = observe(model, inputs, calibration)
     limits = {name: (min(0.0, float(r.low.min())), max(0.0, float(r.high.max()))) for name, r in ranges.items()}
     compared = calibration[:_NUM_COMPARED]
-    reference, switched = Reference(model, compared), open_session(_with_switches(model, limits))
+    reference, switched = ExpectedAnswers(model, compared), open_session(_with_switches(model, limits))
     errors = {}
     for number, node in enumerate(nodes):
         switches = np.arange(len(nodes)) == number

@@ -11,7 +11,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from weft_common.errors import UnsupportedError
-from weft_optimize.methods.calibration import Range, Reference, observe, open_session
+from weft_optimize.methods.calibration import ChannelRange, ExpectedAnswers, observe, open_session
 from weft_optimize.methods.integer_matmul import KINDS, find_products, has_integer_instructions, quantize_products
 from weft_optimize.methods.method import Built, Inputs, SourceModel
 from weft_optimize.methods.onnx_model import (
@@ -95,7 +95,7 @@ def smoothed(
     num_compared = min(_NUM_COMPARED, max(1, len(calibration) // 4))
     known, compared = calibration[:-num_compared] or calibration, calibration[-num_compared:]
     names = dict.fromkeys(product.x for product in find_products(model))
-    ranges, reference = observe(model, names, known), Reference(model, compared)
+    ranges, reference = observe(model, names, known), ExpectedAnswers(model, compared)
 
     def error(strength: float | None) -> float:
         return reference.error(open_session(_quantized(model, ranges, strength, keep)[0]))
@@ -107,7 +107,7 @@ def smoothed(
 
 
 def _quantized(
-    model: Any, ranges: Mapping[str, Range], strength: float | None, keep: Collection[str]
+    model: Any, ranges: Mapping[str, ChannelRange], strength: float | None, keep: Collection[str]
 ) -> tuple[Any, int]:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)

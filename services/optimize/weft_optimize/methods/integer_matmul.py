@@ -17,7 +17,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from weft_optimize.methods.calibration import Floats, Range
+from weft_optimize.methods.calibration import ChannelRange, Floats
 from weft_optimize.methods.onnx_model import MICROSOFT, import_microsoft, readers, replace_nodes, weighted_nodes
 
 #: Operators that this module rewrites.
@@ -75,7 +75,7 @@ def find_products(model: Any) -> list[Product]:
 
 def quantize_products(
     model: Any,
-    ranges: Mapping[str, Range] | None,
+    ranges: Mapping[str, ChannelRange] | None,
     *,
     smoothing: float | None = None,
     keep: Collection[str] = (),
@@ -135,7 +135,7 @@ def _is_vector(tensor: Any) -> bool:
 
 
 def _smoothing_scales(
-    by_input: Mapping[str, Sequence[Product]], ranges: Mapping[str, Range], smoothing: float
+    by_input: Mapping[str, Sequence[Product]], ranges: Mapping[str, ChannelRange], smoothing: float
 ) -> dict[str, Floats]:
     """What each channel of an activation is divided by, and its row of the weights multiplied by."""
     scales = {}
@@ -167,7 +167,9 @@ def _fold_into_layer_norms(
     return folded
 
 
-def _range(ranges: Mapping[str, Range] | None, scales: Mapping[str, Floats], name: str) -> tuple[float, float] | None:
+def _range(
+    ranges: Mapping[str, ChannelRange] | None, scales: Mapping[str, Floats], name: str
+) -> tuple[float, float] | None:
     if ranges is None:
         return None
     divisor = scales.get(name, np.float32(1))
