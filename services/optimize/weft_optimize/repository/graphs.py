@@ -86,7 +86,9 @@ def choose_graph(asked: str, model: RepositoryModel, uses: Sequence[GraphUse]) -
         )
     plan = load_plan(asked or known[0], model.repository)
     if plan.signature.name not in known:
-        raise InvalidArgumentError(f"graph '{asked}' does not call '{name}'; {', '.join(known) or 'no graph'} does")
+        raise InvalidArgumentError(
+            f"graph '{asked}' does not call '{name}'; graphs that do: {', '.join(known) or 'none'}"
+        )
     return plan
 
 
