@@ -16,10 +16,8 @@ GPU = Device("", H100, 80 * GIB, index=0, max_models=4, cost_per_hour=2.5)
 def test_hosts_are_devices(tmp_path: Path) -> None:
     """Two GPUs of one host are counted from 0, and what a host does not say is the caller's."""
     path = tmp_path / "fleet.toml"
-    path.write_text(
-        '[[host]]\nname = "a"\ndomain = "zone-a"\nnum_devices = 2\nmig = true\n"
-        '[[host]]\nname = "b"\ncost_per_hour = 1\n'
-    )
+    first = '[[host]]\nname = "a"\ndomain = "zone-a"\nnum_devices = 2\nmig = true\n'
+    path.write_text(first + '[[host]]\nname = "b"\ncost_per_hour = 1\n')
     mig = MIG_PROFILES[H100]
     assert (
         Device("a-0", H100, 80 * GIB, "a", "zone-a", 0, 4, 2.5, mig),
