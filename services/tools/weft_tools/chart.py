@@ -138,12 +138,11 @@ def _marks(marks: Sequence[Mark], axes: _Axes) -> Iterator[str]:
         is_right = x > axes.left + _WIDTH * 0.7  # its name would leave the plot
         width = len(mark.label) * _CHARACTER_WIDTH
         start = x - 9 - width if is_right else x + 9
+        near = [other for left, right, other in names if start < right and left < start + width]
         place = y
-        while any(
-            start < right and left < start + width and abs(place - other) < _NAME_HEIGHT for left, right, other in taken
-        ):
+        while any(abs(place - other) < _NAME_HEIGHT for other in near):
             place -= 1.0
-        taken.append((start, start + width, place))
+        names.append((start, start + width, place))
         if place < y - 4:
             yield f'<path class="grid" d="M{x:.1f} {y:.1f}L{x - 8 if is_right else x + 8:.1f} {place:.1f}"/>'
         yield _text(x - 9 if is_right else x + 9, place + 4, mark.label, "end" if is_right else "start", "")
