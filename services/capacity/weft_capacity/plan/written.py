@@ -16,7 +16,7 @@ def write_outputs(report: PlanReport, saved: Path | None, kubernetes: Path | Non
     """Write the files that are asked for; returns them.
 
     Raises:
-        InvalidArgumentError: Nothing was placed, so that there is nothing to write; a folder is named in place of a file.
+        InvalidArgumentError: Nothing was placed, so there is nothing to write; or a folder is named, not a file.
         OSError: A file cannot be written.
     """
     if (saved or kubernetes) and (report.problem is None or report.solution is None):
