@@ -45,7 +45,7 @@ def test_it_fits_the_schema_and_what_it_names_is_there(manifests: list[Manifest]
 
 
 def test_a_container_that_starts_again_resumes(manifests: list[Manifest], tmp_path: Path) -> None:
-    """Its script, run by a shell: the command line is one that `weft batch` reads, with --resume once a job was begun."""
+    """Its script, run by a shell: a command line that `weft batch` reads, with --resume once a job was begun."""
     job = _found(manifests, "CronJob", "nightly-batch")["spec"]
     (container,) = job["jobTemplate"]["spec"]["template"]["spec"]["containers"]
     told = tmp_path / "told.jsonl"
