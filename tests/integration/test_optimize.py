@@ -137,7 +137,7 @@ def test_the_best_candidate_that_passes_becomes_a_version(
     assert "cannot be loaded" in garbage["reason"]
     assert ("passes", 48) == (int8["state"], int8["loss"]["num_rows"])
     assert 0 < int8["loss"]["value"] <= int8["loss"]["high"] < 0.01
-    assert ("score", "cosine", 16) == (facts["graph"], facts["metric"], facts["num_calibration_rows"])
+    assert ("score/1", "cosine", 16) == (facts["graph"], facts["metric"], facts["num_calibration_rows"])
     assert ("int8-dynamic", 2) == (facts["picked"], facts["written"])
     assert {"1", "16"} == set(int8["costs"])
 

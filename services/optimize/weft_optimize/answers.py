@@ -57,6 +57,14 @@ async def answer_rows(rows: DataRows, layout: Layout, send: SendRows) -> RowAnsw
     return RowAnswers(numbers, outputs, result.failed)
 
 
+def answered_rows(answers: Sequence[RowAnswers]) -> NDArray[np.int64]:
+    """Rows that have an answer in every pass, ascending."""
+    rows = answers[0].rows
+    for one in answers[1:]:
+        rows = np.intersect1d(rows, one.rows)
+    return rows
+
+
 def num_not_finite(original: Sequence[RowAnswers], candidate: Sequence[RowAnswers]) -> int:
     """How many rows have a number that is not finite in the candidate's answers, and none in the original's.
 

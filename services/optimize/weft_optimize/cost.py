@@ -13,7 +13,7 @@ _ROUND_CPU_S = 0.25
 _MIN_REQUESTS, _MAX_REQUESTS = 2, 400
 
 
-class Cost(NamedTuple):
+class VersionCost(NamedTuple):
     """What a version costs at one number of rows a request.
 
     Attributes:
@@ -48,7 +48,7 @@ class CostMeter:
             wanted = _ROUND_CPU_S * len(trial.latencies_s) / max(trial.cpu_s, 1e-6)
             self._num_requests[rows] = int(min(max(wanted, _MIN_REQUESTS), _MAX_REQUESTS))
 
-    def measure(self, candidate: VersionProcess) -> tuple[dict[int, Cost], dict[int, Cost]]:
+    def measure(self, candidate: VersionProcess) -> tuple[dict[int, VersionCost], dict[int, VersionCost]]:
         """Cost of the original and of a candidate by rows of a request, measured in turn.
 
         Raises:
@@ -56,7 +56,7 @@ class CostMeter:
         """
         for rows, some in self._requests.items():
             candidate.send(str(rows), some)
-        costs: tuple[dict[int, Cost], dict[int, Cost]] = ({}, {})
+        costs: tuple[dict[int, VersionCost], dict[int, VersionCost]] = ({}, {})
         for rows, num_requests in self._num_requests.items():
             rounds: list[tuple[Sample, Sample]] = []
             for index in range(self._num_rounds):
@@ -69,7 +69,7 @@ class CostMeter:
             costs[1][rows] = _cost(second, float(np.median(ratios)))
         return costs
 
-    def measure_original(self) -> dict[int, Cost]:
+    def measure_original(self) -> dict[int, VersionCost]:
         """Cost of the original alone, for a report without candidates."""
         return {
             rows: _cost([self._original.measure(str(rows), num) for _ in range(self._num_rounds)], 1.0)
@@ -77,13 +77,13 @@ class CostMeter:
         }
 
 
-def overall(costs: Mapping[int, Cost]) -> float:
+def overall(costs: Mapping[int, VersionCost]) -> float:
     """One ratio for all numbers of rows: their geometric mean."""
     return float(np.exp(np.mean([np.log(max(cost.ratio, 1e-9)) for cost in costs.values()])))
 
 
-def _cost(samples: Sequence[Sample], ratio: float) -> Cost:
+def _cost(samples: Sequence[Sample], ratio: float) -> VersionCost:
     latencies_ms = np.concatenate([sample.latencies_s for sample in samples]) * 1000
     cpu_s = float(np.median([sample.cpu_s / max(sample.num_rows, 1) for sample in samples]))
     p50, p99 = np.percentile(latencies_ms, [50, 99])
-    return Cost(cpu_s * 1000, float(p50), float(p99), ratio)
+    return VersionCost(cpu_s * 1000, float(p50), float(p99), ratio)

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from weft_optimize.bootstrap import Loss
-from weft_optimize.cost import Cost
+from weft_optimize.cost import VersionCost
 
 
 @dataclass
@@ -34,8 +34,8 @@ class CandidateReport:
     caution: str = ""
     size_bytes: int = 0
     loss: Loss | None = None
-    costs: Mapping[int, Cost] = field(default_factory=dict)
-    original_costs: Mapping[int, Cost] = field(default_factory=dict)
+    costs: Mapping[int, VersionCost] = field(default_factory=dict)
+    original_costs: Mapping[int, VersionCost] = field(default_factory=dict)
     cost_ratio: float = 0.0
     num_failed_rows: int = 0
     parameters: Mapping[str, str] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class Report:
     size_bytes: int
     created: str
     software: Mapping[str, str]
-    costs: Mapping[int, Cost] = field(default_factory=dict)
+    costs: Mapping[int, VersionCost] = field(default_factory=dict)
     candidates: list[CandidateReport] = field(default_factory=list)
     picked: str = ""
     why_none: str = ""
@@ -94,7 +94,7 @@ class Report:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Cost | Loss):
+    if isinstance(value, VersionCost | Loss):
         return value._asdict()
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}

@@ -97,8 +97,8 @@ def read_rows(
     for name in columns:
         if all(value is None for value in drawn.columns[name]):
             raise InvalidArgumentError(
-                f"--data '{path}': column '{name}' is missing or empty in every row; --column INPUT=COLUMN names "
-                "another"
+                f"--data '{path}': column '{name}' is missing or empty in every row; --column INPUT=COLUMN, "
+                "--label and --positive name others"
             )
     least_held_out = len(drawn) - int(len(drawn) * _CALIBRATION_SHARE)
     held_out = drawn.take(range(min(num_held_out, least_held_out)))

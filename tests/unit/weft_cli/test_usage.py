@@ -26,6 +26,7 @@ WITH_FACTS = (
     "optimize",
     "train-heads",
     "quantize",
+    "plan",
     "tune",
 )
 CALLING = ("restart", "top", "infer", "feedback", "rollback", "lock", "batch", "stream")

@@ -1,25 +1,20 @@
-"""The model that is optimised, where it is in its repository, and which graphs call it."""
+"""The model that is optimised, and its files."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import onnx
 
-from weft_common.errors import InvalidArgumentError, NotFoundError, WeftError
+from weft_common.errors import InvalidArgumentError, NotFoundError
 from weft_common.repository.layout import CONFIG_FILENAME, folders_of_models, is_model_folder
 from weft_common.text.pbtxt import parse, suggestion
 from weft_common.versions import versions_to_serve
 from weft_optimize.methods.method import SourceModel
 from weft_protos.model_config_pb2 import ModelConfig
-from weft_router.graph import GraphPlan
-from weft_router.graph.plan import CallPlan, NodePlan, StepPlan
-from weft_router.repository.files import GraphRepository
 from weft_serving.lifecycle.repository import ModelRepository, check_name
-from weft_tools.compiled import load_plan
-from weft_tools.offline import BACKENDS, GRAPH_FOLDER, define_offline
+from weft_tools.offline import BACKENDS, define_offline
 
 #: The model file of a version folder by backend, where ``default_model_filename`` names no other.
 _MODEL_FILES: Mapping[str, str] = {"onnxruntime": "model.onnx", "pytorch": "model.pt2"}
@@ -54,18 +49,6 @@ class RepositoryModel:
     def serves(self, versions: Sequence[int]) -> list[int]:
         """Those of these versions that ``version_policy`` lets serve, ascending."""
         return versions_to_serve(self.source.config.version_policy, versions)
-
-
-class GraphUse(NamedTuple):
-    """A graph that calls the model.
-
-    Attributes:
-        name: Of the graph.
-        versions: Of the model, that its steps name; those that name none are left out.
-    """
-
-    name: str
-    versions: frozenset[int]
 
 
 def find_model(repository: Path, name: str, version: int | None = None) -> RepositoryModel:
@@ -121,43 +104,6 @@ def find_model(repository: Path, name: str, version: int | None = None) -> Repos
 
 def _backend_of(config: ModelConfig) -> str:
     return config.backend or config.platform.partition("_")[0]
-
-
-def graphs_that_call(repository: Path, name: str) -> list[GraphUse]:
-    """The graphs of a repository, their latest versions, that call a model. Graphs with errors are left out."""
-    found = []
-    for graph in _graph_names(repository):
-        try:
-            plan = load_plan(graph, repository)
-        except (WeftError, OSError):
-            continue
-        calls = [step.action for step in steps_of(plan.root) if isinstance(step.action, CallPlan)]
-        own = [call.model_version for call in calls if call.model_name == name]
-        if own or any(model == name for _, model in plan.dependencies):
-            found.append(GraphUse(graph, frozenset(int(version) for version in own if version)))
-    return found
-
-
-def _graph_names(repository: Path) -> list[str]:
-    folder = repository / GRAPH_FOLDER
-    return sorted(GraphRepository(folder if folder.is_dir() else repository).scan())
-
-
-def steps_of(node: NodePlan) -> Iterator[StepPlan]:
-    """Every step of a node and of the nodes inside it, fallbacks and shadows too."""
-    for first in (*node.steps, *node.shadows, *node.customs):
-        step: StepPlan | None = first
-        while step is not None:
-            yield step
-            if isinstance(step.action, NodePlan):
-                yield from steps_of(step.action)
-            step = step.fallback
-
-
-def nested_graphs(plan: GraphPlan) -> set[str]:
-    """Names of the graphs that run inside a graph."""
-    nodes = (step.action for step in steps_of(plan.root))
-    return {node.graph.partition("/")[0] for node in nodes if isinstance(node, NodePlan) and node.graph}
 
 
 def model_files(source: SourceModel) -> list[Path]:

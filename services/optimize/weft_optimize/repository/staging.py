@@ -8,7 +8,8 @@ from google.protobuf import text_format
 
 from weft_common.repository.layout import CONFIG_FILENAME, folders_of_models, is_model_folder
 from weft_common.versions import is_version
-from weft_optimize.repository.source import RepositoryModel, nested_graphs
+from weft_optimize.repository.graphs import nested_graphs
+from weft_optimize.repository.source import RepositoryModel
 from weft_protos.model_config_pb2 import ModelConfig
 from weft_router.graph import GraphPlan
 from weft_tools.offline import BACKENDS, GRAPH_FOLDER

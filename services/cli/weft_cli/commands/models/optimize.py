@@ -16,7 +16,7 @@ from weft_common.client.channels import MAX_TIMEOUT_S
 from weft_common.errors import InvalidArgumentError, UnsupportedError
 
 if TYPE_CHECKING:
-    from weft_optimize.cost import Cost
+    from weft_optimize.cost import VersionCost
     from weft_optimize.report import CandidateReport, Report
 
 _INTERRUPTED = 128 + signal.SIGINT
@@ -149,7 +149,7 @@ def _cells(report: "Report", costs: "Any") -> list[str]:
     return [cell for rows in report.costs for cell in (_cost(costs[rows]) if rows in costs else [""] * 4)]
 
 
-def _cost(cost: "Cost") -> list[str]:
+def _cost(cost: "VersionCost") -> list[str]:
     return [f"{cost.cpu_s_per_1000:.3g}", f"{cost.ratio:.2f}", f"{cost.p50_ms:.3g}", f"{cost.p99_ms:.3g}"]
 
 
