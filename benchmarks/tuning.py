@@ -8,11 +8,13 @@ small grid of the settings that matter most: who runs in the router's process, w
 import argparse
 import itertools
 import json
+import os
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,20 +115,15 @@ def _cases(folder: Path, repository: Path) -> list[Case]:
 def _measured(case: Case, repository: Path, folder: Path, budget_s: float, run_s: float) -> Figure:
     start_s = time.monotonic()
     graph = read_graph(case.graph, repository)
-    space = make_space(list(graph.models.values()), Machine(2, 50.0))
+    space = make_space(list(graph.models.values()), Machine(len(os.sched_getaffinity(0)), 50.0))
     goal = Goal((parse_limit(SLO),), "cpu")
     contest = Contest(goal, Load(levels_vary=False, level=CONCURRENCY, duration_s=run_s))
-
-    def requests(signature: ModelSignature) -> RequestSet:
-        if not case.column:
-            return generated(signature, rows=1, seed=0)
-        return from_data(signature, case.data, column_of={}, rows=1, recorded=False)
-
     own = folder / f"bench-{case.graph}"
     own.mkdir()
-    bench = MeshBench(graph, space, own, make_requests=requests)
-    by_hand = None if case.graph == "embed" else _by_hand(space, bench, contest)
-    spent_s = time.monotonic() - start_s
+    bench = MeshBench(graph, space, own, make_requests=partial(_requests, case), warm_up_s=run_s)
+    with closing(bench):
+        by_hand = None if case.graph == "embed" else _by_hand(space, bench, contest)
+    reserve_s = 0.0 if by_hand is None else 2 * ROUNDS * run_s + (time.monotonic() - start_s) / 4
     options = TuneOptions(
         graph=case.graph,
         limits=goal.limits,
@@ -135,7 +132,7 @@ def _measured(case: Case, repository: Path, folder: Path, budget_s: float, run_s
         objective="cpu",
         data=case.data,
         concurrency=CONCURRENCY,
-        budget_s=max(budget_s - spent_s - 2 * ROUNDS * run_s - 10.0, 20.0),
+        budget_s=max(budget_s - (time.monotonic() - start_s) - reserve_s, 20.0),
         num_trials=40,
         run_s=run_s,
         num_confirmations=ROUNDS,
@@ -147,11 +144,18 @@ def _measured(case: Case, repository: Path, folder: Path, budget_s: float, run_s
         gain: Mapping[str, Any] = (outcome.facts["confirmation"] or {}).get("gains", {}).get("cpu", {})
         figures = [gain.get(name, 1.0) for name in ("median", "least", "most")]
         return Figure(f"{case.graph}, as it is shipped", *figures, MIN_GAIN, _changes(space, pick))
-    found = _beside(bench, contest, by_hand, pick)
+    with closing(bench):
+        found = _beside(bench, contest, by_hand, pick)
     gains = found.gains["cpu"]
     name = f"{case.graph}, tuned by hand"
     shown = f"{_changes(space, pick)}; by hand {_changes(space, by_hand)}"
     return Figure(name, found.gain("cpu"), min(gains), max(gains), MIN_OF_HAND, shown)
+
+
+def _requests(case: Case, signature: ModelSignature) -> RequestSet:
+    if not case.column:
+        return generated(signature, rows=1, seed=0)
+    return from_data(signature, case.data, column_of={}, rows=1, recorded=False)
 
 
 def _by_hand(space: SearchSpace, bench: Bench, contest: Contest) -> Configuration:
@@ -179,7 +183,7 @@ def _by_hand(space: SearchSpace, bench: Bench, contest: Contest) -> Configuratio
 
 
 def _beside(bench: Bench, contest: Contest, hand: Configuration, pick: Configuration) -> Comparison:
-    with closing(bench.open(hand)) as old, closing(bench.open(pick)) as new:
+    with closing(bench.open(hand, fresh=True)) as old, closing(bench.open(pick, fresh=True)) as new:
         return contest.compare(old, CONCURRENCY, new, CONCURRENCY, ROUNDS)
 
 
