@@ -114,15 +114,14 @@ def _process_tree(pid: int) -> list[int]:
 
 
 def _reason(log: Path) -> str:
-    """The last error that the mesh logged, or its last line."""
-    lines = log.read_text(errors="replace").splitlines()
-    found = ""
-    for line in lines:
+    """The last error that a service logged; else what ``weft up`` said."""
+    error, told = "", ""
+    for line in log.read_text(errors="replace").splitlines():
         try:
             record = json.loads(line)
         except ValueError:
-            found = line.strip() or found
+            told = f"{told}; {line.removeprefix('weft: ').strip()}" if told else line.removeprefix("weft: ").strip()
             continue
         if isinstance(record, dict) and record.get("level") in ("error", "critical"):
-            found = str(record.get("message", ""))
-    return (found or (lines[-1] if lines else "it logged nothing"))[:MAX_REASON]
+            error = str(record.get("message", ""))
+    return (error or told)[:MAX_REASON] or "it logged nothing"
