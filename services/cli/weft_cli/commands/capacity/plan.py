@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"weft plan: {error.message}", file=sys.stderr)
         return 1
     if options.json:
-        print(json.dumps(asdict(report)))
+        print(json.dumps(asdict(report), default=sorted))  # sets
     else:
         print(render_report(report))
     return 0 if report.fits else 1
