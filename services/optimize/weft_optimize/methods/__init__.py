@@ -9,6 +9,8 @@ from weft_optimize.methods.int8_dynamic import Int8Dynamic
 from weft_optimize.methods.int8_mixed import Int8Mixed
 from weft_optimize.methods.int8_static import Int8Smooth, Int8Static
 from weft_optimize.methods.method import OptimizationMethod
+from weft_optimize.methods.torch_int8 import TorchInt8
+from weft_optimize.methods.torch_settings import TorchBf16, TorchCompile
 
 METHODS: Mapping[str, OptimizationMethod] = {
     method.name: method
@@ -21,5 +23,8 @@ METHODS: Mapping[str, OptimizationMethod] = {
         Int8Static(),
         Int8Smooth(),
         Int8Mixed(),
+        TorchBf16(),
+        TorchInt8(),
+        TorchCompile(),
     )
 }

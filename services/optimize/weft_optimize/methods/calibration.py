@@ -99,6 +99,15 @@ def observe(model: Any, names: Collection[str], calibration: Sequence[Inputs]) -
     return found
 
 
+def some_rows(calibration: Sequence[Inputs], num_rows: int) -> Sequence[Inputs]:
+    """The last batches that have so many rows together, or all."""
+    found, count = 0, 0
+    while found < len(calibration) and count < num_rows:
+        found += 1
+        count += max((len(value) for value in calibration[-found].values() if value.ndim), default=1)
+    return calibration[-found:] if found else calibration
+
+
 class ExpectedAnswers:
     """A model's answers to some batches, and how far those of other versions are away.
 

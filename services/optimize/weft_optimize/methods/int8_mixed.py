@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from weft_common.errors import UnsupportedError
-from weft_optimize.methods.calibration import ExpectedAnswers, observe, open_session
+from weft_optimize.methods.calibration import ExpectedAnswers, observe, open_session, some_rows
 from weft_optimize.methods.int8_static import smoothed, why_not_static, write_static
 from weft_optimize.methods.method import Built, Inputs, SourceModel
 from weft_optimize.methods.onnx_model import read_model, replace_nodes, save_model, weighted_nodes
@@ -19,7 +19,8 @@ from weft_optimize.methods.onnx_model import read_model, replace_nodes, save_mod
 _SHARE_OF_ERROR = 0.5
 #: Most of the weights that stay in FP32.
 _SHARE_OF_WEIGHTS = 0.34
-_NUM_COMPARED = 2
+#: Rows that layers are compared on.
+_NUM_COMPARED = 32
 _SWITCHES = "weft.quantized_layers"
 
 
@@ -67,7 +68,7 @@ def layer_errors(model: Any, calibration: Sequence[Inputs]) -> dict[str, float]:
     inputs = dict.fromkeys(node.input[0] for node in nodes)
     ranges = observe(model, inputs, calibration)
     limits = {name: (min(0.0, float(r.low.min())), max(0.0, float(r.high.max()))) for name, r in ranges.items()}
-    compared = calibration[:_NUM_COMPARED]
+    compared = some_rows(calibration, _NUM_COMPARED)
     reference, switched = ExpectedAnswers(model, compared), open_session(_with_switches(model, limits))
     errors = {}
     for number, node in enumerate(nodes):

@@ -11,7 +11,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from weft_common.errors import UnsupportedError
-from weft_optimize.methods.calibration import ChannelRange, ExpectedAnswers, observe, open_session
+from weft_optimize.methods.calibration import ChannelRange, ExpectedAnswers, observe, open_session, some_rows
 from weft_optimize.methods.integer_matmul import KINDS, find_products, has_integer_instructions, quantize_products
 from weft_optimize.methods.method import Built, Inputs, SourceModel
 from weft_optimize.methods.onnx_model import (
@@ -23,8 +23,8 @@ from weft_optimize.methods.onnx_model import (
     why_not_quantizable,
 )
 
-#: Most batches that strengths of smoothing are compared on.
-_NUM_COMPARED = 4
+#: Rows that strengths of smoothing are compared on.
+_NUM_COMPARED = 32
 _STRENGTHS = (0.5, 0.6, 0.7, 0.8, 0.9)
 # Softmax and the like stay in FP32: 256 values are too few for probabilities.
 _QDQ_OPS = ["Add", "AveragePool", "Concat", "Conv", "Flatten", "Gemm", "GlobalAveragePool", "MatMul", "MaxPool", "Relu"]
@@ -92,8 +92,8 @@ def smoothed(
     keep_layer_norms(model)
     strengths = (None, *_STRENGTHS)
     # Ranges fit the batches that they come from best of all: strengths are compared on others, as far as there are any.
-    num_compared = min(_NUM_COMPARED, max(1, len(calibration) // 4))
-    known, compared = calibration[:-num_compared] or calibration, calibration[-num_compared:]
+    compared = some_rows(calibration[-max(1, len(calibration) // 4) :], _NUM_COMPARED)
+    known = calibration[: -len(compared)] or calibration
     names = dict.fromkeys(product.x for product in find_products(model))
     ranges, reference = observe(model, names, known), ExpectedAnswers(model, compared)
 
