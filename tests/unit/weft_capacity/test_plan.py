@@ -78,7 +78,7 @@ def test_a_model_is_planned_for_a_gpu(repository: Path, capsys: pytest.CaptureFi
     assert one["memory"]["weights"] == 2 * 4 * SIDE * SIDE  # on a GPU nothing is packed
     assert one["memory"]["activations"] == 2 * 2 * 4 * 16 * SIDE
     assert one["cost_per_million"] == pytest.approx(3.6 / 3600 / (2 * one["rate_per_s"]) * 1e6)
-    assert [entry[0] for entry in report["solution"]["assignments"]] == ["fixed"]
+    assert [entry[0] for entry in report["placement"]["assignments"]] == ["fixed"]
 
 
 def test_a_rate_asks_for_as_many_replicas_as_it_needs(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,10 +89,10 @@ def test_a_rate_asks_for_as_many_replicas_as_it_needs(repository: Path, capsys: 
         repository, capsys, "fixed", "--device", "T4", "--rate", f"fixed={rate}", "--num-devices", "2"
     )
     assert status == 0
-    assert sorted({entry[2][0] for entry in report["solution"]["assignments"]}) == ["T4-0", "T4-1"]
+    assert sorted({entry[2][0] for entry in report["placement"]["assignments"]}) == ["T4-0", "T4-1"]
     status, report = planned(repository, capsys, "fixed", "--device", "T4", "--rate", f"fixed={rate}")
     assert status == 1
-    assert report["solution"]["unplaced"]
+    assert report["placement"]["unplaced"]
 
 
 def test_open_shapes_are_asked_for_by_name(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +112,7 @@ def test_a_python_model_is_declared(repository: Path, capsys: pytest.CaptureFixt
     """Nothing is guessed of it; and nothing is declared of what is known."""
     _, report = planned(repository, capsys, "code", "--device", "T4")
     assert report["estimates"][0]["memory"] is None
-    assert report["solution"] is None
+    assert "placement" not in report
     _, report = planned(repository, capsys, "code", "--device", "T4", "--declare", "code=100:2")
     assert report["estimates"][0]["memory"]["weights"] == 100 << 20
     assert report["estimates"][0]["rate_per_s"] == pytest.approx(500)
