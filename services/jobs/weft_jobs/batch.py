@@ -115,7 +115,7 @@ async def run_batch(
         patience_s=options.patience_s,
         clock_s=time.monotonic,
     )
-    if options.resume and (lock := lock_of(options.output)):
+    if options.resume and (lock := lock_of(options.output, name)):
         await target.is_still(lock)  # waits for a mesh that starts
     identity = await target.identify()
     await target.yield_to_others()

@@ -1,9 +1,13 @@
 """A data set of Parquet, JSON Lines or CSV files, local or in an object store, as shards of rows in a fixed order."""
 
 import csv
+import gzip
 import hashlib
 import io
 import json
+import lzma
+import os
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -19,6 +23,10 @@ from weft_common.text.suggestion import suggestion
 #: Format by suffix; a suffix of compression may follow that of JSON Lines and CSV.
 FORMATS = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
+#: What the readers of compressed files raise for one that is damaged or ends too early.
+_DAMAGES = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
+#: Characters of a cell of CSV, at most; the module's own limit is 128 KiB.
+_MAX_CELL = 2**31 - 1
 _HASHED_AT_ONCE_BYTES = 1 << 20
 _MAX_SHOWN = 80
 
@@ -86,6 +94,7 @@ class Dataset:
         paths = self._paths(plain)
         if not paths:
             raise NotFoundError(f"--input '{path}' matches no file")
+        self._states = {each: self._state(each) for each in paths}
         self.files = [DataFile(each, format or _format_of(each), self._digest(each)) for each in paths]
 
     def shards(self, num_rows: int, columns: Sequence[str]) -> Iterator[Shard]:
@@ -96,12 +105,13 @@ class Dataset:
             columns: Those to read.
 
         Raises:
-            InvalidArgumentError: A file lacks a column, or is not what its suffix says.
+            InvalidArgumentError: A file lacks a column, is not what its suffix says, or has changed meanwhile.
             OSError: A file cannot be read.
         """
         index = first_row = 0
         for file in self.files:
             for part in self._parts(file, num_rows, columns):
+                self._check_unchanged(file)
                 yield Shard(index, first_row, *part)
                 index += 1
                 first_row += part[0]
@@ -110,9 +120,12 @@ class Dataset:
         if file.format == "parquet":
             yield from self._parquet(file, num_rows, columns)
             return
-        with self._system.open(file.path, "rb", compression="infer") as stream:
-            text = io.TextIOWrapper(stream, encoding="utf-8", errors="surrogateescape", newline="")
-            yield from (_json_lines if file.format == "jsonl" else _csv)(file, text, num_rows, columns)
+        try:
+            with self._system.open(file.path, "rb", compression="infer") as stream:
+                text = io.TextIOWrapper(stream, encoding="utf-8", errors="surrogateescape", newline="")
+                yield from (_json_lines if file.format == "jsonl" else _csv)(file, text, num_rows, columns)
+        except _DAMAGES as error:
+            raise InvalidArgumentError(f"'{file.path}' cannot be unpacked: {error}") from None
 
     def _parquet(self, file: DataFile, num_rows: int, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         with self._system.open(file.path, "rb") as stream:
@@ -128,8 +141,24 @@ class Dataset:
                         rest = rest.slice(num_rows)
                 if rest is not None and rest.num_rows:
                     yield rest.num_rows, file.path, _columns(rest)
-            except pa.ArrowException as error:
+            except (pa.ArrowException, OSError) as error:
+                if isinstance(error, OSError) and error.errno is not None:  # else Arrow's word for damage
+                    raise
                 raise InvalidArgumentError(f"'{file.path}' is no Parquet file that can be read: {error}") from None
+
+    def _state(self, path: str) -> tuple[int, ...]:
+        """What changes when a local file is written or replaced; of others nothing is asked, for that is a request."""
+        if not self._is_local:
+            return ()
+        found = os.stat(path)
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    def _check_unchanged(self, file: DataFile) -> None:
+        if self._state(file.path) != self._states[file.path]:
+            raise InvalidArgumentError(
+                f"'{file.path}' has changed while the job ran; put it back and --resume, or begin again in another "
+                "folder"
+            )
 
     def _paths(self, plain: str) -> list[str]:
         if self._system.isdir(plain):
@@ -179,6 +208,7 @@ def _json_lines(
 
 
 def _csv(file: DataFile, text: io.TextIOWrapper, num_rows: int, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    csv.field_size_limit(_MAX_CELL)
     reader = csv.reader(text)
     try:
         header = next(reader, [])

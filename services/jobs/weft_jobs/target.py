@@ -90,7 +90,8 @@ class JobTarget:
         self._timeout_s = timeout_s
         self._num_tries = num_tries
         self._patience_s = patience_s
-        self._busy = BUSY | _FATAL if waits_for_model else BUSY
+        # A router that starts does not know a graph before all of its models are there.
+        self._busy = BUSY | (_FATAL if waits_for_model else {"NOT_FOUND"})
         self._clock_s = clock_s
         self._sleep = sleep
         self._last_answer_s = clock_s()
@@ -116,7 +117,8 @@ class JobTarget:
             try:
                 identity, is_whole = await self._identify()
             except RemoteError as error:
-                if error.code not in BUSY | {"DEADLINE_EXCEEDED"} or self._clock_s() - start_s > self._patience_s:
+                may_come_back = error.code in BUSY | {"DEADLINE_EXCEEDED", "NOT_FOUND"}
+                if not may_come_back or self._clock_s() - start_s > self._patience_s:
                     raise
             else:
                 if identity.digest == digest:
