@@ -140,4 +140,4 @@ class RedisBroker:
         try:
             yield
         except (RedisError, OSError, TimeoutError) as error:
-            raise UnavailableError(f"{self._server}: {error or type(error).__name__}") from error
+            raise UnavailableError(f"{self._server}: {str(error) or type(error).__name__}") from error
