@@ -80,7 +80,9 @@ async def _measure(case: _Case, url: str, root: Path) -> list[Figure]:
 
         async def job(number: int) -> None:
             output = root / f"{case.graph}-{number}"
-            await run_batch(client, BatchOptions(case.graph, str(source), output))
+            await run_batch(
+                client, BatchOptions(case.graph, str(source), output, rows_per_request=case.rows_per_request)
+            )
 
         await bare(max(_WINDOWS))
         tried = {window: (await _spent(lambda window=window: bare(window))).duration_s for window in _WINDOWS}

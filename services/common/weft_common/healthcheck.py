@@ -1,16 +1,17 @@
 """``python -m weft_common.healthcheck HOST:PORT``: exit status 0 if the service is SERVING; for container images."""
 
 import argparse
+import asyncio
 import sys
 from collections.abc import Sequence
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
+from weft_common.client.channels import open_channel
 from weft_common.errors import WeftError
+from weft_common.protocol.health import HEALTH, HealthCheckRequest, HealthCheckResponse
+from weft_common.protocol.services import stub_of
 from weft_common.security.arguments import add_channel_arguments
 from weft_common.security.channel import ChannelSecurity, channel_security
-from weft_common.security.tls import channel_credentials
+from weft_wire.interface import grpc
 
 _TIMEOUT_S = 3.0
 
@@ -22,30 +23,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_channel_arguments(parser, takes_key=False)
     try:
         options = parser.parse_args(arguments)
-        channel = _open(options.address, channel_security(options))
+        security = channel_security(options)
     except SystemExit as end:
         return 2 if end.code else 0
     except WeftError as error:
         sys.stderr.write(f"{error.message}\n")
         return 2
-    with channel:
+    return asyncio.run(_check(options.address, security))
+
+
+async def _check(address: str, security: ChannelSecurity | None) -> int:
+    async with open_channel(address, security=security) as channel:
         try:
-            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S)
-        except grpc.RpcError as error:
-            sys.stderr.write(f"{options.address} does not answer: {error.code().name}\n")
+            answer = await stub_of(channel, HEALTH).Check(HealthCheckRequest(), timeout=_TIMEOUT_S)
+        except grpc.aio.AioRpcError as error:
+            sys.stderr.write(f"{address} does not answer: {error.code().name}\n")
             return 1
-    if answer.status != health_pb2.HealthCheckResponse.SERVING:
-        name = health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
-        sys.stderr.write(f"{options.address} answers {name}\n")
+    if answer.status != HealthCheckResponse.SERVING:
+        sys.stderr.write(f"{address} answers {HealthCheckResponse.ServingStatus.Name(answer.status)}\n")
         return 1
     return 0
-
-
-def _open(address: str, security: ChannelSecurity | None) -> grpc.Channel:
-    tls = None if security is None else security.read().tls
-    if security is None or tls is None:
-        return grpc.insecure_channel(address)
-    return grpc.secure_channel(address, channel_credentials(tls), security.options)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ OPTIONAL_OUTPUTS_PARAMETER = "optional_outputs"
 
 #: Model parameter that is there, not "false", if requests may have a batch of no rows.
 EMPTY_BATCH_PARAMETER = "allow_empty_batch"
+#: Begins the names of model parameters that note where a version comes from, before its number; no backend reads them.
+PROVENANCE_PARAMETER = "provenance_of_version_"
 
 #: Parameter of a graph's configuration: sha256 of its file and of the graphs that it contains; set by its router.
 GRAPH_DIGEST_PARAMETER = "graph_digest"

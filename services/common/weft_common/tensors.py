@@ -8,37 +8,67 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from weft_common.errors import InvalidArgumentError
+from weft_common.errors import InvalidArgumentError, UnsupportedError
+
+try:
+    import ml_dtypes
+except ModuleNotFoundError:
+    ml_dtypes = None
 
 Array = npt.NDArray[Any]
 
 #: Longest element of a BYTES tensor in a request, for example an encoded image.
 MAX_STRING_BYTES = 256 << 20
 
-NUMPY_BY_DATATYPE: dict[str, np.dtype[Any]] = {
-    "BOOL": np.dtype(np.bool_),
-    "UINT8": np.dtype(np.uint8),
-    "UINT16": np.dtype(np.uint16),
-    "UINT32": np.dtype(np.uint32),
-    "UINT64": np.dtype(np.uint64),
-    "INT8": np.dtype(np.int8),
-    "INT16": np.dtype(np.int16),
-    "INT32": np.dtype(np.int32),
-    "INT64": np.dtype(np.int64),
-    "FP16": np.dtype(np.float16),
-    "FP32": np.dtype(np.float32),
-    "FP64": np.dtype(np.float64),
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-    "BYTES": np.dtype(np.object_),
-}
-INTEGERS = frozenset(name for name in NUMPY_BY_DATATYPE if "INT" in name)
+
+class _Dtypes(dict[str, np.dtype[Any]]):
+    """Dtypes by V2 datatype; BF16 raises UnsupportedError where ml_dtypes is not installed."""
+
+    def __missing__(self, datatype: str) -> np.dtype[Any]:
+        if datatype in DATATYPES:
+            raise UnsupportedError(f"{datatype} tensors are numpy arrays of ml_dtypes: pip install 'weft[bf16]'")
+        raise KeyError(datatype)
+
+    def get(self, datatype: str, default: Any = None) -> Any:
+        """The dtype; the default for what is no V2 datatype."""
+        found = dict.get(self, datatype)
+        if found is None:
+            return self[datatype] if datatype in DATATYPES else default
+        return found
+
+
+NUMPY_BY_DATATYPE: dict[str, np.dtype[Any]] = _Dtypes(
+    {
+        "BOOL": np.dtype(np.bool_),
+        "UINT8": np.dtype(np.uint8),
+        "UINT16": np.dtype(np.uint16),
+        "UINT32": np.dtype(np.uint32),
+        "UINT64": np.dtype(np.uint64),
+        "INT8": np.dtype(np.int8),
+        "INT16": np.dtype(np.int16),
+        "INT32": np.dtype(np.int32),
+        "INT64": np.dtype(np.int64),
+        "FP16": np.dtype(np.float16),
+        "FP32": np.dtype(np.float32),
+        "FP64": np.dtype(np.float64),
+        **({} if ml_dtypes is None else {"BF16": np.dtype(ml_dtypes.bfloat16)}),
+        "BYTES": np.dtype(np.object_),
+    }
+)
+#: Every V2 datatype.
+DATATYPES = (
+    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BF16",
+    "BYTES",
+)  # fmt: skip
+INTEGERS = frozenset(name for name in DATATYPES if "INT" in name)
 FLOATS = frozenset({"FP16", "FP32", "FP64", "BF16"})
 DATATYPE_BY_NUMPY: dict[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_BY_DATATYPE.items()}
-ITEMSIZE_BYTES: dict[str, int] = {name: dtype.itemsize for name, dtype in NUMPY_BY_DATATYPE.items() if name != "BYTES"}
+ITEMSIZE_BYTES: dict[str, int] = {
+    name: 2 if name == "BF16" else NUMPY_BY_DATATYPE[name].itemsize for name in DATATYPES if name != "BYTES"
+}
 
 #: Product of a shape; 1 for a scalar.
 num_elements = math.prod
@@ -74,7 +104,7 @@ def datatype_of(array: Array) -> str:
         return datatype
     if array.dtype.kind in "SU":
         return "BYTES"
-    raise InvalidArgumentError(f"dtype {array.dtype} has no V2 datatype; use one of {', '.join(NUMPY_BY_DATATYPE)}")
+    raise InvalidArgumentError(f"dtype {array.dtype} has no V2 datatype; use one of {', '.join(DATATYPES)}")
 
 
 def encode_bytes(elements: Iterable[bytes | str]) -> bytes:
@@ -164,9 +194,7 @@ def decode(tensor: WireTensor, *, name: str = "") -> Array:
     else:
         dtype = NUMPY_BY_DATATYPE.get(datatype)
         if dtype is None:
-            raise InvalidArgumentError(
-                f"unknown datatype '{datatype}' for '{name}'; use one of {', '.join(NUMPY_BY_DATATYPE)}"
-            )
+            raise InvalidArgumentError(f"unknown datatype '{datatype}' for '{name}'; use one of {', '.join(DATATYPES)}")
         if len(data) != expected * dtype.itemsize:
             raise InvalidArgumentError(
                 f"input byte size mismatch for input '{name}'. Expected {expected * dtype.itemsize}, got {len(data)}"

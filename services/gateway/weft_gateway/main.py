@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import uvloop
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weft_common.client.channels import is_one_endpoint
@@ -21,6 +20,7 @@ from weft_common.client.v2_client import V2Client
 from weft_common.errors import UnavailableError, UnsupportedError, WeftError
 from weft_common.observing import logs, telemetry
 from weft_common.observing.watchdog import LoopWatchdog
+from weft_common.processes.event_loop import new_event_loop
 from weft_common.processes.malloc import keep_freed_memory
 from weft_common.security.channel import channel_security
 from weft_common.security.tls import ServerTls, server_tls_files
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logs.configure(options.log_level)
     try:
         telemetry.configure("weft.gateway")
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
             runner.run(_serve(options))
     except WeftError as error:
         _log.error("cannot serve: %s", error.message)

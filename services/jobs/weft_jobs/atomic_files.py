@@ -12,13 +12,18 @@ LOCK = ".lock"
 _TEMPORARY = ".tmp"
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes, writer: str = "") -> None:
     """Write a file so that whoever reads it, at any moment and after a crash, finds the old content or the new.
+
+    Args:
+        path: The file.
+        content: What it is to have.
+        writer: Of several processes that may write the file at the same time, the name of this one.
 
     Raises:
         OSError: It cannot be written; the old content stays.
     """
-    temporary = path.with_name(path.name + _TEMPORARY)
+    temporary = path.with_name(f"{path.name}{writer and '.' + writer}{_TEMPORARY}")
     try:
         with temporary.open("wb") as stream:
             stream.write(content)
@@ -33,6 +38,12 @@ def replace_file(path: Path, content: bytes) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what writers that were killed have left in a folder, which nobody else writes to."""
+    for path in folder.glob(f"*{_TEMPORARY}"):
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

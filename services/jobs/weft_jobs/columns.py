@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from weft_common.errors import InvalidArgumentError
 from weft_common.signature import TensorSpec
-from weft_common.tensors import INTEGERS, NUMPY_BY_DATATYPE, Array, WireTensor, encode
+from weft_common.tensors import INTEGERS, NUMPY_BY_DATATYPE, Array, WireTensor, datatype_of, encode
 
 #: Types of Arrow by V2 datatype; BF16, which Arrow lacks, becomes float32.
 _ARROW: dict[str, pa.DataType] = {
@@ -247,7 +247,7 @@ def _list_dims(spec: TensorSpec) -> tuple[int, ...]:
 
 
 def _plain(value: Array, rank: int) -> Any:
-    array = value.astype(np.float32) if value.dtype == NUMPY_BY_DATATYPE["BF16"] else value
+    array = value.astype(np.float32) if datatype_of(value) == "BF16" else value
     return array.tolist() if rank else array.reshape(-1)[0].item()
 
 

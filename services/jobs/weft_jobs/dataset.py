@@ -1,34 +1,20 @@
 """A data set of Parquet, JSON Lines or CSV files, local or in an object store, as shards of rows in a fixed order."""
 
-import csv
-import gzip
 import hashlib
-import io
-import json
-import lzma
 import os
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import fsspec
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from weft_common.errors import InvalidArgumentError, NotFoundError
-from weft_common.text.suggestion import suggestion
+from weft_jobs.readers import READERS, FilePart, is_compressed
 
 #: Format by suffix; a suffix of compression may follow that of JSON Lines and CSV.
 FORMATS = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
-#: What the readers of compressed files raise for one that is damaged or ends too early.
-_DAMAGES = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
-#: Characters of a cell of CSV, at most; the module's own limit is 128 KiB.
-_MAX_CELL = 2**31 - 1
 _HASHED_AT_ONCE_BYTES = 1 << 20
-_MAX_SHOWN = 80
 
 
 @dataclass(frozen=True)
@@ -58,6 +44,7 @@ class Shard:
         columns: A list of values, or a column of Arrow, by name.
         is_text: Every value is text.
         faults: Rows that could not be read, counted from 0, and why. Their columns hold None.
+        share: How much of the data set it is, from 0 to 1, by the bytes of the files; of rows about.
     """
 
     index: int
@@ -67,6 +54,27 @@ class Shard:
     columns: dict[str, Any]
     is_text: bool = False
     faults: dict[int, str] = field(default_factory=dict)
+    share: float = 0.0
+
+
+class ShardSpan(NamedTuple):
+    """Adjacent shards of one file that can be read without those before them.
+
+    Attributes:
+        file: Index of the file.
+        start: Place in the file, as its reader counts.
+        first_index: Index of the first shard.
+        first_row: Number of the first row.
+        num_rows: Of each shard.
+        share: As of ``Shard``, of all of them.
+    """
+
+    file: int
+    start: int
+    first_index: int
+    first_row: int
+    num_rows: tuple[int, ...]
+    share: float
 
 
 class Dataset:
@@ -96,6 +104,7 @@ class Dataset:
             raise NotFoundError(f"--input '{path}' matches no file")
         self._states = {each: self._state(each) for each in paths}
         self.files = [DataFile(each, format or _format_of(each), self._digest(each)) for each in paths]
+        self._sizes = [int(self._system.size(each) or 0) for each in paths]
 
     def shards(self, num_rows: int, columns: Sequence[str]) -> Iterator[Shard]:
         """Shards of ``num_rows`` rows; the last one of each file may have fewer.
@@ -105,46 +114,65 @@ class Dataset:
             columns: Those to read.
 
         Raises:
-            InvalidArgumentError: A file lacks a column, is not what its suffix says, or has changed meanwhile.
+            InvalidArgumentError: A file lacks a column, or is not what its suffix says.
             OSError: A file cannot be read.
         """
         index = first_row = 0
-        for file in self.files:
-            for part in self._parts(file, num_rows, columns):
+        for number, file in enumerate(self.files):
+            before = 0.0
+            for part in READERS[file.format].parts(self._system, file.path, num_rows, columns):
                 self._check_unchanged(file)
-                yield Shard(index, first_row, *part)
+                share = max(part.fraction - before, 0.0) * self._share(number)
+                yield _shard(index, first_row, file.path, part, share)
+                before = part.fraction
                 index += 1
-                first_row += part[0]
+                first_row += part.num_rows
 
-    def _parts(self, file: DataFile, num_rows: int, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        if file.format == "parquet":
-            yield from self._parquet(file, num_rows, columns)
-            return
-        try:
-            with self._system.open(file.path, "rb", compression="infer") as stream:
-                text = io.TextIOWrapper(stream, encoding="utf-8", errors="surrogateescape", newline="")
-                yield from (_json_lines if file.format == "jsonl" else _csv)(file, text, num_rows, columns)
-        except _DAMAGES as error:
-            raise InvalidArgumentError(f"'{file.path}' cannot be unpacked: {error}") from None
+    def spans(self, num_rows: int) -> Iterator[ShardSpan]:
+        """Where the shards of ``shards`` are, each alone; those of a compressed file together.
 
-    def _parquet(self, file: DataFile, num_rows: int, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        with self._system.open(file.path, "rb") as stream:
-            try:
-                parquet = pq.ParquetFile(stream)
-                _check_columns(file, parquet.schema_arrow.names, columns)
-                rest = None
-                for batch in parquet.iter_batches(num_rows, columns=list(columns)):
-                    table = pa.Table.from_batches([batch])
-                    rest = table if rest is None else pa.concat_tables([rest, table])
-                    while rest.num_rows >= num_rows:
-                        yield num_rows, file.path, _columns(rest.slice(0, num_rows))
-                        rest = rest.slice(num_rows)
-                if rest is not None and rest.num_rows:
-                    yield rest.num_rows, file.path, _columns(rest)
-            except (pa.ArrowException, OSError) as error:
-                if isinstance(error, OSError) and error.errno is not None:  # else Arrow's word for damage
-                    raise
-                raise InvalidArgumentError(f"'{file.path}' is no Parquet file that can be read: {error}") from None
+        Reads all files of text, and of Parquet what they say of themselves. Raises as ``shards``.
+        """
+        index = first_row = 0
+        for number, file in enumerate(self.files):
+            starts = list(READERS[file.format].starts(self._system, file.path, num_rows))
+            rows_of_file = sum(rows for rows, _ in starts) or 1
+            is_whole = file.format != "parquet" and is_compressed(file.path)
+            together = len(starts) if is_whole else 1
+            for first in range(0, len(starts), together or 1):
+                rows = tuple(count for count, _ in starts[first : first + together])
+                start = 0 if is_whole else starts[first][1]
+                share = sum(rows) / rows_of_file * self._share(number)
+                yield ShardSpan(number, start, index, first_row, rows, share)
+                index += len(rows)
+                first_row += sum(rows)
+
+    def read(self, span: ShardSpan, columns: Sequence[str]) -> Iterator[Shard]:
+        """The shards of a span; raises as ``shards``.
+
+        Raises:
+            InvalidArgumentError: The file is not the one that the span is of.
+        """
+        file = self.files[span.file]
+        size = self._system.size(file.path)
+        if size is not None and size != self._sizes[span.file]:
+            raise InvalidArgumentError(
+                f"'{file.path}' has {size} bytes, and had {self._sizes[span.file]} when the job began; every machine "
+                "must see the same files"
+            )
+        first_row = span.first_row
+        parts = READERS[file.format].parts(self._system, file.path, max(span.num_rows), columns, span.start)
+        for place, rows in enumerate(span.num_rows):
+            part = next(parts, None)
+            if part is None or part.num_rows != rows:
+                raise InvalidArgumentError(f"'{file.path}' has other rows than when the job began")
+            share = span.share * rows / sum(span.num_rows)
+            yield _shard(span.first_index + place, first_row, file.path, part, share)
+            first_row += rows
+
+    def _share(self, number: int) -> float:
+        """How much of the data set a file is."""
+        return self._sizes[number] / max(sum(self._sizes), 1)
 
     def _state(self, path: str) -> tuple[int, ...]:
         """What changes when a local file is written or replaced; of others nothing is asked, for that is a request."""
@@ -182,61 +210,8 @@ class Dataset:
         return (protocol,) if isinstance(protocol, str) else tuple(protocol)
 
 
-def _columns(table: pa.Table) -> dict[str, Any]:
-    return dict(zip(table.column_names, table.columns, strict=True))
-
-
-def _json_lines(
-    file: DataFile, text: io.TextIOWrapper, num_rows: int, columns: Sequence[str]
-) -> Iterator[tuple[Any, ...]]:
-    lines = (line for line in text if line.strip())
-    while some := list(islice(lines, num_rows)):
-        values: dict[str, list[Any]] = {name: [] for name in columns}
-        faults: dict[int, str] = {}
-        for row, line in enumerate(some):
-            record: Any = None
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                faults[row] = f"no JSON: {error}: {_shown(line)}"
-            if record is not None and not isinstance(record, dict):
-                faults[row] = f"a line must be an object of columns, got {_shown(line)}"
-            known = record if isinstance(record, dict) else {}
-            for name, column in values.items():
-                column.append(known.get(name))
-        yield len(some), file.path, values, False, faults
-
-
-def _csv(file: DataFile, text: io.TextIOWrapper, num_rows: int, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    csv.field_size_limit(_MAX_CELL)
-    reader = csv.reader(text)
-    try:
-        header = next(reader, [])
-        _check_columns(file, header, columns)
-        places = {name: header.index(name) for name in columns}
-        records = (record for record in reader if record)
-        while some := list(islice(records, num_rows)):
-            faults = {
-                row: f"has {len(record)} cells, the header {len(header)}: {_shown(','.join(record))}"
-                for row, record in enumerate(some)
-                if len(record) != len(header)
-            }
-            values = {
-                name: [None if row in faults else record[place] for row, record in enumerate(some)]
-                for name, place in places.items()
-            }
-            yield len(some), file.path, values, True, faults
-    except csv.Error as error:
-        raise InvalidArgumentError(f"'{file.path}', line {reader.line_num}: {error}") from None
-
-
-def _check_columns(file: DataFile, got: Sequence[str], wanted: Sequence[str]) -> None:
-    for name in wanted:
-        if name not in got:
-            raise InvalidArgumentError(
-                f"'{file.path}' has no column '{name}'{suggestion(name, got)}; it has {', '.join(got) or 'none'}; "
-                "--column INPUT=COLUMN names another"
-            )
+def _shard(index: int, first_row: int, path: str, part: FilePart, share: float) -> Shard:
+    return Shard(index, first_row, part.num_rows, path, part.columns, part.is_text, part.faults, share)
 
 
 def _format_of(path: str) -> str:
@@ -257,8 +232,3 @@ def _suffix(path: str) -> str:
 
 def _is_hidden(path: str) -> bool:
     return any(part.startswith((".", "_")) for part in path.split("/"))
-
-
-def _shown(line: str) -> str:
-    text = line.strip()
-    return repr(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}...")

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,10 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from weft_common.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
-from weft_jobs.atomic_files import replace_file
+from weft_jobs.atomic_files import remove_unfinished, replace_file
 
-_MANIFEST = "manifest.json"
-_ROWS, _FAILED = "rows", "failed"
+MANIFEST = "manifest.json"
+_ROWS, _FAILED, _TRIES = "rows", "failed", ".tries"
 
 
 class FailedRow(NamedTuple):
@@ -44,12 +45,20 @@ class OutputFolder:
         path: The folder.
         format: ``parquet`` or ``jsonl``.
         schema: Columns of the parts.
+        writer: Name of this process, where others of the same job write too.
     """
 
-    def __init__(self, path: Path, format: str, schema: pa.Schema) -> None:  # as the option is called
+    def __init__(
+        self,
+        path: Path,
+        format: str,  # as the option is called
+        schema: pa.Schema,
+        writer: str = "",
+    ) -> None:
         self._path = path
         self._format = format
         self._schema = schema
+        self._writer = writer
 
     def is_done(self, index: int) -> bool:
         """Whether a shard was written."""
@@ -57,13 +66,31 @@ class OutputFolder:
 
     def num_failed(self) -> int:
         """Rows that failed in the shards that are done."""
-        total = 0
-        for path in sorted((self._path / _FAILED).glob("part-*.jsonl")):
-            index = int(path.stem.removeprefix("part-"))
-            if self.is_done(index):
-                with path.open("rb") as stream:
-                    total += sum(1 for _ in stream)
-        return total
+        paths = (self._path / _FAILED).glob("part-*.jsonl")
+        indices = [int(path.stem.removeprefix("part-")) for path in paths]
+        return sum(len(self.failed_in(index)) for index in indices if self.is_done(index))
+
+    def failed_in(self, index: int) -> list[FailedRow]:
+        """Rows that failed in a shard that is done."""
+        try:
+            with self._failures(index).open("rb") as stream:
+                return [FailedRow(**json.loads(line)) for line in stream]
+        except FileNotFoundError:
+            return []
+
+    def begin(self, index: int) -> int:
+        """Note that a shard is begun; returns how often it was before, since the last ``remove_unfinished``."""
+        tries = self._path / _TRIES / f"{index:06}"
+        tries.parent.mkdir(exist_ok=True)
+        with tries.open("ab") as stream:
+            stream.write(b".")
+            return stream.tell() - 1
+
+    def remove_unfinished(self) -> None:
+        """Remove what writers that were killed have left, once no other process writes to the folder."""
+        shutil.rmtree(self._path / _TRIES, ignore_errors=True)
+        for name in (_ROWS, _FAILED):
+            remove_unfinished(self._path / name)
 
     def write(self, index: int, columns: Mapping[str, pa.Array], failed: Sequence[FailedRow]) -> None:
         """Write a shard, also one that has no row or was written before.
@@ -71,19 +98,23 @@ class OutputFolder:
         Raises:
             OSError: It cannot be written, for example as the disk is full; nothing is left of it.
         """
-        failures = self._path / _FAILED / f"part-{index:06}.jsonl"
+        failures = self._failures(index)
         if failed:
             failures.parent.mkdir(exist_ok=True)
             lines = "".join(json.dumps(row._asdict(), ensure_ascii=False) + "\n" for row in failed)
-            replace_file(failures, lines.encode("utf-8", "backslashreplace"))
+            replace_file(failures, lines.encode("utf-8", "backslashreplace"), self._writer)
         else:
             failures.unlink(missing_ok=True)
         self._part(index).parent.mkdir(exist_ok=True)
         table = pa.table([columns[name] for name in self._schema.names], schema=self._schema)
-        replace_file(self._part(index), _parquet(table) if self._format == "parquet" else _json_lines(table))
+        content = _parquet(table) if self._format == "parquet" else _json_lines(table)
+        replace_file(self._part(index), content, self._writer)
 
     def _part(self, index: int) -> Path:
         return self._path / _ROWS / f"part-{index:06}.{self._format}"
+
+    def _failures(self, index: int) -> Path:
+        return self._path / _FAILED / f"part-{index:06}.jsonl"
 
 
 def _parquet(table: pa.Table) -> bytes:
@@ -105,7 +136,7 @@ def _in_base64(value: Any) -> str:
 def lock_of(path: Path, graph: str) -> str:
     """Digest of ``graph`` and its models that the job in a folder was begun with; "": it was not, or cannot be read."""
     try:
-        manifest = json.loads((path / _MANIFEST).read_bytes())
+        manifest = json.loads((path / MANIFEST).read_bytes())
         return str(manifest["lock"]) if manifest["graph"] == graph else ""
     except (OSError, ValueError, KeyError, TypeError):
         return ""
@@ -125,18 +156,18 @@ def begin(path: Path, manifest: Mapping[str, Any], *, resume: bool) -> None:
         InvalidArgumentError: The job there was made from something else; the message says what differs.
         OSError: It cannot be read or written.
     """
-    target = path / _MANIFEST
+    target = path / MANIFEST
     if not resume:
         others = sorted(each.name for each in path.iterdir() if not each.name.startswith("."))
         if others:
-            what = "a job was begun there; --resume goes on with it" if _MANIFEST in others else f"it has {others[0]}"
+            what = "a job was begun there; --resume goes on with it" if MANIFEST in others else f"it has {others[0]}"
             raise AlreadyExistsError(f"--output '{path}' must be empty, but {what}")
         replace_file(target, (json.dumps(manifest, indent=2, sort_keys=True) + "\n").encode())
         return
     try:
         before = json.loads(target.read_bytes())
     except FileNotFoundError:
-        raise NotFoundError(f"no job was begun in '{path}': it has no {_MANIFEST}; leave --resume out") from None
+        raise NotFoundError(f"no job was begun in '{path}': it has no {MANIFEST}; leave --resume out") from None
     except ValueError as error:
         raise InvalidArgumentError(f"'{target}' is damaged: {error}; begin again in another folder") from None
     differences = [

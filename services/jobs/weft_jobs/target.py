@@ -145,16 +145,19 @@ class JobTarget:
         digest.update(lock)
         return Identity(signature, digest.hexdigest()), is_whole
 
-    async def yield_to_others(self) -> None:
+    async def yield_to_others(self) -> bool:
         """Send every request at the lowest priority that all models behind the server know, unless one is given.
 
         Models without ``priority_levels`` treat all requests alike.
+
+        Returns:
+            Whether there is such a priority.
 
         Raises:
             RemoteError: The server does not answer.
         """
         if "priority" in self._parameters:
-            return
+            return False
         names = {model.name for model in await self._client.index(ready_only=True, timeout_s=_DESCRIBE_TIMEOUT_S)}
         levels = []
         for name in sorted(names):
@@ -163,6 +166,7 @@ class JobTarget:
                 levels.append(config.dynamic_batching.priority_levels)
         if priority := min(filter(None, levels), default=0):
             self._parameters["priority"] = priority
+        return priority > 0
 
     async def _lock(self) -> tuple[bytes, bool]:
         """Signatures of the models that are ready, and whether those are all."""

@@ -4,18 +4,17 @@ from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import TypeVar, cast
 
-import grpc
-
 from weft_common.errors import InvalidArgumentError, NotFoundError
+from weft_common.protocol.services import add_service, method_handlers
 from weft_common.security.access import check_model
 from weft_common.server.call_boundary import CallBoundary, Context
 from weft_protos import graph_service_pb2 as pb
-from weft_protos import graph_service_pb2_grpc as pb_grpc
 from weft_router.bandits.store import BanditChoice, BanditStore, KnownArm
 from weft_router.bandits.taken_path import bandit_choices
 from weft_router.repository.signatures import signatures_of
 from weft_router.repository.table import GraphTable
 from weft_router.targets.catalog import TargetCatalog
+from weft_wire.interface import grpc
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GraphService"].full_name
 
@@ -44,7 +43,7 @@ def _answering(
     return answer
 
 
-class GraphServicer(pb_grpc.GraphServiceServicer):
+class GraphServicer:
     """Answers ``weft.graph.GraphService``.
 
     Args:
@@ -65,7 +64,7 @@ class GraphServicer(pb_grpc.GraphServiceServicer):
 
     def add_to(self, server: grpc.aio.Server) -> tuple[str]:
         """The server offers the service; gives its full name."""
-        pb_grpc.add_GraphServiceServicer_to_server(self, server)
+        add_service(server, SERVICE_NAME, method_handlers(self, pb.DESCRIPTOR.services_by_name["GraphService"]))
         return (SERVICE_NAME,)
 
     @_answering

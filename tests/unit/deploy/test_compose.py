@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,14 @@ def test_an_image_is_small_and_does_not_run_as_root(service: str) -> None:
     assert "--constraint constraints.txt" in install
     assert ("model" in install) == (service == "model")
     assert re.search(r"^USER 65534$", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("service", PACKAGES)
+def test_an_image_has_what_a_service_of_a_mesh_takes(service: str) -> None:
+    """The extra that it installs is `mesh`, or has it: the base package alone has neither conditions nor traces."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (installed,) = re.findall(r"^(?:ARG EXTRAS=|RUN pip install .*)\"\.?\[(\w+)\]\"", dockerfile(service), re.MULTILINE)
+    assert installed == "mesh" or "weft[mesh]" in extras[installed]
 
 
 @pytest.mark.parametrize("service", OURS)

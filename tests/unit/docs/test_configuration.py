@@ -64,12 +64,12 @@ def serving_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def up_parser() -> argparse.ArgumentParser:
+def mesh_parser(name: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     commands = parser.add_subparsers()
     mesh.add_commands(commands)
-    up: argparse.ArgumentParser = commands.choices["up"]
-    return up
+    command: argparse.ArgumentParser = commands.choices[name]
+    return command
 
 
 def test_every_service() -> None:
@@ -99,12 +99,13 @@ def test_gateway() -> None:
     assert expected(make_gateway_parser()) == listed("Gateway")
 
 
-def test_weft_up() -> None:
-    """Those of ``weft up``; what it gives the router is listed there."""
+@pytest.mark.parametrize("name", ["up", "edge"])
+def test_commands_that_serve(name: str) -> None:
+    """Those of ``weft up`` and ``weft edge``; what they give the router is listed there."""
     parser = argparse.ArgumentParser()
     add_router_arguments(parser)
-    own = {name: default for name, default in expected(up_parser()).items() if name not in expected(parser)}
-    assert own == listed("weft up")
+    own = {name: default for name, default in expected(mesh_parser(name)).items() if name not in expected(parser)}
+    assert own == listed(f"weft {name}")
 
 
 @pytest.mark.parametrize("name", re.findall(r"(?m)^\| `([A-Z_]+)`", PAGE))

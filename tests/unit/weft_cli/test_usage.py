@@ -23,8 +23,11 @@ WITH_FACTS = (
     "check",
     "explain",
     "batch",
+    "optimize",
     "train-heads",
     "quantize",
+    "plan",
+    "tune",
 )
 CALLING = ("restart", "top", "infer", "feedback", "rollback", "lock", "batch", "stream")
 

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from weft_common.errors import InvalidArgumentError, NotFoundError
-from weft_jobs.dataset import Dataset
+from weft_jobs.dataset import Dataset, Shard
 
 
 def test_shards_follow_files_in_the_order_of_their_names(tmp_path: Path) -> None:
@@ -81,3 +81,43 @@ def test_the_digest_follows_the_content(tmp_path: Path) -> None:
     before = Dataset(str(path)).files
     path.write_text("x\n2\n")
     assert Dataset(str(path)).files != before
+
+
+def test_each_shard_can_be_read_alone(tmp_path: Path) -> None:
+    """Spans are where shards begin: in the midst of a row group, behind letters of several bytes and quoted lines."""
+    pq.write_table(pa.table({"x": [f"p{row}" for row in range(11)]}), tmp_path / "a.parquet", row_group_size=4)
+    lines = [f'{{"x": "\u00e4\u4e2d{row}"}}' + ("\r\n" if row % 2 else "\n\n") for row in range(7)]
+    (tmp_path / "b.jsonl").write_bytes("".join(lines).encode() + b'{"x": "\xff\xed\xa0\x80"}')
+    (tmp_path / "c.csv").write_bytes(b'x,y\n"a\r\nb",1\n\n"\xff,""c""",2\rd,3\ne"f,4\n\n')
+    with gzip.open(tmp_path / "d.jsonl.gz", "wt") as stream:
+        stream.write("".join(f'{{"x": {row}}}\n' for row in range(7)))
+    (tmp_path / "e.csv").write_text("x\n")
+    dataset = Dataset(str(tmp_path))
+    for num_rows in (1, 2, 3, 4, 5, 100):
+        whole = list(dataset.shards(num_rows, ["x"]))
+        spans = list(dataset.spans(num_rows))
+        alone = [shard for span in reversed(spans) for shard in reversed(list(dataset.read(span, ["x"])))]
+        assert [_content(shard) for shard in whole] == [_content(shard) for shard in reversed(alone)]
+        assert sum(shard.share for shard in whole) == pytest.approx(1.0, abs=0.1)
+        assert sum(shard.share for shard in alone) == pytest.approx(1.0, abs=0.1)
+    assert [len(span.num_rows) for span in dataset.spans(4)] == [1, 1, 1, 1, 1, 1, 2]
+
+
+def test_a_machine_that_sees_another_file_is_refused(tmp_path: Path) -> None:
+    """A file of another size, or with other rows, than the driver of the job saw."""
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"x": 1}\n{"x": 2}\n')
+    dataset = Dataset(str(path))
+    (span,) = dataset.spans(8)
+    path.write_text('{"x": 1}')
+    with pytest.raises(InvalidArgumentError, match="has 8 bytes, and had 18 when the job began"):
+        list(dataset.read(span, ["x"]))
+    path.write_text('{"x": 1}         \n')
+    with pytest.raises(InvalidArgumentError, match="has other rows than when the job began"):
+        list(dataset.read(span, ["x"]))
+
+
+def _content(shard: Shard) -> tuple[object, ...]:
+    values = shard.columns["x"]
+    plain = values if isinstance(values, list) else values.to_pylist()
+    return (shard.index, shard.first_row, shard.num_rows, shard.file, plain, shard.is_text, shard.faults)

@@ -47,6 +47,21 @@ def test_failures_of_a_shard_that_is_not_done_do_not_count(tmp_path: Path) -> No
     assert (tmp_path / "rows" / "part-000000.jsonl").read_text() == '{"row": 0, "Y": "YQ=="}\n{"row": 2, "Y": "Yg=="}\n'
 
 
+def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
+    """Several processes may write a shard at once; how often one was begun counts until then, too."""
+    folder = OutputFolder(tmp_path, "jsonl", SCHEMA, "host-7")
+    assert [folder.begin(0), folder.begin(0), folder.begin(1)] == [0, 1, 0]
+    folder.write(0, COLUMNS, FAILED)
+    assert folder.failed_in(0) == FAILED
+    assert folder.failed_in(1) == []
+    whole = sorted(tmp_path.glob("*/part-*"))
+    for path in whole:
+        path.with_name(f"{path.name}.host-8.tmp").write_text("{")
+    folder.remove_unfinished()
+    assert sorted(path for path in tmp_path.rglob("*") if path.is_file()) == whole
+    assert folder.begin(0) == 0
+
+
 def test_one_job_at_a_time_holds_a_folder(tmp_path: Path) -> None:
     """A second job on the folder is refused, until the first one has ended."""
     with held(tmp_path / "o"), pytest.raises(UnavailableError, match="another job"), held(tmp_path / "o"):

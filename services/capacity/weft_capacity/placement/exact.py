@@ -28,7 +28,7 @@ _BALANCE_UNITS = 10_000
 _MAX_BYTES = 1 << 44
 #: Larger models take longer to build than they are worth.
 MAX_VARIABLES = 200_000
-#: Parts of the time; what one leaves the next one has.
+#: Parts of the time; what one leaves the next one has, but for the balance: it is worth no long search.
 _PARTS = {"missing": 0.4, "cost": 0.5, "moves": 0.3, "balance": 0.1}
 #: Wall-clock seconds for one of deterministic time, after which a search is given up all the same.
 _SLOWEST = 20
@@ -117,18 +117,20 @@ class _Search:
         self._open: dict[Bin, Any] = {}
         self._used: dict[str, Any] = {}
         self._missing: dict[str, Any] = {}
-        self._loads: list[tuple[Any, int]] = []
+        self._loads: list[Any] = []
         self._byte_unit = _byte_unit(problem)
+        self._dearest = max((device.cost_per_hour for device in devices), default=0.0) or 1.0
+        self._per_device = len(devices) + 1
         self._build()
 
     def run(self, time_limit_s: float) -> Solution:
         """Minimise one thing after another, each without making an earlier one worse."""
-        is_optimal, left_s, saved_s = True, time_limit_s, 0.0
+        is_optimal, left_s, saved_s, bound = True, time_limit_s, 0.0, 0.0
         notes = []
         steps = [(name, aim) for name, aim in self._aims() if not isinstance(aim, int)]
         for name, aim in steps:
             self._hint()
-            allowed_s = min(left_s, time_limit_s * _PARTS[name] + saved_s)
+            allowed_s = min(left_s, time_limit_s * _PARTS[name] + (saved_s if name != "balance" else 0.0))
             self._model.minimize(aim)
             solver = self._cp_model.CpSolver()
             solver.parameters.num_workers = 1
@@ -144,12 +146,14 @@ class _Search:
                 notes.append(f"no answer for the {name} within {time_limit_s:g} s of search")
                 break
             self._take(solver)
+            if name == "cost" and not self._keeps:
+                bound = round(solver.best_objective_bound) // self._per_device * self._dearest / _COST_UNITS
             if status != self._cp_model.OPTIMAL:
                 is_optimal = False
                 gap = _gap(solver.objective_value, solver.best_objective_bound)
                 notes.append(f"the {name} is not proved to be the least: at most {gap:.1%} above it")
             self._model.add(aim <= round(solver.objective_value))
-        return replace(self._best, is_optimal=is_optimal, notes=(*self._best.notes, *notes))
+        return replace(self._best, is_optimal=is_optimal, cost_bound=round(bound, 9), notes=(*self._best.notes, *notes))
 
     def _take(self, solver: Any) -> None:
         """Keep the answer of the solver, if it is no worse than what is known."""
@@ -208,6 +212,7 @@ class _Search:
             self._model.add(self._open[shapes[0][0]] == used)
         for present in over.values() if len(shapes) > 1 else ():
             self._model.add(sum(present) <= used)
+        self._loads.append(sum(load for _, load in filled))
         if len(shapes) > 1:  # follows from the rest, and bounds the cost
             self._model.add(sum(memory for memory, _ in filled) <= device.memory_bytes // self._byte_unit * used)
             self._model.add(sum(load for _, load in filled) <= _units(self._problem.max_load + TOLERANCE / 2) * used)
@@ -230,7 +235,6 @@ class _Search:
         self._model.add(sum(memory) <= num_bytes * opened)
         self._model.add(sum(load) <= units * opened)
         self._model.add(sum(number) <= device.max_models * opened)
-        self._loads.append((sum(load), max(_units(capacity_load), 1)))
         return sum(memory), sum(load)
 
     def _add_spread(self, workload: Workload) -> None:
@@ -270,10 +274,8 @@ class _Search:
 
     def _cost(self) -> Any:
         """Of what is used; of two placements of one cost, the one with fewer devices has less."""
-        dearest = max((device.cost_per_hour for device in self._devices), default=0.0) or 1.0
-        per_device = len(self._devices) + 1
         return sum(
-            (round(device.cost_per_hour / dearest * _COST_UNITS) * per_device + 1) * self._used[device.name]
+            (round(device.cost_per_hour / self._dearest * _COST_UNITS) * self._per_device + 1) * self._used[device.name]
             for device in self._devices
         )
 
@@ -289,10 +291,14 @@ class _Search:
         return -sum(stayed) if stayed else 0
 
     def _highest_load(self) -> Any:
+        """Of a device; of two placements with one, that with smaller slices has less."""
         highest = self._model.new_int_var(0, _BALANCE_UNITS + 1, "highest load")
-        for load, units in self._loads:
-            self._model.add(load * _BALANCE_UNITS <= highest * units + units // 2)
-        return highest
+        per_unit = _LOAD_UNITS // _BALANCE_UNITS
+        for load in self._loads:
+            self._model.add(load <= highest * per_unit)
+        taken = [self._open[bin] * len(slices) for d in self._devices for bin, slices in _shapes(d) if bin.profile]
+        most = sum(len(_shapes(device)[0][1]) for device in self._devices) + 1
+        return highest * most + sum(taken)
 
 
 def _byte_unit(problem: Problem) -> int:

@@ -6,6 +6,7 @@ load cannot be compared. Every way to sort and to choose is tried, devices that 
 best result counts. Source: Panigrahy, Talwar, Uyeda and Wieder, "Heuristics for Vector Bin Packing" (2011).
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from itertools import product
 from typing import NamedTuple
@@ -25,7 +26,7 @@ _SIZES: dict[str, Callable[[float, float], float]] = {
     "memory": lambda memory, load: memory,
     "load": lambda memory, load: load,
 }
-Score = tuple[float, float, float, float, float]
+Score = tuple[float, float, float, float, float, int]
 
 
 class _Way(NamedTuple):
@@ -51,15 +52,23 @@ def first_fit(problem: Problem, previous: Solution | None = None, *, keeps: bool
 
 
 def score(problem: Problem, solution: Solution, previous: Solution | None = None, *, keeps: bool = False) -> Score:
-    """What is minimised, the first first: replicas without a place, cost, devices, moves, the highest load.
+    """What is minimised, the first first: replicas without a place, cost, devices, moves, the highest load, slices.
 
-    With ``keeps``, moves come before cost.
+    The load is that of a device; slices are the memory slices that are taken. With ``keeps``, moves come before cost.
     """
-    highest = max((use.load / use.capacity_load for use in use_of(problem, solution).values()), default=0.0)
+    loads: dict[str, float] = defaultdict(float)
+    for bin, use in use_of(problem, solution).items():
+        loads[bin.device] += use.load
     num_unplaced, moves = sum(entry.num_replicas for entry in solution.unplaced), num_moved(previous, solution)
     cost, num_devices = round(cost_per_hour(problem, solution), 9), len(solution.devices)
     order = (moves, cost, num_devices) if keeps else (cost, num_devices, moves)
-    return (num_unplaced, *order, round(highest, 9))
+    return (num_unplaced, *order, round(max(loads.values(), default=0.0), 9), num_slices(problem, solution))
+
+
+def num_slices(problem: Problem, solution: Solution) -> int:
+    """The memory slices of partitioned GPUs that are taken."""
+    sizes = {(device.name, profile.name): profile.num_slices for device in problem.devices for profile in device.mig}
+    return sum(sizes[bin.device, bin.profile] for bin in {e.bin for e in solution.assignments} if bin.profile)
 
 
 def _ways(problem: Problem, previous: Solution | None) -> Iterator[_Way]:

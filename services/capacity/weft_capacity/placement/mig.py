@@ -10,6 +10,8 @@ out: they hold what the plain ones hold. For 3g and 4g of the H200 no such listi
 2g, with the SMs of https://github.com/NVIDIA/go-nvml/blob/main/pkg/nvml/mock/shared/gpus/h200.go.
 """
 
+from dataclasses import replace
+
 from weft_capacity.placement.problem import MigProfile
 
 _MIB = 1 << 20
@@ -83,3 +85,15 @@ def _profiles(num_sms: int, kinds: dict[str, tuple[str, int, int]]) -> tuple[Mig
 
 #: By class of device; ``Device.mig`` takes one of these, or what ``nvidia-smi mig -lgip -lgipp`` prints of another GPU.
 MIG_PROFILES = {name: _profiles(*entry) for name, entry in _GPUS.items()}
+
+
+def mig_profiles(device_class: str, reserved_bytes: int = 0) -> tuple[MigProfile, ...]:
+    """The slices of a class of device, () for one that has none.
+
+    Args:
+        device_class: ``"H100-80GB"``.
+        reserved_bytes: What the runtime takes of each slice before a model is there.
+    """
+    profiles = MIG_PROFILES.get(device_class, ())
+    left = (replace(profile, memory_bytes=profile.memory_bytes - reserved_bytes) for profile in profiles)
+    return tuple(profile for profile in left if profile.memory_bytes > 0)

@@ -200,7 +200,7 @@ def _check_device(device: Device) -> None:
         raise InvalidArgumentError(f"{where}: device_class is '{device.device_class}'; name one, such as 'cpu'")
     _check_names(f"{where}: MIG profile", [profile.name for profile in device.mig])
     for profile in device.mig:
-        _check_int(f"{where}: memory_bytes of '{profile.name}'", profile.memory_bytes, 1, device.memory_bytes)
+        _check_int(f"{where}: memory_bytes of '{profile.name}'", profile.memory_bytes, 1, _MAX_BYTES)
         _check_int(f"{where}: num_slices of '{profile.name}'", profile.num_slices, 1, 64)
         _check_share(f"{where}: compute_share of '{profile.name}'", profile.compute_share)
         if not profile.starts:

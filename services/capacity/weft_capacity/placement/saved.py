@@ -63,6 +63,7 @@ def to_json(problem: Problem, solution: Solution) -> dict[str, Any]:
         "unplaced": [list(entry) for entry in solution.unplaced],
         "method": solution.method,
         "is_optimal": solution.is_optimal,
+        "cost_bound": solution.cost_bound,
         "notes": list(solution.notes),
     }
 
@@ -85,6 +86,7 @@ def from_json(values: Any) -> tuple[Problem, Solution]:
         tuple(Unplaced(*entry) for entry in values["unplaced"]),
         values["method"],
         values["is_optimal"],
+        values["cost_bound"],
         tuple(values["notes"]),
     )
     return problem, solution

@@ -60,6 +60,7 @@ class Solution:
         unplaced: Workloads with replicas that have none.
         method: ``"cp-sat"`` or ``"first-fit"``.
         is_optimal: Whether no placement costs less, moves fewer and is balanced better (in that order).
+        cost_bound: No placement of as many replicas costs less per hour; 0: that is all that is known.
         notes: What the reader should know of how it was found.
     """
 
@@ -67,6 +68,7 @@ class Solution:
     unplaced: tuple[Unplaced, ...] = ()
     method: str = "first-fit"
     is_optimal: bool = False
+    cost_bound: float = 0.0
     notes: tuple[str, ...] = ()
 
     @property
@@ -111,7 +113,7 @@ def capacity(problem: Problem, device: Device, profile: str) -> tuple[int, float
     if not profile:
         return device.memory_bytes, problem.max_load
     found = {entry.name: entry for entry in device.mig}[profile]
-    return found.memory_bytes, found.compute_share * problem.max_load
+    return min(found.memory_bytes, device.memory_bytes), found.compute_share * problem.max_load
 
 
 def use_of(problem: Problem, solution: Solution) -> dict[Bin, BinUse]:

@@ -38,6 +38,7 @@ def _add_batch(commands: "Commands") -> None:
     parser.add_argument("--resume", action="store_true", help="go on with the job in --output")
     _add_form(parser)
     _add_pace(parser)
+    _add_engine(parser)
     parser.add_argument("--url", metavar="ADDRESS", help="router to use; default: a mesh of its own, in this job")
     parser.add_argument(
         "--repository",
@@ -46,8 +47,37 @@ def _add_batch(commands: "Commands") -> None:
         metavar="DIR",
         help="model repository of the job's own mesh; default: model_repository",
     )
+    parser.add_argument(
+        "--cost-per-hour",
+        type=positive,
+        metavar="N",
+        help="what the machines of the job cost, in any currency; shows the cost of a million rows",
+    )
     add_json_argument(parser)
     add_channel_arguments(parser.add_argument_group("security"))
+
+
+def _add_engine(parser: argparse.ArgumentParser) -> None:
+    engine = parser.add_argument_group("engine")
+    engine.add_argument(
+        "--engine",
+        default="embedded",
+        choices=("embedded", "ray"),
+        help="embedded: this process (default); ray: the machines of a Ray cluster, which share the files",
+    )
+    engine.add_argument(
+        "--ray-address", default="", metavar="ADDRESS", help="default: RAY_ADDRESS, or a cluster of this machine alone"
+    )
+    engine.add_argument(
+        "--ray-workers",
+        type=positive_integer,
+        default=0,
+        metavar="N",
+        help="processes that send requests, or load the models; default: one for each node",
+    )
+    engine.add_argument(
+        "--in-process", action="store_true", help="each worker of Ray runs a mesh of its own from --repository"
+    )
 
 
 def _add_form(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +103,11 @@ def _add_form(parser: argparse.ArgumentParser) -> None:
 def _add_pace(parser: argparse.ArgumentParser) -> None:
     pace = parser.add_argument_group("pace and failures")
     pace.add_argument(
-        "--rows-per-request", type=positive_integer, default=0, metavar="N", help="default: the largest batch"
+        "--rows-per-request",
+        type=positive_integer,
+        default=0,
+        metavar="N",
+        help="default: the largest batch; at most 4 where models have priorities",
     )
     pace.add_argument("--rows-per-shard", type=positive_integer, default=8192, metavar="N", help="default: 8192")
     pace.add_argument(

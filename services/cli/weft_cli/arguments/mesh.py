@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 
 def add_commands(commands: "Commands") -> None:
-    """Add ``weft up``, ``restart`` and ``top``."""
+    """Add ``weft up``, ``edge``, ``restart`` and ``top``."""
     _add_up(commands)
+    _add_edge(commands)
     _add_restart(commands)
     _add_top(commands)
 
@@ -125,6 +126,48 @@ def _add_up(commands: "Commands") -> None:
     )
     add_server_arguments(parser.add_argument_group("security of the router's ports"))
     add_limit_arguments(parser.add_argument_group("limits of connections, for every service"), has_defaults=False)
+
+
+def _add_edge(commands: "Commands") -> None:
+    parser = commands.add_parser(
+        "edge",
+        help="serve graphs and models in this one process, on a small machine",
+        description="Serve graphs and models in this process, without another one that watches it; print one line of "
+        "JSON with the ports when all is ready. For small machines: pip install 'weft[edge]' is enough.",
+        epilog="example: weft edge --repository models --router-port 8001",
+    )
+    parser.add_argument(
+        "--repository", type=Path, default=Path("model_repository"), metavar="DIR", help="default: ./model_repository"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--router-port", type=port, default=ROUTER_PORT, metavar="N", help="gRPC; 0 is any free port")
+    parser.add_argument("--metrics-port", type=port, metavar="N", help="default: router port + 1")
+    add_wire_argument(parser)
+    add_completion_argument(parser)
+    parser.add_argument(
+        "--stop-with-stdin", action="store_true", help="stop when standard input ends, so as not to outlive the parent"
+    )
+    parser.add_argument(
+        "--grace-s", type=positive, default=10.0, metavar="S", help="how long stopping may take; default: 10"
+    )
+    add_router_arguments(
+        parser.add_argument_group(
+            "router",
+            "poll and explicit are for models too, all of which are loaded first; the rest is for graphs alone",
+        )
+    )
+    add_server_arguments(parser.add_argument_group("security of the ports"))
+    add_limit_arguments(parser.add_argument_group("limits of connections"), has_defaults=False)
+
+
+def model_control(options: argparse.Namespace) -> list[str]:
+    """Arguments of model services from those of ``weft up`` and ``edge``, for how models are loaded and completed."""
+    control = {
+        "poll": ["--model-control-mode=poll", f"--repository-poll-secs={options.repository_poll_secs}"],
+        "explicit": ["--model-control-mode=explicit", "--load-model=*"],
+    }
+    completion = ["--disable-auto-complete-config"] if options.disable_auto_complete_config else []
+    return [*control.get(options.model_control_mode, []), *completion]
 
 
 def _add_restart(commands: "Commands") -> None:

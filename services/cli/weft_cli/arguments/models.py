@@ -1,11 +1,11 @@
-"""Arguments of the commands that work on the folders of language models; imports nothing heavy."""
+"""Arguments of the commands that make models smaller or faster; imports nothing heavy."""
 
 import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from weft_cli.arguments.shared import add_json_argument
-from weft_cli.arguments.types import share
+from weft_cli.arguments.types import graph_version, pair, share
 from weft_common.text.argument_types import not_negative_integer, positive, positive_integer
 
 if TYPE_CHECKING:
@@ -16,9 +16,98 @@ QUANTIZATION_METHODS = ("int8", "int4", "nf4", "gptq")
 
 
 def add_commands(commands: "Commands") -> None:
-    """Add ``weft train-heads`` and ``quantize``."""
+    """Add ``weft optimize``, ``train-heads`` and ``quantize``."""
+    _add_optimize(commands)
     _add_train_heads(commands)
     _add_quantize(commands)
+
+
+def _add_optimize(commands: "Commands") -> None:
+    parser = commands.add_parser(
+        "optimize",
+        help="make a model smaller and faster, behind an accuracy gate",
+        description="Build smaller and faster versions of an ONNX or torch model, send held-out rows of your data "
+        "through the graph with each, and write the cheapest that loses no more than --max-loss as a new version "
+        "beside the old one.",
+        epilog="example: weft optimize minilm --graph embed --data texts.jsonl --max-loss 0.5%% --report report",
+    )
+    parser.add_argument("model", type=graph_version, metavar="MODEL", help="NAME/VERSION for one version")
+    parser.add_argument(
+        "--data",
+        required=True,
+        metavar="PATH",
+        help="rows such as the graph gets: Parquet, JSON Lines or CSV, a file, folder or pattern",
+    )
+    parser.add_argument(
+        "--max-loss",
+        type=share,
+        required=True,
+        metavar="0.5%",
+        help="most that the upper end of the loss's 95%% interval may be",
+    )
+    parser.add_argument(
+        "--graph",
+        type=graph_version,
+        metavar="GRAPH",
+        help="graph that the data goes through; default: the one that calls the model",
+    )
+    parser.add_argument(
+        "--method", action="append", default=[], metavar="NAME", help="try only this; may be repeated; default: all"
+    )
+    parser.add_argument(
+        "--repository",
+        type=Path,
+        default=Path("model_repository"),
+        metavar="DIR",
+        help="model repository; default: model_repository",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="do all but write the version")
+    parser.add_argument("--report", type=Path, metavar="DIR", help="gets report.json, report.svg and mesh.log")
+    _add_judgement(parser)
+    add_json_argument(parser)
+
+
+def _add_judgement(parser: argparse.ArgumentParser) -> None:
+    data = parser.add_argument_group("data")
+    data.add_argument("--format", default="", choices=("parquet", "jsonl", "csv"), help="default: by suffix")
+    data.add_argument(
+        "--column",
+        action="append",
+        default=[],
+        type=pair,
+        metavar="INPUT=COLUMN",
+        help="column of an input; default: that of the same name",
+    )
+    data.add_argument(
+        "--calibration-rows", type=positive_integer, default=256, metavar="N", help="at most; default: 256"
+    )
+    data.add_argument(
+        "--held-out-rows", type=positive_integer, default=1000, metavar="N", help="at most; default: 1000"
+    )
+    data.add_argument(
+        "--seed", type=not_negative_integer, default=0, metavar="N", help="of the split into both; default: 0"
+    )
+    judgement = parser.add_argument_group("judgement")
+    judgement.add_argument(
+        "--metric",
+        default="",
+        metavar="NAME",
+        help="cosine, agreement, loss, retrieval, or FILE.py:function; default: agreement where an output is a class, "
+        "else cosine",
+    )
+    judgement.add_argument("--output", default="", metavar="OUTPUT", help="of the graph, that is judged")
+    judgement.add_argument(
+        "--label", default="", metavar="COLUMN", help="with the right class; default: the original's own"
+    )
+    judgement.add_argument(
+        "--positive", default="positive", metavar="COLUMN", help="retrieval: the text to find; default: positive"
+    )
+    judgement.add_argument(
+        "--rounds", type=positive_integer, default=5, metavar="N", help="of the measurement of the cost; default: 5"
+    )
+    judgement.add_argument(
+        "--timeout-ms", type=positive, default=60_000.0, metavar="N", help="deadline of a request; default: 60000"
+    )
 
 
 def _add_train_heads(commands: "Commands") -> None:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import grpc
-
 from weft_common.client.wires import WireName, default_wire
+from weft_common.errors import UnsupportedError
 from weft_common.security.channel import MIN_HANDSHAKE_MS, ChannelSecurity, SecuredChannel
 from weft_common.security.tls import TlsContent, channel_credentials
 from weft_wire.client import Channel, ChannelOptions
+from weft_wire.interface import HAS_GRPCIO, grpc
 
 #: Message limit in both directions, the same as in Triton Inference Server and its clients.
 MAX_MESSAGE_BYTES = 2**31 - 1
@@ -94,6 +94,7 @@ def open_channel(
 
     Raises:
         InvalidArgumentError: A file of ``security`` is missing or invalid.
+        UnsupportedError: Only grpcio can call the address, and it is not installed.
     """
     connect: Callable[[TlsContent | None], grpc.aio.Channel]
     if is_on_weft(address, options, wire):
@@ -142,6 +143,8 @@ def _of_weft(
 def _of_grpcio(
     address: str, options: Sequence[tuple[str, Any]], security: ChannelSecurity | None, tls: TlsContent | None
 ) -> grpc.aio.Channel:
+    if not HAS_GRPCIO:
+        raise UnsupportedError(f"'{address}' is called by grpcio, which is not installed: pip install 'weft[grpcio]'")
     if security is not None:
         options = [*security.options, *options]  # gRPC uses the first of duplicate options
     if tls is None:

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from typing import Any, cast
 from urllib.parse import unquote
 
-import grpc
-
 from weft_common.core import InferCall
 from weft_common.protocol.large_messages import LargeResponse, request_with
 from weft_common.protocol.local_socket import is_same_user, tensors_path
@@ -26,6 +24,7 @@ from weft_common.protocol.tensor_memory import (
 )
 from weft_common.protocol.wire import fill_request
 from weft_protos import grpc_service_pb2 as pb
+from weft_wire.interface import grpc
 
 #: Time between two attempts, in seconds.
 _RETRY_S = 5.0

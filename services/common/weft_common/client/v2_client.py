@@ -4,15 +4,14 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-import grpc
 from google.protobuf.message import Message
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from weft_common.client.channels import open_channel
 from weft_common.client.wires import WireName
 from weft_common.core import CallContext, InferCall, InferResult, ParameterValue
 from weft_common.errors import RemoteError, UnavailableError, WeftError
 from weft_common.observing import telemetry
+from weft_common.protocol.health import HEALTH, HealthCheckRequest, HealthCheckResponse
 from weft_common.protocol.known_messages import deserialize_result, result_of, serialize_call
 from weft_common.protocol.large_messages import deserialize_response, serialize_request
 from weft_common.protocol.rpc import (
@@ -25,14 +24,14 @@ from weft_common.protocol.rpc import (
     stream_result,
     wait_started,
 )
+from weft_common.protocol.services import stub_of
 from weft_common.protocol.status import from_rpc_error
 from weft_common.protocol.wire import fill_parameters
 from weft_common.security.channel import ChannelSecurity
 from weft_protos import graph_service_pb2 as graph_pb
 from weft_protos import grpc_service_pb2 as pb
-from weft_protos.graph_service_pb2_grpc import GraphServiceStub
-from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from weft_protos.model_config_pb2 import ModelConfig
+from weft_wire.interface import grpc
 
 if TYPE_CHECKING:
     from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceAsyncStub
@@ -42,6 +41,8 @@ Metadata: TypeAlias = Sequence[tuple[str, str]]
 #: Errors of ``grpc.aio``: a failed call, a call on a closed channel.
 RpcFailure: TypeAlias = grpc.aio.AioRpcError | grpc.aio.UsageError
 
+_SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+_GRAPH_SERVICE = graph_pb.DESCRIPTOR.services_by_name["GraphService"]
 _MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 
@@ -76,14 +77,14 @@ class V2Client:
         wire: WireName | None = None,
     ) -> None:
         self.channel = open_channel(address, options=options, security=security, wire=wire)
-        self.stub: GRPCInferenceServiceAsyncStub = GRPCInferenceServiceStub(self.channel)
+        self.stub: GRPCInferenceServiceAsyncStub = stub_of(self.channel, _SERVICE)
         self.model_infer: grpc.aio.UnaryUnaryMultiCallable[Any, Any] = self.channel.unary_unary(
             _MODEL_INFER, request_serializer=serialize_call, response_deserializer=deserialize_result
         )
         self._infer_message: grpc.aio.UnaryUnaryMultiCallable[Any, Any] = self.channel.unary_unary(
             _MODEL_INFER, request_serializer=serialize_request, response_deserializer=deserialize_response
         )
-        self._health = health_pb2_grpc.HealthStub(self.channel)
+        self._health = stub_of(self.channel, HEALTH)
         self._where = where or f"'{address}'"
 
     async def __aenter__(self) -> Self:
@@ -177,8 +178,8 @@ class V2Client:
     async def is_serving(self, *, timeout_s: float) -> bool:
         """Whether ``grpc.health.v1`` of the server is SERVING."""
         with self._failures():
-            answer = await self._health.Check(health_pb2.HealthCheckRequest(), timeout=timeout_s)
-        return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+            answer = await self._health.Check(HealthCheckRequest(), timeout=timeout_s)
+        return bool(answer.status == HealthCheckResponse.SERVING)
 
     async def is_ready(self, *, timeout_s: float) -> bool:
         """Whether every configured model of the server is ready."""
@@ -240,7 +241,7 @@ class V2Client:
     ) -> graph_pb.GraphFeedbackResponse:
         """Send rewards for a graph's bandits; UNIMPLEMENTED: the server is not a Weft router."""
         with self._failures():
-            response: graph_pb.GraphFeedbackResponse = await GraphServiceStub(self.channel).GraphFeedback(
+            response: graph_pb.GraphFeedbackResponse = await stub_of(self.channel, _GRAPH_SERVICE).GraphFeedback(
                 request, timeout=timeout_s
             )
         return response
@@ -248,7 +249,7 @@ class V2Client:
     async def target_signatures(self, *, timeout_s: float) -> graph_pb.TargetSignaturesResponse:
         """Signatures of the models of a router's targets; UNIMPLEMENTED: the server is not a Weft router."""
         with self._failures():
-            response: graph_pb.TargetSignaturesResponse = await GraphServiceStub(self.channel).TargetSignatures(
+            response: graph_pb.TargetSignaturesResponse = await stub_of(self.channel, _GRAPH_SERVICE).TargetSignatures(
                 graph_pb.TargetSignaturesRequest(), timeout=timeout_s
             )
         return response

@@ -9,10 +9,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
-import grpc
-
 from weft_common.statistics import ModelStatistics
 from weft_protos import load_report_pb2 as pb
+from weft_wire.interface import grpc
 
 SERVICE_NAME = "xds.service.orca.v3.OpenRcaService"
 METHOD_NAME = "StreamCoreMetrics"

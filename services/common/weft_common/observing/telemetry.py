@@ -7,17 +7,12 @@ not sampled.
 """
 
 import os
-import socket
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult, TraceIdRatioBased
 from opentelemetry.trace import (
     INVALID_SPAN,
     Link,
@@ -31,7 +26,11 @@ from opentelemetry.trace import (
 )
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from weft_common.errors import InternalError, InvalidArgumentError, WeftError
+from weft_common.errors import InternalError, WeftError
+from weft_common.observing.logs import get_logger
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _EMPTY = Context()
@@ -53,79 +52,19 @@ _SERVER_ERRORS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "IN
 INTERNAL, SERVER, CLIENT = SpanKind.INTERNAL, SpanKind.SERVER, SpanKind.CLIENT
 
 
-class _RecordAllSampler(Sampler):
-    """Follows the parent's decision, else samples by rate; records unsampled spans too, to export errors."""
-
-    def __init__(self, rate: float) -> None:
-        self._by_rate = TraceIdRatioBased(rate)
-
-    def should_sample(
-        self,
-        parent_context: Context | None,
-        trace_id: int,
-        name: str,
-        kind: SpanKind | None = None,
-        attributes: Mapping[str, Any] | None = None,
-        links: Sequence[Link] | None = None,
-        trace_state: Any = None,
-    ) -> SamplingResult:
-        parent = trace.get_current_span(parent_context).get_span_context()
-        state = parent.trace_state if parent.is_valid else None
-        if parent.is_valid:
-            is_sampled = parent.trace_flags.sampled
-        else:
-            is_sampled = self._by_rate.should_sample(None, trace_id, name).decision is Decision.RECORD_AND_SAMPLE
-        return SamplingResult(Decision.RECORD_AND_SAMPLE if is_sampled else Decision.RECORD_ONLY, attributes, state)
-
-    def get_description(self) -> str:
-        return "parent, rate, errors"
-
-
-class _ExportSampledOrFailed(SpanProcessor):
-    """Passes sampled and failed spans to the batch processor."""
-
-    def __init__(self, exporter: SpanExporter) -> None:
-        self._batch = BatchSpanProcessor(exporter)
-
-    def on_start(self, span: Any, parent_context: Context | None = None) -> None:
-        """Do nothing."""
-
-    def on_end(self, span: ReadableSpan) -> None:
-        context = span.get_span_context()
-        if context is None:
-            return
-        if not context.trace_flags.sampled:
-            if span.status.status_code is not StatusCode.ERROR:
-                return
-            # The batch processor drops spans whose context is not sampled.
-            span._context = SpanContext(
-                context.trace_id,
-                context.span_id,
-                context.is_remote,
-                TraceFlags(TraceFlags.SAMPLED),
-                context.trace_state,
-            )
-        self._batch.on_end(span)
-
-    def shutdown(self) -> None:
-        self._batch.shutdown()  # type: ignore[no-untyped-call]  # the SDK leaves it unannotated
-
-    def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        return self._batch.force_flush(timeout_millis)
-
-
 class _Telemetry:
     """Tracer state of this process."""
 
-    provider: TracerProvider | None = None
+    provider: "TracerProvider | None" = None
     tracer: trace.Tracer | None = None
 
 
 _state = _Telemetry()
+_log = get_logger("weft.telemetry")
 
 
 def configure(service: str) -> bool:
-    """Start exporting if an OTLP endpoint is set in the environment; returns whether it is.
+    """Start exporting if an OTLP endpoint is set in the environment and the SDK is installed; returns whether it does.
 
     Args:
         service: ``service.name`` unless ``OTEL_SERVICE_NAME`` is set, for example ``weft.router``.
@@ -138,23 +77,16 @@ def configure(service: str) -> bool:
         environment.get("OTEL_EXPORTER_OTLP_ENDPOINT") or environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
     ):
         return False
-    # It imports gRPC, which checking or drawing a graph does not need.
-    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
-
-    resource = Resource.create(
-        {
-            "service.name": environment.get("OTEL_SERVICE_NAME", service),
-            "service.instance.id": f"{socket.gethostname()}:{os.getpid()}",
-        }
-    )
-    rate_text = environment.get("OTEL_TRACES_SAMPLER_ARG") or "1"
     try:
-        sampler = _RecordAllSampler(float(rate_text))
-    except ValueError:
-        message = f"OTEL_TRACES_SAMPLER_ARG must be a number from 0 to 1, got '{rate_text}'"
-        raise InvalidArgumentError(message) from None
-    provider = TracerProvider(resource=resource, sampler=sampler, shutdown_on_exit=False)
-    provider.add_span_processor(_ExportSampledOrFailed(OTLPSpanExporter()))
+        # It imports the SDK and gRPC, which are optional, and which checking or drawing a graph does not need.
+        from weft_common.observing.trace_export import make_provider  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        _log.warning(
+            "no traces are exported: an endpoint is set, but '%s' is not installed; pip install 'weft[telemetry]'",
+            error.name,
+        )
+        return False
+    provider = make_provider(service)
     _state.provider, _state.tracer = provider, provider.get_tracer("weft")
     return True
 

@@ -4,11 +4,10 @@ import asyncio
 import contextlib
 from typing import Any
 
-import grpc
-
 from weft_common.core import InferResult
 from weft_common.protocol.wire import result_from_response
 from weft_protos import grpc_service_pb2 as pb
+from weft_wire.interface import grpc
 
 #: Timeout for the status of a stream after its final response, in seconds; then the stream is cancelled.
 STATUS_WAIT_S = 1.0

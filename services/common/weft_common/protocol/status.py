@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import grpc
-
 from weft_common.errors import RemoteError, WeftError
 from weft_wire.client import UnansweredError
+from weft_wire.interface import grpc
 
 #: Longest status message in bytes: gRPC carries it percent-encoded in a header, and peers drop headers above 8 KiB.
 MAX_TEXT_BYTES = 4000

@@ -20,10 +20,10 @@ from weft_common.protocol.shared_memory import DISABLED, REGION_PARAMETER, Share
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.statistics import DurationCount, ModelStatistics
 from weft_common.tensors import (
+    DATATYPES,
     ITEMSIZE_BYTES,
     LENGTH_BYTES,
     MAX_STRING_BYTES,
-    NUMPY_BY_DATATYPE,
     WireTensor,
     encode_bytes,
     num_elements,
@@ -353,7 +353,7 @@ def _data_at(location: TensorLocation, tensor: pb.ModelInferRequest.InferInputTe
         raise InvalidArgumentError(f"input '{tensor.name}' has shape {list(tensor.shape)}; sizes are at least 0")
     count, got = num_elements(tensor.shape), location.byte_size
     itemsize_bytes = ITEMSIZE_BYTES.get(tensor.datatype)
-    if tensor.datatype not in NUMPY_BY_DATATYPE:
+    if tensor.datatype not in DATATYPES:
         raise InvalidArgumentError(f"datatype '{tensor.datatype:.80}' of input '{tensor.name}' is no V2 datatype")
     if itemsize_bytes is None:
         check_count(f"input '{tensor.name}'", count, MAX_STRINGS, "strings")
@@ -381,7 +381,7 @@ def _typed_contents(tensor: Any, kind: str, model_name: str) -> bytes:
     if datatype not in _CONTENTS:
         raise InvalidArgumentError(
             f"datatype '{datatype}' of {kind} '{tensor.name}' has no typed contents; "
-            + (f"send it in raw_{kind}_contents" if datatype in NUMPY_BY_DATATYPE else "it is no V2 datatype")
+            + (f"send it in raw_{kind}_contents" if datatype in DATATYPES else "it is no V2 datatype")
         )
     field, type_code = _CONTENTS[datatype]
     filled = [descriptor.name for descriptor, _ in tensor.contents.ListFields()]

@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import grpc
-
 from weft_common.errors import InvalidArgumentError
 from weft_common.observing.logs import get_logger
 from weft_common.security.files import ReloadingFiles, read_file, warn_if_shared
 from weft_common.security.tls import TlsContent, TlsFiles
+from weft_wire.interface import grpc
 
 #: Keys are sent as headers, and peers drop headers above 8 KiB.
 _MAX_KEY_BYTES = 1024

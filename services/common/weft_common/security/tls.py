@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-import grpc
-
 from weft_common.errors import InvalidArgumentError
 from weft_common.security.files import ReloadingFiles, read_file, warn_if_shared
+from weft_wire.interface import grpc
 
 #: Of TLS 1.2, those that HTTP/2 allows (RFC 9113, appendix A, lists the others); those of TLS 1.3 it allows all.
 _HTTP2_CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
@@ -125,7 +124,7 @@ class ServerTls:
         with self._lock:
             return self._content.get()
 
-    def credentials(self) -> grpc.ServerCredentials:
+    def credentials(self) -> "grpc.ServerCredentials":
         """Credentials for ``add_secure_port``; gRPC fetches the certificate at each handshake."""
         self._last_sent = self.content()
         fetch: Any = self._changed_configuration  # the stubs lack None as a result
@@ -178,7 +177,7 @@ class ServerTls:
 
         context.sni_callback = choose
 
-    def _changed_configuration(self) -> grpc.ServerCertificateConfiguration | None:
+    def _changed_configuration(self) -> "grpc.ServerCertificateConfiguration | None":
         """The configuration if it changed since the last call, else None.
 
         Each configuration makes gRPC drop the previous one, also for handshakes in progress: with a new configuration
@@ -205,12 +204,12 @@ def http_context(files: TlsFiles) -> ssl.SSLContext:
     return context
 
 
-def _configuration(content: TlsContent) -> grpc.ServerCertificateConfiguration:
+def _configuration(content: TlsContent) -> "grpc.ServerCertificateConfiguration":
     pair: Any = (content.key, content.cert)
     return grpc.ssl_server_certificate_configuration([pair], content.ca)
 
 
-def channel_credentials(content: TlsContent) -> grpc.ChannelCredentials:
+def channel_credentials(content: TlsContent) -> "grpc.ChannelCredentials":
     """Credentials of a channel."""
     return grpc.ssl_channel_credentials(content.ca, content.key, content.cert)
 

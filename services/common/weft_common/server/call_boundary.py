@@ -5,7 +5,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar, cast
 
-import grpc
 from opentelemetry.context import Context as TraceContext
 from opentelemetry.trace import INVALID_SPAN, Span
 
@@ -21,6 +20,7 @@ from weft_common.observing import telemetry
 from weft_common.observing.logs import get_logger
 from weft_common.protocol.status import cut_message, to_status, trailing_pairs
 from weft_common.security.access import CALLER, KEY_HEADERS, caller_name
+from weft_wire.interface import grpc
 
 #: A client ends a call by its own clock, which may be ahead: ``grpc-timeout`` is rounded up. In nanoseconds.
 CLIENT_AHEAD_NS = 20_000_000

@@ -8,17 +8,18 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from weft_common.protocol.health import HEALTH, HealthCheckRequest, HealthCheckResponse
+from weft_common.protocol.services import add_service, method_handlers
+from weft_wire.interface import grpc
 
 #: A service that is SERVING as long as the event loop runs, also while models load and while the process drains. For
 #: liveness probes, because a service that is not ready yet must not be restarted.
 LIVENESS = "liveness"
 
-_Response = health_pb2.HealthCheckResponse
+_Response = HealthCheckResponse
 
 
-class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc_health has no types
+class HealthServicer:
     """Serves ``Check`` and ``Watch``; initially NOT_SERVING.
 
     Args:
@@ -30,6 +31,10 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # g
         self._is_serving = False
         self._is_stopping = False
         self._changed = asyncio.Event()
+
+    def add_to(self, server: grpc.aio.Server) -> None:
+        """The server offers the service."""
+        add_service(server, HEALTH.full_name, method_handlers(self, HEALTH))
 
     def set_serving(self, is_serving: bool) -> None:
         """Set SERVING or NOT_SERVING; no effect after ``stop``."""
@@ -43,16 +48,16 @@ class HealthServicer(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # g
         self._notify()
 
     async def Check(  # noqa: N802  # the protocol's name
-        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> health_pb2.HealthCheckResponse:
+        self, request: HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> HealthCheckResponse:
         """The current status; NOT_FOUND for an unknown service."""
         if request.service not in self._services:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"service '{request.service}' is not offered here")
         return _Response(status=self._status(request.service))
 
     async def Watch(  # noqa: N802  # the protocol's name
-        self, request: health_pb2.HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[health_pb2.HealthCheckResponse]:
+        self, request: HealthCheckRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[HealthCheckResponse]:
         """The current status and every change; SERVICE_UNKNOWN for an unknown service."""
         last = None
         while True:

@@ -5,7 +5,6 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
-import grpc
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -13,6 +12,7 @@ from prometheus_client.registry import Collector
 from weft_common.errors import WeftError
 from weft_common.security.access import CALLER, KeyRing, Principal, keys_in
 from weft_common.server.call_boundary import CallBoundary, Context
+from weft_wire.interface import grpc
 
 _INFERENCE = "/inference.GRPCInferenceService/"
 

@@ -5,15 +5,16 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-import grpc
-
 from weft_common.client.channels import server_options
 from weft_common.client.wires import WireName, default_wire
+from weft_common.errors import UnsupportedError
 from weft_common.protocol.known_messages import deserialize_call, serialize_result
+from weft_common.protocol.services import add_service, method_handlers
 from weft_common.security.tls import ServerTls
 from weft_common.server.limits import grpcio_limits, limits_of
 from weft_common.server.unreadable import UnreadableInterceptor
-from weft_protos import grpc_service_pb2_grpc as pb_grpc
+from weft_protos import grpc_service_pb2 as pb
+from weft_wire.interface import HAS_GRPCIO, grpc
 from weft_wire.server.options import ServerOptions
 from weft_wire.server.server import Server
 
@@ -32,9 +33,14 @@ def make_server(
         options: Limits, those of grpcio as far as it has them.
         interceptors: Around every call, the first outermost.
         wire: Implementation; None: ``default_wire``.
+
+    Raises:
+        UnsupportedError: It is grpcio's, which is not installed.
     """
     if (wire or default_wire()) is WireName.WEFT:
         return Server(options, interceptors)
+    if not HAS_GRPCIO:
+        raise UnsupportedError("--wire grpcio needs grpcio, which is not installed: pip install 'weft[grpcio]'")
     # gRPC uses the first of duplicate options.
     limits = [*grpcio_limits(options), *server_options(options.max_message_bytes, shares_ports=options.shares_ports)]
     return grpc.aio.server(options=limits, interceptors=(*interceptors, UnreadableInterceptor()))
@@ -67,28 +73,31 @@ def add_tls_port(server: grpc.aio.Server, address: str, tls: ServerTls) -> int:
     return server.add_secure_port(address, tls.credentials())
 
 
-class _Generated:
-    """Takes what generated code registers at a server."""
+def add_v2_service(servicer: Any, server: grpc.aio.Server) -> None:
+    """Add the V2 service to a server; protobuf does not copy large tensors of ``ModelInfer``.
 
-    def __init__(self) -> None:
-        self.name = ""
-        self.handlers: dict[str, Any] = {}
-
-    def add_generic_rpc_handlers(self, handlers: Sequence[object]) -> None:
-        """The same handlers, in a form that cannot be changed."""
-
-    def add_registered_method_handlers(self, name: str, handlers: dict[str, Any]) -> None:
-        """Take them."""
-        self.name, self.handlers = name, dict(handlers)
-
-
-def add_v2_service(servicer: pb_grpc.GRPCInferenceServiceServicer, server: grpc.aio.Server) -> None:
-    """Add the V2 service to a server; protobuf does not copy large tensors of ``ModelInfer``."""
-    generated: Any = _Generated()
-    pb_grpc.add_GRPCInferenceServiceServicer_to_server(servicer, generated)
-    generated.handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(
+    Args:
+        servicer: Has the methods of ``GRPCInferenceService``.
+        server: Of ``make_server``.
+    """
+    service = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+    handlers = method_handlers(servicer, service)
+    handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(
         servicer.ModelInfer, request_deserializer=deserialize_call, response_serializer=serialize_result
     )
-    generic = grpc.method_handlers_generic_handler(generated.name, generated.handlers)
-    server.add_generic_rpc_handlers((generic,))
-    server.add_registered_method_handlers(generated.name, generated.handlers)  # type: ignore[attr-defined]
+    add_service(server, service.full_name, handlers)
+
+
+def add_reflection(server: grpc.aio.Server, names: Sequence[str]) -> bool:
+    """Offer reflection, with which clients like grpcurl find services without their ``.proto`` files.
+
+    Returns:
+        False: grpcio-reflection is not installed, and nothing changes.
+    """
+    try:
+        from grpc_health.v1 import health_pb2  # noqa: F401, PLC0415  # its descriptor is reflected too
+        from grpc_reflection.v1alpha import reflection  # noqa: PLC0415  # it needs grpcio, which is optional
+    except ModuleNotFoundError:
+        return False
+    reflection.enable_server_reflection((*names, reflection.SERVICE_NAME), server)
+    return True

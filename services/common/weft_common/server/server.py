@@ -20,10 +20,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
-import grpc
-import uvloop
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 from prometheus_client.registry import Collector
 
 from weft_common.client.channels import MAX_MESSAGE_BYTES
@@ -32,7 +28,9 @@ from weft_common.core import InferenceCore
 from weft_common.errors import UnavailableError, WeftError
 from weft_common.observing import logs, telemetry
 from weft_common.observing.watchdog import LoopWatchdog
+from weft_common.processes.event_loop import new_event_loop
 from weft_common.processes.malloc import keep_freed_memory
+from weft_common.protocol.health import HEALTH
 from weft_common.protocol.shared_memory import SharedMemory
 from weft_common.security.arguments import add_server_arguments
 from weft_common.server.arguments import add_process_arguments
@@ -40,13 +38,14 @@ from weft_common.server.health import HealthServicer
 from weft_common.server.limits import add_limit_arguments
 from weft_common.server.listening import Listener, Ports, Worker
 from weft_common.server.local_tensors import LocalTensorService
-from weft_common.server.make_server import add_v2_service
+from weft_common.server.make_server import add_reflection, add_v2_service
 from weft_common.server.servicer import MoreStatistics, Precheck, V2Servicer
 from weft_common.statistics import ModelStatistics
 from weft_protos import grpc_service_pb2
+from weft_wire.interface import grpc
 
 SERVICE_NAME = grpc_service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].full_name
-HEALTH_SERVICE_NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+HEALTH_SERVICE_NAME = HEALTH.full_name
 
 #: Period of the health update from readiness, in seconds.
 HEALTH_PERIOD_S = 0.2
@@ -169,7 +168,7 @@ def run(
         _log.error("cannot serve: %s", error.message)
         return 1
     try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
             return runner.run(_serve(service, make_core, options, extend, worker))
     finally:
         telemetry.shutdown()
@@ -293,10 +292,9 @@ def add_services(
     inference.local_tensors = local_tensors
     services = Services(inference, HealthServicer((SERVICE_NAME,)))
     add_v2_service(services.inference, server)
-    health_pb2_grpc.add_HealthServicer_to_server(services.health, server)
+    services.health.add_to(server)
     more_names = extension.add_servicers(server)
-    names = (SERVICE_NAME, *more_names, HEALTH_SERVICE_NAME, reflection.SERVICE_NAME)
-    reflection.enable_server_reflection(names, server)
+    add_reflection(server, (SERVICE_NAME, *more_names, HEALTH_SERVICE_NAME))
     return services
 
 

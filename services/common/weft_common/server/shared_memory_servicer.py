@@ -4,10 +4,9 @@ from weft_common.errors import UnsupportedError
 from weft_common.protocol.shared_memory import DISABLED, CudaRegion, SharedMemory, SystemRegion
 from weft_common.server.call_boundary import CallBoundary, Context, answering
 from weft_protos import grpc_service_pb2 as pb
-from weft_protos import grpc_service_pb2_grpc as pb_grpc
 
 
-class SharedMemoryServicer(pb_grpc.GRPCInferenceServiceServicer):
+class SharedMemoryServicer:
     """Shared-memory RPCs. Status and unregister succeed even if disabled, because clients call them unconditionally.
 
     Args:

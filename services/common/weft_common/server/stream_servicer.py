@@ -4,8 +4,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 
-import grpc
-
 from weft_common.core import CallContext, InferCall, InferenceCore, InferResult
 from weft_common.errors import UnavailableError, WeftError
 from weft_common.observing import telemetry
@@ -16,6 +14,7 @@ from weft_common.security import access
 from weft_common.server.call_boundary import CallBoundary, Context, deadline_ns_of, headers_of, trailing_of, withdrawal
 from weft_common.server.stream_answers import Outgoing, StreamCall
 from weft_protos import grpc_service_pb2 as pb
+from weft_wire.interface import grpc
 
 #: Most requests of one stream in flight; beyond it the stream is not read, which gRPC turns into
 #: back-pressure at the client.

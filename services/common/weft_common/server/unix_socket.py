@@ -8,9 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import quote
 
-import grpc
-
 from weft_common.errors import UnavailableError
+from weft_wire.interface import grpc
 
 #: Linux's limit is 107 bytes, and the socket is first bound under a longer name.
 MAX_PATH_BYTES = 107 - len(".4194304")

@@ -4,8 +4,7 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import grpc
-
+from weft_wire.interface import grpc
 from weft_wire.rpc.unreadable import UnreadableRequests
 
 Handler = Any  # grpc.RpcMethodHandler, of which the stubs know no members

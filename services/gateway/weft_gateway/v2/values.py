@@ -7,6 +7,7 @@ import numpy as np
 
 from weft_common.errors import InvalidArgumentError
 from weft_common.tensors import (
+    DATATYPES,
     FLOATS,
     INTEGERS,
     NUMPY_BY_DATATYPE,
@@ -35,8 +36,7 @@ def bytes_of(data: Any, datatype: str, name: str) -> bytes:
     dtype = NUMPY_BY_DATATYPE.get(datatype)
     if dtype is None:
         raise RequestError(
-            f"input '{name}' has datatype '{datatype[:40]}', which is no V2 datatype; use one of "
-            f"{', '.join(NUMPY_BY_DATATYPE)}"
+            f"input '{name}' has datatype '{datatype[:40]}', which is no V2 datatype; use one of {', '.join(DATATYPES)}"
         )
     try:
         values: Array = np.asarray(data)

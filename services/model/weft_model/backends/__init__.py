@@ -1,16 +1,15 @@
-"""Backends of the model service. onnxruntime and torch are imported by the first model that needs them, not here."""
+"""Backends of the model service. Each, and onnxruntime or torch, is imported by the first model that needs it."""
 
 from collections.abc import Mapping
 
-from weft_model.backends.llm import LlmBackend
-from weft_model.backends.onnxruntime import OnnxRuntimeBackend
-from weft_model.backends.pytorch import PyTorchBackend
 from weft_serving.backends.base import Backend
-from weft_serving.backends.python import PythonBackend
+from weft_serving.backends.loading import LazyBackends
 
-BACKENDS: Mapping[str, type[Backend]] = {
-    "llm": LlmBackend,
-    "onnxruntime": OnnxRuntimeBackend,
-    "python": PythonBackend,
-    "pytorch": PyTorchBackend,
-}
+BACKENDS: Mapping[str, type[Backend]] = LazyBackends(
+    {
+        "llm": "weft_model.backends.llm:LlmBackend",
+        "onnxruntime": "weft_model.backends.onnxruntime:OnnxRuntimeBackend",
+        "python": "weft_serving.backends.python:PythonBackend",
+        "pytorch": "weft_model.backends.pytorch:PyTorchBackend",
+    }
+)

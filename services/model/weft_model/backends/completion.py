@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from weft_common.errors import InvalidArgumentError
-from weft_common.tensors import NUMPY_BY_DATATYPE
+from weft_common.tensors import DATATYPES
 from weft_model.backends.contract import FileTensor
 
 #: Of a model that can be batched and does not say how large its batches may be, as in Triton Inference Server.
@@ -59,7 +59,7 @@ def completed(
 
 def _declaration(path: Path, tensor: FileTensor, *, has_batch: bool) -> dict[str, Any]:
     """The tensor as an entry of ``input`` or ``output`` in a configuration; one value per row has a dimension of 1."""
-    if tensor.datatype not in NUMPY_BY_DATATYPE or not tensor.shape:
+    if tensor.datatype not in DATATYPES or not tensor.shape:
         raise InvalidArgumentError(
             f"{path}: '{tensor.name}' is {tensor.datatype} {list(tensor.shape or ())}, from which no datatype and dims "
             "can be made; declare input and output in config.pbtxt"

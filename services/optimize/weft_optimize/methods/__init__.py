@@ -2,7 +2,29 @@
 
 from collections.abc import Mapping
 
+from weft_optimize.methods.block_weights import BlockWeights
+from weft_optimize.methods.fusion import Fusion
+from weft_optimize.methods.half_weights import HalfWeights
 from weft_optimize.methods.int8_dynamic import Int8Dynamic
+from weft_optimize.methods.int8_mixed import Int8Mixed
+from weft_optimize.methods.int8_static import Int8Smooth, Int8Static
 from weft_optimize.methods.method import OptimizationMethod
+from weft_optimize.methods.torch_int8 import TorchInt8
+from weft_optimize.methods.torch_settings import TorchBf16, TorchCompile
 
-METHODS: Mapping[str, OptimizationMethod] = {method.name: method for method in (Int8Dynamic(),)}
+METHODS: Mapping[str, OptimizationMethod] = {
+    method.name: method
+    for method in (
+        Fusion(),
+        HalfWeights(),
+        BlockWeights(8),
+        BlockWeights(4),
+        Int8Dynamic(),
+        Int8Static(),
+        Int8Smooth(),
+        Int8Mixed(),
+        TorchBf16(),
+        TorchInt8(),
+        TorchCompile(),
+    )
+}

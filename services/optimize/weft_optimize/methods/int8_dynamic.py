@@ -1,35 +1,37 @@
-"""``int8-dynamic``: weights of matrix products as int8, activations quantised as they come."""
+"""``int8-dynamic``: matrix products as int8, the scale of each activation found as it comes."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from onnxruntime.quantization import QuantType, quantize_dynamic
-
+from weft_optimize.methods.integer_matmul import KINDS, quantize_products
 from weft_optimize.methods.method import Built, Inputs, SourceModel
-from weft_optimize.methods.onnx_model import read_model, weighted_nodes, why_not_quantizable
-
-# Convolutions with activations that are quantised as they come (ConvInteger) are slower than in fp32 on CPUs.
-_KINDS = ("MatMul", "Gemm")
+from weft_optimize.methods.onnx_model import (
+    has_gpu_instances,
+    keep_layer_norms,
+    read_model,
+    save_model,
+    why_not_quantizable,
+)
 
 
 class Int8Dynamic:
-    """Dynamic quantisation of ONNX Runtime, one scale for each output channel. Needs no calibration."""
+    """Dynamic quantisation: needs no calibration. An answer depends on the rows that share its batch.
+
+    Convolutions stay in FP32: ONNX Runtime's ``ConvInteger`` is slower than that on CPUs.
+    """
 
     name = "int8-dynamic"
 
     def unsuitable(self, source: SourceModel) -> str:
-        """Empty if a MatMul or Gemm has a constant weight."""
-        return why_not_quantizable(source, _KINDS)
+        """Empty if a MatMul or Gemm has a constant weight, and the model runs on CPUs."""
+        if has_gpu_instances(source):
+            return "ONNX Runtime multiplies integers of this form on CPUs alone, and the model has instances on a GPU"
+        return why_not_quantizable(source, KINDS)
 
     def build(self, source: SourceModel, calibration: Sequence[Inputs], folder: Path) -> Built:
         """Write the quantised model."""
-        nodes = [node.name for node in weighted_nodes(read_model(source), _KINDS)]
-        quantize_dynamic(
-            source.file,
-            folder / source.file.name,
-            op_types_to_quantize=list(_KINDS),
-            per_channel=True,
-            weight_type=QuantType.QInt8,
-            extra_options={"MatMulConstBOnly": True},
-        )
-        return Built({}, f"{len(nodes)} matrix products to int8, per channel; activations when they come")
+        model = read_model(source)
+        keep_layer_norms(model)
+        count = quantize_products(model, None)
+        save_model(model, folder / source.file.name)
+        return Built({}, f"{count} matrix products as int8, per output channel; activations as they come")

@@ -2,27 +2,20 @@
 
 from collections.abc import Mapping
 
-from weft_postprocess.transforms.distribution import DistributionBackend
-from weft_postprocess.transforms.interval import IntervalBackend
-from weft_postprocess.transforms.nearest import NearestBackend
-from weft_postprocess.transforms.nms import NmsBackend
-from weft_postprocess.transforms.pool import PoolBackend
-from weft_postprocess.transforms.sigmoid import SigmoidBackend
-from weft_postprocess.transforms.softmax import SoftmaxBackend
-from weft_postprocess.transforms.text.detokenize import DetokenizeBackend
-from weft_postprocess.transforms.text.detokenize_stream import DetokenizeStreamBackend
 from weft_serving.backends.base import Backend
-from weft_serving.backends.python import PythonBackend
+from weft_serving.backends.loading import LazyBackends
 
-BACKENDS: Mapping[str, type[Backend]] = {
-    "detokenize": DetokenizeBackend,
-    "detokenize_stream": DetokenizeStreamBackend,
-    "distribution": DistributionBackend,
-    "interval": IntervalBackend,
-    "nearest": NearestBackend,
-    "nms": NmsBackend,
-    "pool": PoolBackend,
-    "python": PythonBackend,
-    "sigmoid": SigmoidBackend,
-    "softmax": SoftmaxBackend,
-}
+BACKENDS: Mapping[str, type[Backend]] = LazyBackends(
+    {
+        "detokenize": "weft_postprocess.transforms.text.detokenize:DetokenizeBackend",
+        "detokenize_stream": "weft_postprocess.transforms.text.detokenize_stream:DetokenizeStreamBackend",
+        "distribution": "weft_postprocess.transforms.distribution:DistributionBackend",
+        "interval": "weft_postprocess.transforms.interval:IntervalBackend",
+        "nearest": "weft_postprocess.transforms.nearest:NearestBackend",
+        "nms": "weft_postprocess.transforms.nms:NmsBackend",
+        "pool": "weft_postprocess.transforms.pool:PoolBackend",
+        "python": "weft_serving.backends.python:PythonBackend",
+        "sigmoid": "weft_postprocess.transforms.sigmoid:SigmoidBackend",
+        "softmax": "weft_postprocess.transforms.softmax:SoftmaxBackend",
+    }
+)

@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping
 
-from weft_preprocess.transforms.features import FeaturesBackend
-from weft_preprocess.transforms.image import ImageBackend
-from weft_preprocess.transforms.tokenize import TokenizeBackend
 from weft_serving.backends.base import Backend
-from weft_serving.backends.python import PythonBackend
+from weft_serving.backends.loading import LazyBackends
 
-BACKENDS: Mapping[str, type[Backend]] = {
-    "features": FeaturesBackend,
-    "image": ImageBackend,
-    "python": PythonBackend,
-    "tokenize": TokenizeBackend,
-}
+BACKENDS: Mapping[str, type[Backend]] = LazyBackends(
+    {
+        "features": "weft_preprocess.transforms.features:FeaturesBackend",
+        "image": "weft_preprocess.transforms.image:ImageBackend",
+        "python": "weft_serving.backends.python:PythonBackend",
+        "tokenize": "weft_preprocess.transforms.tokenize:TokenizeBackend",
+    }
+)

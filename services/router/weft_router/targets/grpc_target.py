@@ -11,8 +11,6 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
-import grpc
-
 from weft_common.client.channels import MAX_TIMEOUT_S
 from weft_common.client.local_tensors import LocalTensors
 from weft_common.client.v2_client import RpcFailure, V2Client, metadata_of
@@ -30,6 +28,7 @@ from weft_common.server.call_boundary import CLIENT_AHEAD_NS
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_router.target import TargetModel, is_to_come
 from weft_wire.client import UnaryCall
+from weft_wire.interface import grpc
 
 #: A configuration is read when the state of its model changes. A reloaded model may differ while the index looks the
 #: same, so each discovery also reads so many others, in turn: 64 take about 10 ms.

@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Callable
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-
 from weft_common.observing.logs import get_logger
+from weft_common.protocol.health import HEALTH, HealthCheckRequest, HealthCheckResponse
+from weft_common.protocol.services import stub_of
 from weft_router.targets.replica import Health
+from weft_wire.interface import grpc
 
 #: Whose health it is: that of the V2 service.
 _SERVICE = "inference.GRPCInferenceService"
@@ -24,8 +24,8 @@ async def watch_health(channel: grpc.aio.Channel, tell: Callable[[Health], None]
 
     A server without a health service is UNKNOWN as long as it answers at all.
     """
-    stub = health_pb2_grpc.HealthStub(channel)
-    request = health_pb2.HealthCheckRequest(service=_SERVICE)
+    stub = stub_of(channel, HEALTH)
+    request = HealthCheckRequest(service=_SERVICE)
     pause_s = _FIRST_BACKOFF_S
     is_lost = False
     while True:
@@ -48,9 +48,9 @@ async def watch_health(channel: grpc.aio.Channel, tell: Callable[[Health], None]
 
 def _health_of(status: int) -> Health:
     match status:
-        case health_pb2.HealthCheckResponse.SERVING:
+        case HealthCheckResponse.SERVING:
             return Health.SERVING
-        case health_pb2.HealthCheckResponse.NOT_SERVING:
+        case HealthCheckResponse.NOT_SERVING:
             return Health.NOT_SERVING
         case _:  # a server that has a health service, and no status for this name
             return Health.UNKNOWN

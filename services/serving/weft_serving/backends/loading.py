@@ -11,7 +11,7 @@ from typing import Any
 
 from weft_common.errors import InvalidArgumentError, NotFoundError, UnavailableError
 from weft_common.signature import TensorSpec
-from weft_serving.backends.base import ModelContext
+from weft_serving.backends.base import Backend, ModelContext
 
 Dims = tuple[int | None, ...]
 
@@ -35,6 +35,32 @@ def importing() -> Iterator[None]:
     finally:
         if is_alone:
             _import_lock.release()
+
+
+class LazyBackends(Mapping[str, type[Backend]]):
+    """Backends by name, each imported when it is read: a process does not load what none of its models uses.
+
+    Args:
+        places: By name, ``module:Class``.
+    """
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        self._places = dict(places)
+
+    def __getitem__(self, name: str) -> type[Backend]:
+        module, _, attribute = self._places[name].partition(":")
+        with importing():
+            backend: type[Backend] = getattr(importlib.import_module(module), attribute)
+        return backend
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places  # without an import
 
 
 def require(module: str, extra: str) -> Any:

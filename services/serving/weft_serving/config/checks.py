@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path, PurePosixPath
 
 from weft_common.signature import EMPTY_BATCH_PARAMETER, OPTIONAL_OUTPUTS_PARAMETER, optional_outputs
+from weft_common.tensors import NUMPY_BY_DATATYPE
 from weft_common.text.pbtxt import suggestion
-from weft_protos.model_config_pb2 import ModelConfig, ModelInput, ModelOutput
+from weft_protos.model_config_pb2 import TYPE_BF16, ModelConfig, ModelInput, ModelOutput
 from weft_serving.config.report import ConfigReport
 from weft_serving.config.reshape import check_reshape
 
@@ -271,6 +272,9 @@ def _check_tensor(
         report.error(path, f"{kind} must specify 'name'")
     if not tensor.data_type:
         report.error(path, f"{called} must specify 'data_type', for example TYPE_FP32")
+    elif tensor.data_type == TYPE_BF16 and "BF16" not in NUMPY_BY_DATATYPE:
+        text = f"{called} is of type BF16, for which ml_dtypes is not installed; pip install 'weft[bf16]'"
+        report.error(f"{path}.data_type", text)
     if not tensor.dims:
         report.error(path, f"{called} must specify 'dims'; for one value per row use dims: [ 1 ]")
     for i, dim in enumerate(tensor.dims):

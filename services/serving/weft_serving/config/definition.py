@@ -10,7 +10,13 @@ from google.protobuf import json_format
 from weft_common.errors import InternalError, InvalidArgumentError, UnavailableError, WeftError
 from weft_common.observing.logs import get_logger
 from weft_common.repository.layout import CONFIG_FILENAME
-from weft_common.signature import COLLECTS_PARAMETER, EMPTY_BATCH_PARAMETER, OPTIONAL_OUTPUTS_PARAMETER, ModelSignature
+from weft_common.signature import (
+    COLLECTS_PARAMETER,
+    EMPTY_BATCH_PARAMETER,
+    OPTIONAL_OUTPUTS_PARAMETER,
+    PROVENANCE_PARAMETER,
+    ModelSignature,
+)
 from weft_common.text.pbtxt import parse
 from weft_protos.model_config_pb2 import ModelConfig
 from weft_serving.backends.base import (
@@ -140,7 +146,11 @@ def define_model(
     as_json = _to_json(config)
     ours = {*scheduling.SCHEDULING_PARAMETERS, *LAYOUT_PARAMETERS, COLLECTS_PARAMETER, OPTIONAL_OUTPUTS_PARAMETER}
     ours.add(EMPTY_BATCH_PARAMETER)
-    parameters = {key: parameter.string_value for key, parameter in config.parameters.items() if key not in ours}
+    parameters = {
+        key: parameter.string_value
+        for key, parameter in config.parameters.items()
+        if key not in ours and not key.startswith(PROVENANCE_PARAMETER)
+    }
     parameters.pop(EXECUTION, None)
     if execution == PROCESS:  # the backend's own affair
         parameters[EXECUTION] = PROCESS

@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from grpc import StatusCode
-
 from weft_wire.client.outcome import CallOutcome, CallOwner
 from weft_wire.connection.streams import StreamStates
 from weft_wire.errors import ErrorCode
 from weft_wire.hpack import DecodedHeaders
+from weft_wire.interface import StatusCode
 from weft_wire.rpc.heads import ResponseHead
 from weft_wire.rpc.status import status_of_reset
 

@@ -5,15 +5,13 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-import grpc
-from grpc import ChannelConnectivity
-
 from weft_wire.client.addresses import parse_address
 from weft_wire.client.dialling import Dialler
 from weft_wire.client.heads import RequestHeads
 from weft_wire.client.link import Link
 from weft_wire.client.methods import StreamingMethod, StreamingUnaryMethod, UnaryMethod, UnaryStreamingMethod
 from weft_wire.client.options import ChannelOptions
+from weft_wire.interface import ChannelConnectivity, grpc
 
 _DEFAULT = ChannelOptions()
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from grpc import ChannelConnectivity
+from weft_wire.interface import ChannelConnectivity
 
 
 class Connectivity:

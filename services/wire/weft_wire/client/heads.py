@@ -4,9 +4,8 @@ import math
 from collections.abc import Iterable
 from typing import Any, Final
 
-import grpc
-
 from weft_wire.hpack import encode
+from weft_wire.interface import grpc
 from weft_wire.rpc.compression import ACCEPTED
 from weft_wire.rpc.heads import CONTENT_TYPE
 from weft_wire.rpc.metadata import encode_metadata

@@ -6,8 +6,6 @@ import logging
 import random
 from collections.abc import Callable
 
-from grpc import ChannelConnectivity, StatusCode
-
 from weft_wire.client.backoff import Backoff
 from weft_wire.client.call import ClientCall
 from weft_wire.client.connectivity import Connectivity
@@ -17,6 +15,7 @@ from weft_wire.client.options import ChannelOptions
 from weft_wire.client.protocol import ClientProtocol
 from weft_wire.connection.streams import StreamStates
 from weft_wire.errors import ErrorCode
+from weft_wire.interface import ChannelConnectivity, StatusCode
 from weft_wire.transport.deadlines import DeadlineQueue
 from weft_wire.transport.protocol import Heartbeat
 

@@ -4,15 +4,13 @@ import logging
 from collections.abc import Callable
 from typing import Any, Final
 
-import grpc
-from grpc import StatusCode
-
 from weft_wire.client.call import ClientCall
 from weft_wire.client.heads import ENCODING_BY_COMPRESSION
 from weft_wire.client.link import Link
 from weft_wire.client.requests import OneRequest, StreamedRequests, check_body
 from weft_wire.client.responses import OneResponse, StreamedResponses
 from weft_wire.connection.streams import StreamStates
+from weft_wire.interface import StatusCode, grpc
 from weft_wire.rpc.messages import Body, pack_prefix
 
 #: A longer timeout is none, in seconds: about 30 years.

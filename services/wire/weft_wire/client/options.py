@@ -2,9 +2,8 @@
 
 from dataclasses import dataclass
 
-import grpc
-
 from weft_wire.connection.limits import ConnectionLimits
+from weft_wire.interface import grpc
 from weft_wire.transport.keepalive import LivenessOptions
 
 

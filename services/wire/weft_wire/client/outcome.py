@@ -4,13 +4,11 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-import grpc
-from grpc import StatusCode
-
 from weft_wire.client.heads import RequestHeads
 from weft_wire.client.options import ChannelOptions
 from weft_wire.connection.stream import Stream
 from weft_wire.errors import ErrorCode
+from weft_wire.interface import StatusCode, grpc
 from weft_wire.rpc.heads import ResponseHead
 from weft_wire.rpc.metadata import Metadata
 from weft_wire.transport.deadlines import Deadline, DeadlineQueue

@@ -5,12 +5,10 @@ import logging
 from collections.abc import AsyncIterable, Callable, Iterable
 from typing import Any, Final
 
-import grpc
-from grpc import StatusCode
-
 from weft_wire.client.call import CALL_ENDED, ClientCall
 from weft_wire.client.outcome import CallOwner
 from weft_wire.connection.streams import StreamStates
+from weft_wire.interface import StatusCode, grpc
 from weft_wire.rpc.compression import compress
 from weft_wire.rpc.messages import Body, is_body, pack_prefix
 

@@ -5,10 +5,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Generator
 from typing import Any, Final
 
-import grpc
-from grpc import StatusCode
-
 from weft_wire.client.call import ClientCall
+from weft_wire.interface import StatusCode, grpc
 from weft_wire.rpc.compression import decompress
 from weft_wire.rpc.heads import ResponseHead
 from weft_wire.rpc.messages import PREFIX_BYTES, CompressedMessage, Message, MessageReader, whole_message

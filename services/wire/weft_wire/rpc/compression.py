@@ -2,9 +2,8 @@
 
 import zlib
 
-from grpc import StatusCode
-
 from weft_wire.connection.parts import Parts
+from weft_wire.interface import StatusCode
 from weft_wire.rpc.status import CallError
 
 #: ``wbits`` of zlib for writing.

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from grpc import StatusCode
-
+from weft_wire.interface import StatusCode
 from weft_wire.rpc.compression import ACCEPTED, ENCODINGS
 from weft_wire.rpc.metadata import Metadata, decode_metadata
 from weft_wire.rpc.status import STATUS_BY_NUMBER, decode_message, status_of_http

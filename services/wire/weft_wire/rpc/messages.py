@@ -9,9 +9,8 @@ import struct
 from collections.abc import Callable
 from typing import TypeAlias
 
-from grpc import StatusCode
-
 from weft_wire.connection.parts import Parts
+from weft_wire.interface import StatusCode
 from weft_wire.rpc.compression import decompress
 from weft_wire.rpc.status import CallError
 

@@ -2,9 +2,8 @@
 
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-from grpc import StatusCode
-
 from weft_wire.errors import ErrorCode
+from weft_wire.interface import StatusCode
 
 STATUS_BY_NUMBER: dict[int, StatusCode] = {code.value[0]: code for code in StatusCode}
 NUMBER_BY_STATUS: dict[StatusCode, int] = {code: number for number, code in STATUS_BY_NUMBER.items()}

@@ -4,8 +4,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from grpc import StatusCode
-
+from weft_wire.interface import StatusCode
 from weft_wire.rpc.status import CallError
 
 #: Requests of this time share one line in the log: whoever sends garbage must not fill it. In seconds.

@@ -4,10 +4,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
-import grpc
-from grpc import StatusCode
-
 from weft_wire.hpack import DecodedHeaders
+from weft_wire.interface import StatusCode, grpc
 from weft_wire.rpc.heads import RequestHead
 from weft_wire.rpc.messages import Message, whole_message
 from weft_wire.rpc.status import CallError

@@ -4,10 +4,8 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import grpc
-from grpc import StatusCode
-
 from weft_wire.errors import ErrorCode
+from weft_wire.interface import StatusCode, grpc
 from weft_wire.rpc.compression import compress
 from weft_wire.rpc.messages import pack_prefix
 from weft_wire.rpc.metadata import Metadata, encode_metadata
@@ -150,7 +148,7 @@ class CallContextMethods(RequestHalf):
             self._trailing = tuple(trailing_metadata)
         raise grpc.aio.AbortError("the handler aborted the call")
 
-    async def abort_with_status(self, status: grpc.Status) -> NoReturn:
+    async def abort_with_status(self, status: "grpc.Status") -> NoReturn:
         """``abort`` with what ``status`` has."""
         await self.abort(status.code, status.details, status.trailing_metadata or ())
 

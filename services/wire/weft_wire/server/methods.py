@@ -4,8 +4,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import grpc
-
+from weft_wire.interface import grpc
 from weft_wire.rpc.messages import Body
 from weft_wire.rpc.metadata import Metadata
 

@@ -5,9 +5,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-import grpc
-from grpc import StatusCode
-
+from weft_wire.interface import StatusCode, grpc
 from weft_wire.rpc.compression import decompress
 from weft_wire.rpc.messages import CompressedMessage, Message, MessageReader
 from weft_wire.rpc.status import CallError

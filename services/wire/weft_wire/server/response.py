@@ -7,11 +7,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from grpc import StatusCode
-
 from weft_wire.connection.stream import Stream
 from weft_wire.errors import ErrorCode
 from weft_wire.hpack import encode
+from weft_wire.interface import StatusCode
 from weft_wire.rpc.compression import ACCEPTED, compress
 from weft_wire.rpc.heads import CONTENT_TYPE, RequestHead
 from weft_wire.rpc.messages import Body, Message, MessageReader, is_body, pack_prefix

@@ -6,10 +6,8 @@ import ssl
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import grpc
-from grpc import StatusCode
-
 from weft_wire.errors import Http2ConnectionError
+from weft_wire.interface import StatusCode, grpc
 from weft_wire.rpc.status import CallError
 from weft_wire.rpc.unreadable import UnreadableRequests
 from weft_wire.server.call import ServerCall
@@ -89,7 +87,7 @@ class Server(grpc.aio.Server):
         """Listen with TLS, which must offer ``h2`` by ALPN. As ``add_insecure_port``."""
         return self._add_port(address, context)
 
-    def add_secure_port(self, address: str, server_credentials: grpc.ServerCredentials) -> int:
+    def add_secure_port(self, address: str, server_credentials: "grpc.ServerCredentials") -> int:
         """Not offered: credentials of grpcio cannot be read. Raises TypeError."""
         raise TypeError("give an ssl.SSLContext to add_tls_port; credentials of grpcio work with its own server alone")
 

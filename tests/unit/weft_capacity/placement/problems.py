@@ -1,6 +1,7 @@
 """Problems to place, drawn by Hypothesis, and small ones by hand."""
 
 from itertools import product
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -12,7 +13,7 @@ GIB = 1 << 30
 H100 = "H100-80GB"
 
 
-def gpus(number: int, *, per_host: int = 2, with_mig: bool = False, **fields: object) -> tuple[Device, ...]:
+def gpus(number: int, *, per_host: int = 2, with_mig: bool = False, **fields: Any) -> tuple[Device, ...]:
     """H100s ``d0``, ``d1`` ..., each host a zone of its own."""
     mig = MIG_PROFILES[H100] if with_mig else ()
     return tuple(

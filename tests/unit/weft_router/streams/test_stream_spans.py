@@ -15,7 +15,7 @@ from tests.unit.weft_router.stream_targets import Plans, collected, compiled, co
 from weft_common.core import CallContext
 from weft_common.errors import RemoteError
 from weft_common.observing import telemetry
-from weft_common.observing.telemetry import _RecordAllSampler
+from weft_common.observing.trace_export import _RecordAllSampler
 from weft_router.executor import GraphExecutor
 from weft_router.policies.retry import RetryPlan
 from weft_router.runtime import Runtime

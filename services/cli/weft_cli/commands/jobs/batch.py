@@ -2,25 +2,33 @@
 
 import argparse
 import asyncio
-import contextlib
 import json
+import os
 import signal
+import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from weft_cli.arguments.types import pair
+from weft_cli.commands.jobs.batch_display import BatchDisplay
 from weft_common.client.channels import MAX_TIMEOUT_S
 from weft_common.client.v2_client import V2Client
-from weft_common.errors import UnsupportedError
-from weft_common.security.channel import channel_security
+from weft_common.errors import InvalidArgumentError, UnavailableError, UnsupportedError
+from weft_common.security.channel import ChannelSecurity, channel_security
 from weft_mesh.preflight import MeshError
 from weft_mesh.running import running_mesh
 from weft_tools.request import parameter_value
+
+if TYPE_CHECKING:
+    from weft_jobs.job import BatchOptions, Progress
+    from weft_jobs.ray_engine import OpenClient
 
 __all__ = ["pair", "run"]
 
@@ -30,36 +38,73 @@ _MESH_LOG = ".mesh.log"
 
 def run(options: argparse.Namespace) -> int:
     """Run the job and print what it came to; 0 if every row is written, 1 if the job ended before, 130 after Ctrl-C."""
+    _check(options)
+    display = BatchDisplay(options.graph, Console(stderr=True), options.cost_per_hour, time.monotonic)
     try:
-        with _router(options) as url:
-            asyncio.run(_batch(options, url))
+        end = _on_ray(options, display) if options.engine == "ray" else _embedded(options, display)
     except MeshError as error:
         print(f"weft: {error}; the log is '{options.output / _MESH_LOG}'", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("weft: interrupted; --resume goes on", file=sys.stderr)
         return _INTERRUPTED
+    print(json.dumps(display.facts(end)) if options.json else display.end(end, str(options.output)))
     return 0
 
 
-@contextlib.contextmanager
-def _router(options: argparse.Namespace) -> Iterator[str]:
-    """Address of the router: the one that is named, or that of a mesh for this job alone."""
-    if options.url is not None:
-        yield options.url
-        return
-    options.output.mkdir(parents=True, exist_ok=True)
-    with (options.output / _MESH_LOG).open("a") as log, running_mesh(options.repository, log=log) as endpoints:
-        yield endpoints["router"].grpc
+def _check(options: argparse.Namespace) -> None:
+    """Refuse options that say nothing together."""
+    if options.engine != "ray":
+        for name in ("ray_address", "ray_workers", "in_process"):
+            if getattr(options, name):
+                raise InvalidArgumentError(f"--{name.replace('_', '-')} is for --engine ray")
+    elif options.in_process and options.url is not None:
+        raise InvalidArgumentError("--in-process runs the models in Ray's workers; leave --url out, or --in-process")
+    elif not options.in_process and options.url is None and (options.ray_address or os.environ.get("RAY_ADDRESS")):
+        raise InvalidArgumentError(
+            "a cluster of Ray needs --url, a router that all its machines reach, or --in-process, by which its workers "
+            "run the models"
+        )
 
 
-async def _batch(options: argparse.Namespace, url: str) -> None:
+def _embedded(options: argparse.Namespace, display: BatchDisplay) -> "Progress":
     try:
-        from weft_jobs.batch import BatchOptions, run_batch  # noqa: PLC0415  # pyarrow is an extra
-        from weft_jobs.batch import Progress as JobProgress  # noqa: PLC0415
+        from weft_jobs.batch import run_batch  # noqa: PLC0415  # pyarrow is an extra
     except ModuleNotFoundError as error:
         raise UnsupportedError(f"weft batch needs '{error.name}': pip install 'weft[jobs]'") from error
-    job = BatchOptions(
+    job = _job(options)
+
+    async def run_there(url: str) -> "Progress":
+        async with V2Client(url, security=channel_security(options)) as client:
+            with display.bar() as show:
+                return await run_batch(client, job, show)
+
+    with _router(options) as url:
+        return asyncio.run(run_there(url))
+
+
+def _on_ray(options: argparse.Namespace, display: BatchDisplay) -> "Progress":
+    try:
+        from weft_jobs.ray_engine import RayOptions, run_batch_on_ray  # noqa: PLC0415  # Ray is an extra
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(f"weft batch --engine ray needs '{error.name}': pip install 'weft[ray]'") from error
+    job, ray_options = _job(options), RayOptions(options.ray_address, options.ray_workers)
+
+    def run_there(open_client: "OpenClient") -> "Progress":
+        with display.bar() as show:
+            return run_batch_on_ray(open_client, job, ray_options, show)
+
+    if options.in_process:
+        options.output.mkdir(parents=True, exist_ok=True)
+        return run_there(partial(_client_of_own_mesh, options.repository.resolve(), options.output.resolve()))
+    with _router(options) as url:
+        return run_there(partial(_client, url, channel_security(options)))
+
+
+def _job(options: argparse.Namespace) -> "BatchOptions":
+    from weft_jobs.job import BatchOptions  # noqa: PLC0415  # pyarrow is an extra
+
+    return BatchOptions(
         graph=options.graph,
         input=options.input,
         output=options.output,
@@ -78,34 +123,32 @@ async def _batch(options: argparse.Namespace, url: str) -> None:
         timeout_s=min(options.timeout_ms / 1000, MAX_TIMEOUT_S),
         patience_s=options.patience_s,
     )
-    start_s = time.perf_counter()
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:,.0f} rows, {task.fields[failed]} failed, {task.fields[speed]:,.0f} rows/s"),
-        TimeElapsedColumn(),
-    )
-    async with V2Client(url, security=channel_security(options)) as client:
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task(options.graph, total=None, failed=0, speed=0.0)
-
-            def show(progress: JobProgress) -> None:
-                own = progress.num_rows - progress.num_skipped
-                speed = own / max(time.perf_counter() - start_s, 1e-9)
-                bar.update(task, completed=progress.num_rows, failed=progress.num_failed, speed=speed)
-
-            end = await run_batch(client, job, show)
-    _print(end, time.perf_counter() - start_s, options.output, as_json=options.json)
 
 
-def _print(end: "object", duration_s: float, output: Path, *, as_json: bool) -> None:
-    facts = {**end._asdict(), "duration_s": round(duration_s, 3)}  # type: ignore[attr-defined]
-    if as_json:
-        print(json.dumps(facts))
+@contextmanager
+def _router(options: argparse.Namespace) -> Iterator[str]:
+    """Address of the router: the one that is named, or that of a mesh for this job alone."""
+    if options.url is not None:
+        yield options.url
         return
-    own = facts["num_rows"] - facts["num_skipped"]
-    print(
-        f"{facts['num_rows']} rows in '{output}', {facts['num_failed']} of them failed"
-        f"{' (failed/ says why)' if facts['num_failed'] else ''}; {own} in {duration_s:.1f} s, "
-        f"{own / max(duration_s, 1e-9):,.0f} rows/s"
-    )
+    options.output.mkdir(parents=True, exist_ok=True)
+    with (options.output / _MESH_LOG).open("a") as log, running_mesh(options.repository, log=log) as endpoints:
+        yield endpoints["router"].grpc
+
+
+@asynccontextmanager
+async def _client(url: str, security: ChannelSecurity | None) -> AsyncIterator[V2Client]:
+    async with V2Client(url, security=security) as client:
+        yield client
+
+
+@asynccontextmanager
+async def _client_of_own_mesh(repository: Path, output: Path) -> AsyncIterator[V2Client]:
+    """A client of a mesh that runs in one process, for as long as this process needs it."""
+    path = output / f".mesh-{socket.gethostname()}-{os.getpid()}.log"
+    try:
+        with path.open("a") as log, running_mesh(repository, ["--in-process"], log=log) as endpoints:
+            async with V2Client(endpoints["router"].grpc) as client:
+                yield client
+    except MeshError as error:
+        raise UnavailableError(f"{error}; the log is '{path}'") from error

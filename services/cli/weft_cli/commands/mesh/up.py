@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 from typing import TypeVar
 
+from weft_cli.arguments.mesh import model_control
 from weft_common.observing.logs import LineWriter
 from weft_common.processes.process import Endpoint
 from weft_common.security.arguments import given_to_server, server_fault
@@ -58,14 +59,7 @@ def _process_fault(options: argparse.Namespace) -> str:
 
 
 def _service_arguments(options: argparse.Namespace) -> dict[str, list[str]]:
-    control = {
-        "poll": ["--model-control-mode=poll", f"--repository-poll-secs={options.repository_poll_secs}"],
-        "explicit": ["--model-control-mode=explicit", "--load-model=*"],
-    }
-    shared = control.get(options.model_control_mode, [])
-    if options.disable_auto_complete_config:
-        shared = [*shared, "--disable-auto-complete-config"]
-    arguments = dict.fromkeys(MODEL_SERVICES, shared)
+    arguments = dict.fromkeys(MODEL_SERVICES, model_control(options))
     # The router checks the keys.
     arguments[GATEWAY] = [argument for argument in given_to_server(options) if argument.startswith("--tls-")]
     limits = [*_shared_arguments(options)]

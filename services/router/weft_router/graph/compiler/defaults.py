@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from weft_common.tensors import FLOATS, INTEGERS, NUMPY_BY_DATATYPE, WireTensor, bytes_tensor, num_elements
@@ -20,6 +19,9 @@ _LISTS: dict[str, tuple[str, frozenset[str]]] = {
     "boolean": ("BOOL", frozenset({"BOOL"})),
     "text": ("BYTES", frozenset({"BYTES"})),
 }
+
+#: Greatest finite number of bfloat16, of which numpy alone knows nothing.
+_MOST_BF16 = float.fromhex("0x1.fep127")
 
 
 def default_tensor(
@@ -112,7 +114,7 @@ def _in_range(file: GraphFile, path: str, values: Sequence[Any], datatype: str, 
         allowed = f"{least} to {most}"
     elif datatype in FLOATS:
         dtype = NUMPY_BY_DATATYPE[datatype]
-        most_finite = float(ml_dtypes.finfo(dtype).max)
+        most_finite = _MOST_BF16 if datatype == "BF16" else float(np.finfo(dtype).max)
         with np.errstate(over="ignore"):
             held = [math.isfinite(dtype.type(value)) or not math.isfinite(value) for value in values]
         wrong = held.index(False) if False in held else None

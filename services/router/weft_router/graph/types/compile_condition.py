@@ -8,8 +8,6 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from cel_expr_python import cel
-
 from weft_common.tensors import FLOATS, INTEGERS
 from weft_common.text.pbtxt import suggestion
 from weft_router.graph.plan import Binding
@@ -19,8 +17,8 @@ from weft_router.graph.types.readings import NUL_FAULT, reading, row_reading
 from weft_router.graph.types.signatures import TensorType
 from weft_router.scope import RequestScope
 
-_T = cel.Type
-_REQUEST_TYPES = {"id": _T.STRING, "remaining_ms": _T.INT, "priority": _T.INT}
+#: Name of the CEL type.
+_REQUEST_TYPES = {"id": "STRING", "remaining_ms": "INT", "priority": "INT"}
 _HEADER = re.compile(r"[a-z]\w*(-[a-z0-9]\w*)+")
 _OF_A_TENSOR = "; a tensor is a list of its elements: take one, X[0], or use text(X), max(X), min(X) or mean(X)"
 _CEL_ERROR = re.compile(r"ERROR: <input>:(-?\d+):(-?\d+): (.*)")
@@ -80,27 +78,35 @@ def compile_condition(
         node: Name of the node, for messages.
 
     Raises:
-        ConditionError: Syntax, an unknown name, or types that do not fit.
+        ConditionError: Syntax, an unknown name, or types that do not fit; or CEL is not installed.
     """
+    try:
+        from cel_expr_python import cel  # noqa: PLC0415  # 52 MB, which a graph without conditions does without
+    except ModuleNotFoundError as error:
+        text = f"'{purpose.name}' is a condition, for which '{error.name}' is not installed; pip install 'weft[cel]'"
+        raise ConditionError([Fault(0, text)]) from None
+    types = cel.Type
     faults = [*(_aimed(fault, sights) for fault in expression.faults), *_name_faults(expression, purpose, sights)]
     if faults:
         raise ConditionError(faults)
-    declared: dict[str, Any] = {f"request.{name}": _REQUEST_TYPES[name] for name in expression.request_fields}
+    declared: dict[str, Any] = {
+        f"request.{name}": getattr(types, _REQUEST_TYPES[name]) for name in expression.request_fields
+    }
     fills: list[Fill] = [_request_fill(name) for name in sorted(expression.request_fields)]
     flags: list[tuple[str, int]] = []
     readings: list[Reading] = []
     for name in sorted(expression.maps):
-        declared[name] = _T.Map(_T.STRING, _T.DYN if name == "parameters" else _T.STRING)
+        declared[name] = types.Map(types.STRING, types.DYN if name == "parameters" else types.STRING)
         fills.append(_map_fill(name))
     for variable in expression.variables:
         name, use, space, key, index, _ = variable
         if use is Use.ENTRY:
-            declared[variable.flag] = _T.BOOL
-            declared[name] = _T.DYN if space == "parameters" else _T.STRING
+            declared[variable.flag] = types.BOOL
+            declared[name] = types.DYN if space == "parameters" else types.STRING
             fills.append(_entry_fill(variable))
             continue
         known, slot = sights[space].types[key], sights[space].slots[key]
-        declared[name] = _cel_type(use, known, len(index))
+        declared[name] = _cel_type(types, use, known, len(index))
         if use in (Use.IS_PRESENT, Use.IS_OK):
             flags.append((name, slot))
         else:
@@ -125,6 +131,7 @@ def compile_condition(
         readings=tuple(readings),
         purpose=purpose,
         node=node,
+        cel_types=types,
     )
 
 
@@ -135,21 +142,25 @@ def _bindings(expression: Expression, sights: Mapping[str, Sight]) -> tuple[Bind
     )
 
 
-def _cel_type(use: Use, tensor: TensorType, num_indexes: int) -> Any:
+def _cel_type(types: Any, use: Use, tensor: TensorType, num_indexes: int) -> Any:
     fixed = {
-        Use.IS_PRESENT: _T.BOOL, Use.IS_OK: _T.BOOL, Use.TEXT: _T.STRING, Use.ARGMAX: _T.INT, Use.MEAN: _T.DOUBLE,
-        Use.SIZE: _T.INT,
-    }  # fmt: skip
+        Use.IS_PRESENT: types.BOOL,
+        Use.IS_OK: types.BOOL,
+        Use.TEXT: types.STRING,
+        Use.ARGMAX: types.INT,
+        Use.MEAN: types.DOUBLE,
+        Use.SIZE: types.INT,
+    }
     if use in fixed:
         return fixed[use]
     if not tensor.is_known:
-        return _T.DYN
-    element = {"BOOL": _T.BOOL, "BYTES": _T.STRING}.get(tensor.datatype) or (
-        _T.INT if tensor.datatype in INTEGERS else _T.DOUBLE
+        return types.DYN
+    element = {"BOOL": types.BOOL, "BYTES": types.STRING}.get(tensor.datatype) or (
+        types.INT if tensor.datatype in INTEGERS else types.DOUBLE
     )
     if use is Use.VALUE:
         for _ in tensor.dims[num_indexes:]:
-            element = _T.List(element)
+            element = types.List(element)
     return element
 
 

@@ -12,8 +12,6 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cel_expr_python import cel
-
 from weft_common.errors import InvalidArgumentError
 from weft_common.tensors import WireTensor
 from weft_router.graph.plan import Binding, Frame
@@ -21,7 +19,6 @@ from weft_router.graph.types.expression import Expression
 from weft_router.graph.types.readings import Unreadable
 from weft_router.scope import RequestScope
 
-_T = cel.Type
 _NO_VALUE = re.compile(r'No value with name "(\w+)" found in Activation')
 _NO_KEY = re.compile(r"Key not found in map : (.*)")
 _NO_OVERLOAD = re.compile(r"No matching overloads found : (.*?)(\(.*\))$")
@@ -81,6 +78,7 @@ class CelCondition:
         readings: tuple[Reading, ...],
         purpose: Purpose,
         node: str,
+        cel_types: Any,
     ) -> None:
         self.source = expression.source
         self.tensors = tensors
@@ -94,6 +92,7 @@ class CelCondition:
         self.is_test = purpose.allowed == ("bool",)
         self._takes_bool = "bool" in purpose.allowed
         self._node = node
+        self._text_type, self._error_type = cel_types.STRING, cel_types.ERROR
 
     def evaluate(self, frame: Frame, request: RequestScope) -> bool | str:
         """``when``, ``accept`` and ``while``: True or False.
@@ -169,9 +168,9 @@ class CelCondition:
         elif not self.is_test:
             if isinstance(value, int):
                 return str(value)
-            if isinstance(value, str) and result.type() == _T.STRING:
+            if isinstance(value, str) and result.type() == self._text_type:
                 return value
-        if result.type() == _T.ERROR:
+        if result.type() == self._error_type:
             raise self._error(str(value), failures, row)
         allowed = " or ".join(self._purpose.allowed)
         raise self._error(f"the value must be {allowed}, got {reprlib.repr(value)}", failures, row)

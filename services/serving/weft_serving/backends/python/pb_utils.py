@@ -79,7 +79,7 @@ TRITONSERVER_MEMORY_CPU, TRITONSERVER_MEMORY_GPU = 0, 1
 
 TRITON_STRING_TO_NUMPY: dict[str, type[Any]] = {
     "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}": bool if name == "BOOL" else NUMPY_BY_DATATYPE[name].type
-    for name in DATATYPES[1:]
+    for name in NUMPY_BY_DATATYPE
 }
 
 _log = get_logger("weft.python")

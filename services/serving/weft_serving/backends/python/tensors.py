@@ -3,11 +3,10 @@
 import ctypes
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from weft_common.errors import InvalidArgumentError
-from weft_common.tensors import Array, datatype_of
+from weft_common.tensors import NUMPY_BY_DATATYPE, Array, datatype_of
 from weft_serving.backends.python.errors import TritonModelException
 
 # Position = number of the type in Triton Inference Server; it has no name for 0.
@@ -72,7 +71,7 @@ class Tensor:
             type_code = _type_code(capsule)
             if type_code.value == _BFLOAT:
                 type_code.value = _UINT
-                return Tensor(name, np.from_dlpack(_Capsule(capsule)).view(ml_dtypes.bfloat16))
+                return Tensor(name, np.from_dlpack(_Capsule(capsule)).view(NUMPY_BY_DATATYPE["BF16"]))
             return Tensor(name, np.from_dlpack(_Capsule(capsule) if is_bare else tensor))
         except (BufferError, RuntimeError, TypeError, ValueError) as error:
             raise TritonModelException(f"tensor '{name}' must be in host memory: {error}") from error

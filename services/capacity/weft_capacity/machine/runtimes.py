@@ -1,0 +1,135 @@
+"""What a model service takes apart from its models: memory of each runtime, and time of a request.
+
+Models made for that are served: of a few numbers, and language models of a few layers with random weights.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from weft_capacity.machine.chains import several
+from weft_capacity.machine.figures import EngineTimes, Runtimes
+from weft_capacity.machine.model_service import ModelService, call_of, running_service, settled_rss_bytes
+from weft_capacity.machine.onnx_times import best_run_s, make_session
+
+_CONFIG = """backend: "{backend}"
+max_batch_size: 8
+input [ {{ name: "x" data_type: TYPE_FP32 dims: [ {dims} ] }} ]
+output [ {{ name: "x_out" data_type: TYPE_FP32 dims: [ {dims} ] }} ]
+instance_group [ {{ count: 1 kind: KIND_CPU }} ]
+"""
+_LLM_CONFIG = """backend: "llm"
+instance_group [ {{ count: 1 kind: KIND_CPU }} ]
+parameters {{ key: "load_format" value {{ string_value: "dummy" }} }}
+parameters {{ key: "num_blocks" value {{ string_value: "64" }} }}
+parameters {{ key: "max_num_seqs" value {{ string_value: "16" }} }}
+parameters {{ key: "num_threads" value {{ string_value: "{num_threads}" }} }}
+"""
+_LARGE = 1 << 18
+_FEW_LAYERS, _MANY_LAYERS = 2, 10
+_FEW_TOKENS, _MANY_TOKENS = 8, 72
+_AT_ONCE = 8
+
+
+def measure_runtimes(num_threads: int) -> Runtimes:  # one thread in any case
+    """Start a service for each backend in turn; takes about ten seconds."""
+    run_s = _least_run_s()
+    memory: dict[str, int] = {}
+    with TemporaryDirectory() as folder, running_service(Path(folder)) as service:
+        memory[""] = settled_rss_bytes(service)
+    with TemporaryDirectory() as folder:
+        root = Path(folder)
+        for name, size in (("small", 4), ("large", _LARGE)):
+            _write(root / name, "onnxruntime", size)
+        with running_service(root) as service:
+            memory["onnxruntime"] = settled_rss_bytes(service)
+            small = service.answered(call_of("small", {"x": np.ones((1, 4), np.float32)}))
+            large = service.answered(call_of("large", {"x": np.ones((1, _LARGE), np.float32)}))
+    with TemporaryDirectory() as folder:
+        _write(Path(folder) / "small", "pytorch", 4)
+        with running_service(Path(folder)) as service:
+            memory["pytorch"] = settled_rss_bytes(service)
+    moved_bytes = 2.0 * 4 * (_LARGE - 4)
+    return Runtimes(
+        memory,
+        max(small.wall_s - run_s, 1e-6),
+        max(small.cpu_s - run_s, 1e-6),
+        max((large.cpu_s - small.cpu_s) / moved_bytes, 1e-12),
+    )
+
+
+def measure_engine(num_threads: int) -> EngineTimes:
+    """Times of the engine, and memory of a service with one; takes about fifteen seconds."""
+    with TemporaryDirectory() as folder:
+        root = Path(folder)
+        for name, num_layers in (("few", _FEW_LAYERS), ("many", _MANY_LAYERS)):
+            _write_llm(root / name, num_layers, num_threads)
+        with running_service(root) as service:
+            few, few_first = _token_s(service, "few", 1)
+            many, _ = _token_s(service, "many", 1)
+            together, _ = _token_s(service, "few", _AT_ONCE)
+    with TemporaryDirectory() as folder:
+        _write_llm(Path(folder) / "few", _FEW_LAYERS, num_threads)
+        with running_service(Path(folder)) as service:
+            memory = settled_rss_bytes(service)
+    layer_s = max((many - few) / (_MANY_LAYERS - _FEW_LAYERS), 1e-6)
+    return EngineTimes(
+        max(few - _FEW_LAYERS * layer_s, 1e-6),
+        layer_s,
+        max((together - few) / (_AT_ONCE - 1), 0.0),
+        max(few_first - _FEW_TOKENS * few, 0.0),
+        memory,
+    )
+
+
+def generation_call(name: str, prompt: np.ndarray[tuple[int], np.dtype[np.int32]], num_tokens: int) -> object:
+    """A request for so many tokens after a prompt, whatever comes."""
+    call = call_of(name, {"input_ids": prompt}, {"max_tokens": num_tokens, "temperature": "0"})
+    call.parameters = {**call.parameters, "ignore_eos": True}
+    return call
+
+
+def _token_s(service: ModelService, name: str, num_at_once: int) -> tuple[float, float]:
+    """CPU seconds of a step, and of a whole short request."""
+    prompt = np.arange(1, 5, dtype=np.int32)
+    short, long = (
+        service.answered(generation_call(name, prompt, number), num_at_once=num_at_once).cpu_s  # type: ignore[arg-type]
+        for number in (_FEW_TOKENS, _MANY_TOKENS)
+    )
+    return (long - short) / (_MANY_TOKENS - _FEW_TOKENS), short
+
+
+def _least_run_s() -> float:
+    """Time of the smallest call of ONNX Runtime, which a request's time is given without."""
+    return best_run_s(make_session(several((1, 4), 1), 1), (1, 4))
+
+
+def _write(folder: Path, backend: str, size: int) -> None:
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(_CONFIG.format(backend=backend, dims=size))
+    if backend == "onnxruntime":
+        (folder / "1" / "model.onnx").write_bytes(several(("batch", size), 1))
+        return
+    import torch  # noqa: PLC0415  # the extra [model]
+
+    class Negation(torch.nn.Module):  # type: ignore[misc]  # torch is not typed
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"x_out": -x}
+
+    batch = torch.export.Dim("batch", min=1, max=64)
+    program = torch.export.export(Negation(), (torch.ones(2, size),), dynamic_shapes={"x": {0: batch}})
+    torch.export.save(program, folder / "1" / "model.pt2")
+
+
+def _write_llm(folder: Path, num_layers: int, num_threads: int) -> None:
+    config: Mapping[str, object] = {
+        "architectures": ["LlamaForCausalLM"], "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128,
+        "num_hidden_layers": num_layers, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32,
+        "max_position_embeddings": 256, "dtype": "float32",
+    }  # fmt: skip
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "config.json").write_text(json.dumps(config))
+    (folder / "config.pbtxt").write_text(_LLM_CONFIG.format(num_threads=num_threads))

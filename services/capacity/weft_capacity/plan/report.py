@@ -1,0 +1,149 @@
+"""The report of ``weft plan``: estimates of models on a device, and their placement."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from weft_capacity.devices.device import DeviceSpec
+from weft_capacity.placement import Device, Problem, Solution, Workload, place
+from weft_capacity.placement.mig import MIG_PROFILES
+from weft_capacity.plan.declared import with_declared
+from weft_capacity.plan.estimate import Assumptions, Estimate
+from weft_capacity.plan.estimates import estimate
+from weft_capacity.plan.subjects import find_subjects, shapes_of
+from weft_capacity.plan.target import PlannedDevice, find_target
+from weft_common.errors import InvalidArgumentError
+from weft_common.text.suggestion import suggestion
+
+#: Share of a device's time that is planned for; the rest is for bursts.
+_MAX_LOAD = 0.7
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What the user asks.
+
+    Attributes:
+        repository: Of the models.
+        models: Their names; () for all of the model service.
+        device: Name of a device, ``"this"``, or a file.
+        num_devices: That many of it.
+        batch: See ``Assumptions``.
+        shapes: ``1x128`` by input.
+        declared: ``MIB:MS`` by model, for what cannot be told from files.
+        rates: Requests per second by model.
+        context, num_output_tokens, cost_per_hour: See ``Assumptions``.
+        profile_file: Where figures of this machine are kept; None: the user's cache folder.
+    """
+
+    repository: Path
+    models: tuple[str, ...] = ()
+    device: str = "this"
+    num_devices: int = 1
+    batch: int = 0
+    shapes: Mapping[str, str] = field(default_factory=dict)
+    declared: Mapping[str, str] = field(default_factory=dict)
+    rates: Mapping[str, float] = field(default_factory=dict)
+    context: int = 0
+    num_output_tokens: int = 128
+    cost_per_hour: float = 0.0
+    profile_file: Path | None = None
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """What is known.
+
+    Attributes:
+        device: Figures of the device, ``DeviceSpec``.
+        estimates: Of each model.
+        problem: What was placed, where there was something to place.
+        solution: Where it goes.
+    """
+
+    device: Any
+    estimates: tuple[Estimate, ...]
+    problem: Problem | None
+    solution: Solution | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether every model fits into the device, and every replica has a place."""
+        return not any(each.missing_bytes for each in self.estimates) and not (
+            self.solution is not None and self.solution.unplaced
+        )
+
+
+def make_report(options: PlanOptions, announce: Callable[[str], None] = lambda _: None) -> PlanReport:
+    """Estimate and place.
+
+    Args:
+        options: What is asked.
+        announce: Called with a sentence before something takes long.
+
+    Raises:
+        WeftError: A model, device, shape or number is not known or wrong; the message gives the cure.
+    """
+    subjects = find_subjects(options.repository, options.models)
+    names = [subject.name for subject in subjects]
+    for option, given in (("--rate", options.rates), ("--declare", options.declared)):
+        for name in given:
+            if name not in names:
+                raise InvalidArgumentError(f"{option}: '{name}' is none of the planned models{suggestion(name, names)}")
+    shapes = shapes_of(options.shapes)
+    known = {spec.name for subject in subjects for spec in subject.context.signature.inputs}
+    for name in shapes:
+        if name.rpartition(".")[2] not in known:
+            raise InvalidArgumentError(f"--shape: '{name}' is no input of the planned models{suggestion(name, known)}")
+    target = find_target(options.device, options.profile_file, announce)
+    assumptions = Assumptions(options.batch, shapes, options.context, options.num_output_tokens, options.cost_per_hour)
+    estimates = []
+    for subject in subjects:
+        one = estimate(subject, target, assumptions)
+        if subject.name in options.declared:
+            one = with_declared(one, options.declared[subject.name], target.spec, options.cost_per_hour)
+        estimates.append(one)
+    problem = problem_of(estimates, target, options)
+    return PlanReport(target.spec, tuple(estimates), problem, None if problem is None else place(problem))
+
+
+def problem_of(estimates: list[Estimate], target: PlannedDevice, options: PlanOptions) -> Problem | None:
+    """Workloads of the models that are known, and the devices; None where nothing is known."""
+    spec = target.spec
+    known = [each for each in estimates if each.memory is not None]
+    if not known:
+        return None
+    runtime = max(each.memory.runtime for each in known if each.memory is not None)
+    workloads = tuple(_workload(each, spec, options.rates.get(each.model, 0.0), options.num_devices) for each in known)
+    devices = tuple(
+        Device(
+            f"{spec.name}-{index}",
+            spec.name,
+            max(spec.memory_bytes - runtime, 1),
+            host=f"host-{index}",
+            index=None if spec.is_cpu else 0,
+            max_models=max(len(known), 8),
+            cost_per_hour=options.cost_per_hour or 1.0,
+            mig=MIG_PROFILES.get(spec.name, ()),
+        )
+        for index in range(options.num_devices)
+    )
+    return Problem(workloads, devices, _MAX_LOAD)
+
+
+def _workload(each: Estimate, spec: DeviceSpec, rate: float, num_devices: int) -> Workload:
+    """Replicas for a rate; on a CPU each core runs an instance at a time."""
+    assert each.memory is not None  # noqa: S101  # the caller's choice
+    device_per_s = each.requests_per_s * max(spec.num_cores, 1)
+    busy = rate / device_per_s if device_per_s else 0.0
+    num_replicas = max(math.ceil(busy / _MAX_LOAD - 1e-9), 1)
+    return Workload(
+        each.model,
+        each.memory.own,
+        {spec.name: busy / num_replicas},
+        num_replicas=num_replicas,
+        spread=num_replicas > 1 and num_devices > 1,
+        host_memory_bytes=max(each.memory.runtime, 1),
+    )

@@ -1,0 +1,132 @@
+"""The models that are planned for, as a repository's files declare them."""
+
+import errno
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from weft_common.errors import InvalidArgumentError, NotFoundError, WeftError
+from weft_common.repository.layout import CONFIG_FILENAME, folders_of_models, is_ensemble, is_model_folder
+from weft_common.text.suggestion import suggestion
+from weft_serving.backends.base import InstanceContext, ModelContext
+from weft_serving.config.definition import ModelDefinition
+from weft_serving.lifecycle.repository import ModelRepository
+from weft_tools.offline import BACKENDS, define_offline
+
+_MODEL_SERVICE = "model"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model version.
+
+    Attributes:
+        name: Of the model.
+        service: Folder of the repository that it is in.
+        backend: Of its configuration.
+        context: Signature, folder and parameters of the highest version that is served.
+        num_instances: On all its devices together, as ``instance_group`` declares them.
+        max_batch_size: Largest batch; 1 where there is no batch dimension.
+        filename: Of the model file, "" for the backend's own.
+    """
+
+    name: str
+    service: str
+    backend: str
+    context: ModelContext
+    num_instances: int
+    max_batch_size: int
+    filename: str
+
+    def instance(self, *, on_gpu: bool) -> InstanceContext:
+        """An instance on a GPU or the CPU, for reading settings that depend on it."""
+        return InstanceContext(f"{self.name}_0", "GPU" if on_gpu else "CPU", 0)
+
+
+def find_subjects(repository: Path, names: Sequence[str]) -> list[Subject]:
+    """The models of these names; without names, all of the model service.
+
+    Raises:
+        NotFoundError: A name is that of no model; or there is no repository, or no model in it.
+        WeftError: A configuration is wrong.
+        OSError: A file cannot be read.
+    """
+    if not repository.is_dir():
+        raise NotFoundError(f"there is no folder {repository}; give the model repository with --repository")
+    found = _folders(repository)
+    if not names:
+        names = [name for name, (service, _) in found.items() if service == _MODEL_SERVICE]
+        if not names:
+            raise NotFoundError(f"{repository} has no model; give the model repository with --repository")
+    subjects = []
+    for name in dict.fromkeys(names):
+        if name not in found:
+            hint = "; a graph is planned by its models" if (repository / "graphs" / name).is_dir() else ""
+            raise NotFoundError(f"there is no model '{name}' in {repository}{hint or suggestion(name, found)}")
+        service, folder = found[name]
+        subjects.append(_subject(service, folder))
+    return subjects
+
+
+def _folders(repository: Path) -> dict[str, tuple[str, Path]]:
+    """Service and folder of each model by name."""
+    services = folders_of_models(repository, tuple(BACKENDS)) or {_MODEL_SERVICE: repository}
+    return {
+        name: (service, folder / name)
+        for service, folder in services.items()
+        if folder.is_dir()
+        for name in sorted(ModelRepository(folder).names())
+        if is_model_folder(folder / name) and not is_ensemble_folder(folder / name)
+    }
+
+
+def is_ensemble_folder(folder: Path) -> bool:
+    """Whether a folder's configuration declares an ensemble, which a router serves."""
+    config = folder / CONFIG_FILENAME
+    return config.is_file() and is_ensemble(config)
+
+
+def _subject(service: str, folder: Path) -> Subject:
+    config = folder / CONFIG_FILENAME
+    if not config.is_file():
+        raise NotFoundError(f"there is no {config}; a model is planned by its configuration")
+    try:
+        definition: ModelDefinition = define_offline(config)
+    except WeftError as error:
+        raise InvalidArgumentError(f"{config} has errors, which `weft check` shows: {error.message}") from error
+    except OSError as error:
+        raise OSError(error.errno or errno.EIO, error.strerror or "cannot be read", str(config)) from error
+    version, context = max(definition.contexts.items(), key=lambda item: item[0])
+    if not context.directory.is_dir():
+        raise NotFoundError(f"model '{folder.name}' has no folder {version}; build or fetch the model")
+    return Subject(
+        folder.name,
+        service,
+        definition.config.backend,
+        context,
+        len(definition.instances) if all(i.kind == "CPU" for i in definition.instances) else _per_gpu(definition),
+        max(definition.config.max_batch_size, 1),
+        definition.config.default_model_filename,
+    )
+
+
+def _per_gpu(definition: ModelDefinition) -> int:
+    """Instances on each GPU: files may name any, so groups of all GPUs count once."""
+    return max(sum(max(group.count, 1) for group in definition.config.instance_group), 1)
+
+
+def shapes_of(text: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
+    """``INPUT=1x128`` as dims by input.
+
+    Raises:
+        InvalidArgumentError: A dimension is no whole number above 0.
+    """
+    shapes = {}
+    for name, spelled in text.items():
+        parts = spelled.lower().split("x")
+        if not all(part.isdecimal() and 0 < int(part) < 1 << 31 for part in parts):
+            raise InvalidArgumentError(
+                f"--shape {name}={spelled}: dims are whole numbers above 0 with x between, such as {name}=3x224x224"
+            )
+        shapes[name] = tuple(map(int, parts))
+    return shapes

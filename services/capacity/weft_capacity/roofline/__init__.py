@@ -1,0 +1,1 @@
+"""Time and memory of a batch on a device."""

@@ -1,0 +1,45 @@
+"""``weft plan``: what models need on a device, how fast they are there, and where they go."""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+
+from weft_common.errors import UnsupportedError, WeftError
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the report; 0, or 1 if a model cannot be planned, fits nowhere or has no place."""
+    try:
+        # optional packages, and slow to import
+        from weft_capacity.plan.report import PlanOptions, make_report  # noqa: PLC0415
+        from weft_capacity.plan.report_text import render_report  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            f"{error.name} is not installed; install it with pip install 'weft[plan,model]'"
+        ) from error
+    try:
+        report = make_report(
+            PlanOptions(
+                repository=options.repository,
+                models=tuple(options.models),
+                device=options.device,
+                num_devices=options.num_devices,
+                batch=options.batch,
+                shapes=dict(options.shape),
+                declared=dict(options.declare),
+                rates=dict(options.rate),
+                context=options.context,
+                num_output_tokens=options.output_tokens,
+                cost_per_hour=options.cost_per_hour,
+            ),
+            announce=lambda text: print(f"weft plan: {text}", file=sys.stderr),
+        )
+    except WeftError as error:
+        print(f"weft plan: {error.message}", file=sys.stderr)
+        return 1
+    if options.json:
+        print(json.dumps(asdict(report)))
+    else:
+        print(render_report(report))
+    return 0 if report.fits else 1

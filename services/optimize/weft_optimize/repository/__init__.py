@@ -1,0 +1,1 @@
+"""A model in its repository: found, staged for a trial, and given a new version."""
