@@ -3,8 +3,10 @@
 It makes a fresh virtual environment, installs this repository with the extra `edge` from the package index, and starts
 ``weft edge`` over the sample model `simple`, several times. Sizes are of the installed files, in units of a million
 bytes, without pip and setuptools; compiled ``__pycache__``, which pip writes by default, is told beside. Memory is the
-process's after a thousand answers. For Linux on aarch64 wheels of the same packages are asked for and unpacked: that
-shows that they exist and how large they are, not that they run.
+process's after a thousand answers. The time to the first answer is judged without the time in which other programs had
+the cores, of which the kernel keeps account: that is what it takes on a machine that does nothing else. For Linux on
+aarch64 wheels of the same packages are asked for and unpacked: that shows that they exist and how large they are, not
+that they run.
 
 Exit status 1: a target is missed. About a minute on two cores, most of it the download and pip.
 """
@@ -69,6 +71,7 @@ class Start:
         ready_s: From the start of the process to the line that says that all is ready.
         answer_s: From the start to the first answer over gRPC, a new connection included.
         cpu_s: CPU time of the process until then.
+        queued_s: Time in which its main thread could have run until then, and other programs had the cores.
         resident_mb, proportional_mb: RSS and PSS after a thousand answers.
         heavy: Libraries among ``_HEAVY`` that it has mapped.
     """
@@ -76,6 +79,7 @@ class Start:
     ready_s: float
     answer_s: float
     cpu_s: float
+    queued_s: float
     resident_mb: float
     proportional_mb: float
     heavy: list[str]
@@ -169,29 +173,34 @@ def _start(environment: Path, repository: Path) -> Start:
             ready_s = time.perf_counter() - started_s
             if not line:
                 raise SystemExit(f"weft edge ended with status {process.wait(_WAIT_S)} before it was ready")
-            answered_s, cpu_s = asyncio.run(_ask(json.loads(line)["grpc"], process.pid))
+            answered_s, cpu_s, queued_s = asyncio.run(_ask(json.loads(line)["grpc"], process.pid))
             memory = _memory_mb(process.pid)
             mapped = Path(f"/proc/{process.pid}/maps").read_text()
         finally:
             cast(IO[bytes], process.stdin).close()
             process.wait(_WAIT_S)
     heavy = [name for name in _HEAVY if name in mapped]
-    return Start(ready_s, answered_s - started_s, cpu_s, memory["Rss:"], memory["Pss:"], heavy)
+    return Start(ready_s, answered_s - started_s, cpu_s, queued_s, memory["Rss:"], memory["Pss:"], heavy)
 
 
-async def _ask(address: str, pid: int) -> tuple[float, float]:
-    """Ask a thousand times and check each answer; moment of the first, and CPU-seconds of the process until then."""
+async def _ask(address: str, pid: int) -> tuple[float, float, float]:
+    """Ask a thousand times and check each answer; moment of the first, CPU time and time queued of it until then."""
     values = np.arange(16, dtype=np.int32).reshape(1, 16)
     call = InferCall("simple", inputs={"INPUT0": encode(values), "INPUT1": encode(np.ones_like(values))})
-    first = 0.0, 0.0
+    first = 0.0, 0.0, 0.0
     async with V2Client(address, wire=WireName.WEFT) as client:
         for index in range(_NUM_ANSWERS):
             result = await client.infer(call, timeout_s=_WAIT_S)
             if index == 0:
-                first = time.perf_counter(), machine.cpu_seconds({"edge": pid})["edge"]
+                first = time.perf_counter(), machine.cpu_seconds({"edge": pid})["edge"], _queued_s(pid)
             if not np.array_equal(values + 1, decode(result.outputs["OUTPUT0"])):
                 raise SystemExit(f"a wrong answer: {result.outputs['OUTPUT0']}")
     return first
+
+
+def _queued_s(pid: int) -> float:
+    """How long the main thread has waited for a core, of ``/proc/<pid>/schedstat``: the second of its fields."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
 
 
 def _memory_mb(pid: int) -> dict[str, float]:
@@ -225,6 +234,7 @@ def _report(figures: Figures) -> int:
     sizes, starts, wheels = figures.sizes_mb, figures.starts, figures.aarch64_mb
     installed_mb = sum(size for _, size in sizes.values())
     answers_s = [start.answer_s for start in starts]
+    own_s = [start.answer_s - start.queued_s for start in starts]
     resident_mb = max(start.resident_mb for start in starts)
     print("\n".join(machine_lines(machine.describe())))
     by_size = sorted(sizes.items(), key=lambda one: -one[1][1])
@@ -237,7 +247,7 @@ def _report(figures: Figures) -> int:
         _line("proportional (PSS), largest, MB", max(start.proportional_mb for start in starts)),
         _line("start to ready, median, s", median(start.ready_s for start in starts)),
         _line("start to first answer, median, s", median(answers_s)),
-        _line(f"start to first answer, best of {len(starts)}, s", min(answers_s), MOST_START_S),
+        _line("the same without waiting for a core, median, s", median(own_s), MOST_START_S),
         _line("CPU time to first answer, median, s", median(start.cpu_s for start in starts)),
     ]
     if wheels:

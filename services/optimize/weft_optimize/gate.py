@@ -6,7 +6,7 @@ from typing import NamedTuple
 from weft_optimize.bootstrap import Loss
 
 #: A candidate is cheaper if it saves at least this share of the CPU time; less is within what a machine's noise moves.
-MIN_SAVING = 0.03
+MIN_SAVING = 0.05
 #: With 95 % confidence an event that was never seen in n rows has a probability below 3/n.
 _RULE_OF_THREE = 3.0
 

@@ -2,13 +2,11 @@
 
 import asyncio
 import contextlib
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO
 
 from weft_common.errors import InvalidArgumentError
 from weft_common.text.suggestion import suggestion
@@ -29,6 +27,7 @@ from weft_optimize.repository.publishing import held_model
 from weft_optimize.repository.source import find_model, model_files
 from weft_optimize.rows import read_rows
 from weft_optimize.trial_mesh import TrialMesh
+from weft_optimize.workspace import workspace
 
 #: Rows of the larger of the two requests whose cost is measured.
 _COST_ROWS = 32
@@ -107,8 +106,12 @@ def optimize(options: OptimizeOptions, tell: Callable[[str], None] = lambda _: N
     plan = choose_graph(options.graph, model, uses)
     number = max([*model.versions, *noted_versions(model.source.config)]) + 1
     check_pinned(model, number, uses)
-    with held_model(model.folder), tempfile.TemporaryDirectory(prefix="weft-optimize-") as work, _log(options) as log:
-        return _run(options, methods, TrialMesh(model, plan, Path(work), log, options.timeout_s), number, tell)
+    with (
+        held_model(model.folder),
+        workspace() as work,
+        (options.log or work / "mesh.log").open("w+") as log,
+    ):
+        return _run(options, methods, TrialMesh(model, plan, work, log, options.timeout_s), number, tell)
 
 
 def _methods(names: Sequence[str]) -> list[OptimizationMethod]:
@@ -116,16 +119,6 @@ def _methods(names: Sequence[str]) -> list[OptimizationMethod]:
         if name not in METHODS:
             raise InvalidArgumentError(f"unknown --method '{name}'{suggestion(name, METHODS)}")
     return [METHODS[name] for name in dict.fromkeys(names or METHODS)]
-
-
-@contextlib.contextmanager
-def _log(options: OptimizeOptions) -> Iterator[IO[str]]:
-    if options.log is not None:
-        with options.log.open("w+") as log:
-            yield log
-    else:
-        with tempfile.NamedTemporaryFile("w+", prefix="weft-optimize-", suffix=".log") as log:
-            yield log
 
 
 def _run(

@@ -100,7 +100,8 @@ def read_rows(
                 f"--data '{path}': column '{name}' is missing or empty in every row; --column INPUT=COLUMN, "
                 "--label and --positive name others"
             )
-    least_held_out = len(drawn) - int(len(drawn) * _CALIBRATION_SHARE)
+    is_short = len(drawn) < num_calibration + num_held_out
+    least_held_out = len(drawn) - min(num_calibration, int(len(drawn) * _CALIBRATION_SHARE) if is_short else len(drawn))
     held_out = drawn.take(range(min(num_held_out, least_held_out)))
     judged = set(_keys(held_out))
     rest = drawn.take(range(len(held_out), min(len(drawn), len(held_out) + num_calibration)))

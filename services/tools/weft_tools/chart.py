@@ -9,6 +9,8 @@ from xml.sax.saxutils import escape, quoteattr
 _WIDTH, _HEIGHT = 380.0, 240.0
 _LEFT, _TOP, _GAP, _BOTTOM, _LINE_HEIGHT = 60.0, 56.0, 70.0, 50.0, 18.0
 _NUM_TICKS = 5
+#: Of names of marks, in pixels.
+_CHARACTER_WIDTH, _NAME_HEIGHT = 7.2, 14.0
 #: Distinguishable also without colour vision (Okabe and Ito).
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#999999")
 _STYLE = """
@@ -106,8 +108,7 @@ def _plot(plot: Plot, left: float) -> Iterator[str]:
         y = bottom + _BOTTOM + i * _LINE_HEIGHT
         yield f'<path {stroke} d="M{left:.1f} {y - 4:.1f}h26"/>'
         yield _text(left + 34, y, line.label, "start", "")
-    for mark in plot.marks:
-        yield from _mark(mark, axes)
+    yield from _marks(plot.marks, axes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +124,28 @@ class _Axes:
         return _TOP + _HEIGHT * (1 - min(max(value, 0.0), self.y_most) / self.y_most)
 
 
-def _mark(mark: Mark, axes: _Axes) -> Iterator[str]:
-    x, y = axes.x(mark.x), axes.y(mark.y)
-    name = "mark disc" if mark.is_filled else "mark"
-    yield f'<path class="interval" d="M{x:.1f} {axes.y(mark.low):.1f}V{axes.y(mark.high):.1f}"/>'
-    if mark.y > axes.y_most:
-        yield f'<path class="{name}" d="M{x:.1f} {y - 6:.1f}l6 10h-12z"/>'
-    else:
-        yield f'<circle class="{name}" cx="{x:.1f}" cy="{y:.1f}" r="4"/>'
-    is_right = x > axes.left + _WIDTH * 0.7  # its name would leave the plot
-    yield _text(x - 9 if is_right else x + 9, y + 4, mark.label, "end" if is_right else "start", "")
+def _marks(marks: Sequence[Mark], axes: _Axes) -> Iterator[str]:
+    """The marks, the lowest first; a name that would lie on another is moved up, with a line to its mark."""
+    names: list[tuple[float, float, float]] = []  # left, right and y
+    for mark in sorted(marks, key=lambda one: one.y):
+        x, y = axes.x(mark.x), axes.y(mark.y)
+        name = "mark disc" if mark.is_filled else "mark"
+        yield f'<path class="interval" d="M{x:.1f} {axes.y(mark.low):.1f}V{axes.y(mark.high):.1f}"/>'
+        if mark.y > axes.y_most:
+            yield f'<path class="{name}" d="M{x:.1f} {y - 6:.1f}l6 10h-12z"/>'
+        else:
+            yield f'<circle class="{name}" cx="{x:.1f}" cy="{y:.1f}" r="4"/>'
+        is_right = x > axes.left + _WIDTH * 0.7  # its name would leave the plot
+        width = len(mark.label) * _CHARACTER_WIDTH
+        start = x - 9 - width if is_right else x + 9
+        near = [other for left, right, other in names if start < right and left < start + width]
+        place = y
+        while any(abs(place - other) < _NAME_HEIGHT for other in near):
+            place -= 1.0
+        names.append((start, start + width, place))
+        if place < y - 4:
+            yield f'<path class="grid" d="M{x:.1f} {y:.1f}L{x - 8 if is_right else x + 8:.1f} {place:.1f}"/>'
+        yield _text(x - 9 if is_right else x + 9, place + 4, mark.label, "end" if is_right else "start", "")
 
 
 def _text(x: float, y: float, text: str, anchor: str, name: str, more: str = "") -> str:

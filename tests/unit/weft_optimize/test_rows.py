@@ -58,6 +58,13 @@ def test_a_quarter_of_few_rows_calibrates(tmp_path: Path, num_rows: int, expecte
     assert expected == (len(data.calibration), len(data.held_out))
 
 
+def test_parts_of_enough_rows_have_any_proportion(numbers: Path) -> None:
+    """A large one that judges beside a small one that calibrates, and the other way round."""
+    for calibration, held_out in ((2, 300), (300, 2)):
+        data = split(numbers, calibration, held_out)
+        assert (calibration, held_out) == (len(data.calibration), len(data.held_out))
+
+
 def test_a_row_that_equals_one_that_is_held_out_does_not_calibrate(tmp_path: Path) -> None:
     """Or the method would have seen it."""
     path = tmp_path / "twice.jsonl"

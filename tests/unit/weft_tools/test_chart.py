@@ -1,6 +1,7 @@
 """Charts of lines and points."""
 
 import xml.etree.ElementTree as ET
+from itertools import pairwise
 
 from weft_tools.chart import Line, Mark, Plot, render_svg
 
@@ -12,6 +13,18 @@ def test_a_chart_of_nothing_and_odd_texts_is_a_chart() -> None:
     root = ET.fromstring(render_svg("<&>", [Plot("a", "x", "y", [Line("<b>", [(0, 0)]), Line("c", [])])]))
     assert "<&>" == root.attrib["aria-label"]
     assert "<b>" in [text.text for text in root.iter(f"{SVG}text")]
+
+
+def test_names_of_marks_do_not_lie_on_one_another() -> None:
+    """Of ten at one point each is readable."""
+    marks = [Mark(f"candidate-{number}", x, 0.0, 0.0, 0.1) for number in range(10) for x in (1.0, 2.0)]
+    root = ET.fromstring(render_svg("a", [Plot("a", "x", "y", [Line("limit", [(0.0, 1.0), (2.0, 1.0)])], marks)]))
+    names = [text for text in root.iter(f"{SVG}text") if text.text.startswith("candidate-")]
+    for anchor in ("start", "end"):
+        places = sorted(float(name.attrib["y"]) for name in names if name.attrib["text-anchor"] == anchor)
+        assert 10 == len(places)
+        assert all(after - before >= 13 for before, after in pairwise(places))
+        assert places[0] > 0
 
 
 def test_a_mark_beyond_the_limit_is_a_triangle_at_the_top() -> None:

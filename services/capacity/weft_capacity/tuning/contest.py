@@ -36,8 +36,8 @@ class Running(Protocol):
 class Bench(Protocol):
     """Starts configurations."""
 
-    def open(self, configuration: Configuration) -> Running:
-        """One that serves. Raises TrialError."""
+    def open(self, configuration: Configuration, *, fresh: bool = False) -> Running:
+        """One that serves, ``fresh`` in processes of its own. Raises TrialError."""
 
 
 class Load(NamedTuple):

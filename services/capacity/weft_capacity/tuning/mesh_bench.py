@@ -2,9 +2,8 @@
 
 import asyncio
 import contextlib
-import json
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,21 +12,17 @@ from weft_capacity.tuning.graph_models import TunedGraph
 from weft_capacity.tuning.measurement import PERCENTILES, Measurement
 from weft_capacity.tuning.requests import RequestSet, arrivals
 from weft_capacity.tuning.space import Configuration, Cost, SearchSpace
-from weft_capacity.tuning.staging import stage
+from weft_capacity.tuning.staged_mesh import MAX_REASON, StagedMesh
 from weft_capacity.tuning.traffic import Traffic, caller, closed_loop, open_loop
 from weft_common.client.channels import open_channel
 from weft_common.client.v2_client import V2Client
 from weft_common.errors import WeftError
 from weft_common.processes.memory import available_bytes
-from weft_common.processes.process import Endpoint
 from weft_common.signature import ModelSignature
 from weft_jobs.target import JobTarget
-from weft_mesh.preflight import MeshError
-from weft_mesh.running import running_mesh
 
 T = TypeVar("T")
 
-_START_TIMEOUT_S = 120
 _CALL_TIMEOUT_S = 30.0
 #: Answers that a run waits for, so that a 99th percentile is more than the slowest of a few.
 _MIN_ANSWERS = 100
@@ -35,11 +30,12 @@ _WARM_UP_CONCURRENCY = 8
 #: With less memory left on the machine a run ends before the kernel chooses what does.
 _MIN_MEMORY_BYTES = 128 << 20
 _MEMORY_PERIOD_S = 0.2
-_MAX_REASON = 400
+#: Meshes that are kept beside the incumbent's and that of a trial.
+_MAX_IDLE = 2
 
 
 class MeshBench:
-    """Starts meshes.
+    """Starts meshes, and keeps those that are no longer measured for configurations that differ in models alone.
 
     Args:
         graph: What is served.
@@ -47,7 +43,7 @@ class MeshBench:
         folder: Of staged repositories and of the meshes' logs.
         make_requests: Makes the requests, once, of the signature that the first mesh tells.
         rate_per_s: Of an open loop; 0: as recorded.
-        warm_up_s: Load that is not counted, before each mesh is measured.
+        warm_up_s: Load that is not counted, before each configuration is measured.
         seed: Of Poisson arrivals.
         mesh_arguments: More arguments of ``weft up``.
     """
@@ -65,64 +61,81 @@ class MeshBench:
         mesh_arguments: tuple[str, ...] = (),
     ) -> None:
         self._graph = graph
-        self.space = space
         self._folder = folder
         self._make_requests = make_requests
         self._mesh_arguments = mesh_arguments
         self._num_started = 0
+        self._idle: list[tuple[object, StagedMesh]] = []
         self.requests: RequestSet | None = None
+        self.space = space
         self.rate_per_s = rate_per_s
         self.warm_up_s = warm_up_s
         self.seed = seed
 
-    def open(self, configuration: Configuration) -> "MeshUnderLoad":
+    def open(self, configuration: Configuration, *, fresh: bool = False) -> "MeshUnderLoad":
         """A mesh that serves and is warm.
+
+        Args:
+            configuration: What it serves.
+            fresh: Its processes have served nothing else.
 
         Raises:
             TrialError: It does not start, or does not answer.
             WeftError: No requests can be made for it.
             OSError: The repository cannot be staged.
         """
-        self._num_started += 1
-        name = f"mesh-{self._num_started % 2}"  # at most two run at once: the incumbent's, and that of a trial
-        with contextlib.ExitStack() as stack:
-            try:
-                texts = self.space.texts(configuration)
-                repository = stage(self._graph, texts, self._folder / name)
-                log_path = self._folder / f"{name}.log"
-                log = stack.enter_context(log_path.open("w"))
-                arguments = [
-                    "--no-restart", "--exit-on-error", "--start-timeout-s", str(_START_TIMEOUT_S),
-                    *self.space.mesh_arguments(configuration), *self._mesh_arguments,
-                ]  # fmt: skip
-                endpoints = stack.enter_context(running_mesh(repository, arguments, log=log))
-            except MeshError:
-                raise TrialError(f"the mesh does not start: {_reason(log_path)}") from None
-            if self.requests is None:
-                signature = _run(_signature(endpoints["router"].grpc, self._graph.name))
-                self.requests = self._make_requests(signature)
-            mesh = MeshUnderLoad(self, self.requests, endpoints, stack.pop_all())
+        key, mesh = self._mesh(configuration, fresh=fresh)
         try:
-            mesh.warm_up()
+            if self.requests is None:
+                signature = _run(_signature(mesh.endpoints["router"].grpc, self._graph.name))
+                self.requests = self._make_requests(signature)
+            under_load = MeshUnderLoad(self, self.requests, mesh, lambda: self._keep(key, mesh))
+            under_load.warm_up()
         except BaseException:
-            mesh.close()
+            mesh.stop()
             raise
-        return mesh
+        return under_load
+
+    def close(self) -> None:
+        """End the meshes that are kept."""
+        while self._idle:
+            self._idle.pop()[1].stop()
+
+    def _mesh(self, configuration: Configuration, *, fresh: bool) -> tuple[object, StagedMesh]:
+        texts = self.space.texts(configuration)
+        arguments = [*self.space.mesh_arguments(configuration), *self._mesh_arguments]
+        key = (tuple(arguments), self.space.process_wide(configuration))
+        kept = None if fresh else next((mesh for known, mesh in self._idle if known == key), None)
+        if kept is None:
+            self._num_started += 1
+            return key, StagedMesh(self._graph, self._folder / f"mesh-{self._num_started}", texts, arguments)
+        self._idle = [(known, mesh) for known, mesh in self._idle if mesh is not kept]
+        try:
+            kept.load(texts)
+        except BaseException:
+            kept.stop()
+            raise
+        return key, kept
+
+    def _keep(self, key: object, mesh: StagedMesh) -> None:
+        """Keep a mesh for a later configuration, in place of the one that was kept for longest."""
+        if not mesh.is_sound:
+            mesh.stop()
+            return
+        self._idle.append((key, mesh))
+        while len(self._idle) > _MAX_IDLE:
+            self._idle.pop(0)[1].stop()
 
 
 class MeshUnderLoad:
-    """A mesh that runs, until it is closed."""
+    """A configuration that is served, until it is closed."""
 
-    def __init__(
-        self, bench: MeshBench, requests: RequestSet, endpoints: Mapping[str, Endpoint], stack: contextlib.ExitStack
-    ) -> None:
+    def __init__(self, bench: MeshBench, requests: RequestSet, mesh: StagedMesh, release: Callable[[], None]) -> None:
         self._bench = bench
         self._requests = requests
-        self._endpoints = endpoints
-        self._stack = stack
-        self._address = endpoints["router"].grpc
-        router = endpoints["router"].pid
-        self._supervisor = int(Path(f"/proc/{router}/stat").read_text().rpartition(")")[2].split()[1])
+        self._mesh = mesh
+        self._release = release
+        self._address = mesh.endpoints["router"].grpc
         self._num_runs = 0
 
     def warm_up(self) -> None:
@@ -139,10 +152,11 @@ class MeshUnderLoad:
         Raises:
             TrialError: The machine runs out of memory, or the mesh has ended.
         """
-        before_s = self._cpu_s()
+        before_s = self._mesh.cpu_s()
         traffic = self._load(level, duration_s, min_answers=_MIN_ANSWERS)
-        cpu_s = self._cpu_s() - before_s
+        cpu_s = self._mesh.cpu_s() - before_s
         num_answers = len(traffic.latencies_s)
+        self._mesh.is_sound = self._mesh.is_sound and not traffic.errors
         return Measurement(
             level=level,
             throughput_per_s=num_answers / traffic.duration_s if traffic.duration_s > 0 else 0.0,
@@ -151,7 +165,7 @@ class MeshUnderLoad:
             num_answers=num_answers,
             errors=dict(traffic.errors),
             offered_per_s=0.0 if level else traffic.num_planned / duration_s,
-            first_error=traffic.first_error[:_MAX_REASON],
+            first_error=traffic.first_error[:MAX_REASON],
         )
 
     def costs(self) -> dict[str, Cost]:
@@ -162,13 +176,13 @@ class MeshUnderLoad:
             raise TrialError(f"the statistics are not answered: {error.message}") from None
 
     def close(self) -> None:
-        """End the mesh."""
-        self._stack.close()
+        """Done with it."""
+        self._release()
 
     async def _costs(self) -> dict[str, Cost]:
         computed_ns: dict[str, float] = {}
         execution_ns: dict[str, float] = {}
-        for address in {endpoint.grpc for endpoint in self._endpoints.values() if endpoint.grpc}:
+        for address in {endpoint.grpc for endpoint in self._mesh.endpoints.values() if endpoint.grpc}:
             async with V2Client(address) as client:
                 for model in await client.statistics("", "", timeout_s=_CALL_TIMEOUT_S):
                     compute = model.inference_stats.compute_infer
@@ -180,7 +194,11 @@ class MeshUnderLoad:
         return {name: Cost(execution_ns[name] / 1e3, computed_ns[name] / max(total_ns, 1.0)) for name in models}
 
     def _load(self, level: int, duration_s: float, *, min_answers: int) -> Traffic:
-        return _run(_guarded(self._traffic(level, duration_s, min_answers)))
+        try:
+            return _run(_guarded(self._traffic(level, duration_s, min_answers)))
+        except BaseException:
+            self._mesh.is_sound = False
+            raise
 
     async def _traffic(self, level: int, duration_s: float, min_answers: int) -> Traffic:
         async with open_channel(self._address) as channel:
@@ -195,31 +213,6 @@ class MeshUnderLoad:
                     call, payloads, concurrency=level, duration_s=duration_s, min_answers=min_answers
                 )
             return await open_loop(call, arrivals(self._requests, self._bench.rate_per_s, duration_s, self._bench.seed))
-
-    def _cpu_s(self) -> float:
-        """CPU time that the processes of the mesh have used, ``weft up`` too, seconds."""
-        try:
-            return sum(_process_cpu_s(pid) for pid in _process_tree(self._supervisor))
-        except OSError:
-            raise TrialError("the mesh has ended") from None
-
-
-def _process_cpu_s(pid: int) -> float:
-    """CPU time of a process, in nanoseconds' resolution.
-
-    Source:
-        clock_getcpuclockid(3): the clock of a process is made of its id as the C library makes it.
-    """
-    return time.clock_gettime((~pid << 3) | 2)
-
-
-def _process_tree(pid: int) -> list[int]:
-    found = [pid]
-    for parent in found:
-        for thread in Path(f"/proc/{parent}/task").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # the thread has ended
-                found += [int(child) for child in (thread / "children").read_text().split()]
-    return found
 
 
 async def _signature(address: str, name: str) -> ModelSignature:
@@ -248,18 +241,3 @@ def _run(work: Awaitable[T]) -> T:
         return await work
 
     return asyncio.run(main())
-
-
-def _reason(log: Path) -> str:
-    """The last error that the mesh logged, or its last line."""
-    lines = log.read_text(errors="replace").splitlines()
-    found = ""
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            found = line.strip() or found
-            continue
-        if isinstance(record, dict) and record.get("level") in ("error", "critical"):
-            found = str(record.get("message", ""))
-    return (found or (lines[-1] if lines else "it logged nothing"))[:_MAX_REASON]

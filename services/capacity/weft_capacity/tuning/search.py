@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from weft_capacity.tuning.contest import Bench, Comparison, Contest, Running, TrialError
 from weft_capacity.tuning.measurement import OBJECTIVES, Measurement
+from weft_capacity.tuning.settings import Value
 from weft_capacity.tuning.space import Configuration, Cost, SearchSpace
 from weft_capacity.tuning.trials import (
     FAILED,
@@ -23,6 +24,10 @@ from weft_common.errors import InvalidArgumentError, WeftError
 
 #: A trial replaces the incumbent if its objective is so many times better, in the median of all rounds.
 _MIN_GAIN = 1.03
+#: And better at all in so many of them, as a share: one lucky round of a busy machine is not a gain.
+_MIN_ROUNDS_WON = 0.8
+#: A changed setting stays only if it is worth so much.
+_MIN_WORTH = 1.02
 #: Rounds of every trial, and more of one that seems better.
 _NUM_ROUNDS = 2
 _NUM_MORE_ROUNDS = 3
@@ -112,19 +117,18 @@ class Search:
         incumbent = self._first()
         try:
             costs = incumbent.running.costs()
-            why = self._stop_reason()
+            why = self._stop_reason(incumbent)
             while not why:
                 trial = self._next(incumbent.record.configuration, costs)
                 if trial is None:
                     why = "no configuration is left that was not tried"
                     break
-                before_s = self._clock_s()
-                incumbent = self._try(trial, incumbent)
-                self._trial_s = max(self._trial_s, self._clock_s() - before_s)
-                why = self._stop_reason()
-            return self._confirmed(incumbent, why)
+                incumbent = self._try(trial, incumbent, self._is_better)
+                why = self._stop_reason(incumbent)
+            incumbent = self._simplified(incumbent)
         finally:
             incumbent.running.close()
+        return self._confirmed(incumbent, why)
 
     def _first(self) -> _Incumbent:
         """The incumbent of before; else the shipped configuration, the first trial."""
@@ -167,21 +171,41 @@ class Search:
             running.close()
             raise
 
-    def _open(self, configuration: Configuration) -> Running:
+    def _open(self, configuration: Configuration, *, fresh: bool = False) -> Running:
         before_s = self._clock_s()
         try:
-            return self._bench.open(configuration)
+            return self._bench.open(configuration, fresh=fresh)
         finally:
             self._open_s = max(self._open_s, self._clock_s() - before_s)
 
-    def _stop_reason(self) -> str:
-        if len(self._trials.records) >= self._limits.num_trials:
+    def _stop_reason(self, incumbent: _Incumbent) -> str:
+        """Why it is over: what is left is needed to simplify the incumbent, and to confirm it."""
+        num_left = len(self._simpler(incumbent.record.configuration))
+        if len(self._trials.records) + num_left >= self._limits.num_trials:
             return f"{self._limits.num_trials} trials are done"
-        runs_s = 2 * self._limits.num_confirmations * self._contest.load.duration_s
-        needed_s = self._trial_s + self._open_s + runs_s
-        if self._clock_s() - self._start_s + needed_s > self._limits.budget_s:
+        if self._left_s() < (num_left + 1) * self._trial_s:
             return f"the budget of {self._limits.budget_s:g} s is spent"
         return ""
+
+    def _left_s(self) -> float:
+        """Time until the pick must be confirmed, seconds."""
+        runs_s = 2 * self._limits.num_confirmations * self._contest.load.duration_s
+        return self._limits.budget_s - (self._clock_s() - self._start_s) - 2 * self._open_s - runs_s
+
+    def _simpler(self, configuration: Configuration) -> list[dict[str, Value]]:
+        """The configuration with one of its changes taken back, if that was not tried."""
+        changes = self._space.changes(configuration)
+        found = [{**configuration, key: shipped} for key, (shipped, _) in changes.items()]
+        return [one for one in found if not self._trials.was_tried(one)]
+
+    def _simplified(self, incumbent: _Incumbent) -> _Incumbent:
+        """The incumbent without the changes that are worth nothing, as far as the limits allow."""
+        for key in list(self._space.changes(incumbent.record.configuration)):
+            simpler = {**incumbent.record.configuration, key: self._space.settings[key].shipped}
+            has_trials = len(self._trials.records) < self._limits.num_trials
+            if has_trials and self._left_s() >= self._trial_s and not self._trials.was_tried(simpler):
+                incumbent = self._try(self._trials.begin(simpler), incumbent, self._is_as_good)
+        return incumbent
 
     def _next(self, incumbent: Configuration, costs: Mapping[str, Cost]) -> OpenTrial | None:
         """A step from the incumbent, every third time what the sampler proposes, whichever there is."""
@@ -192,8 +216,15 @@ class Search:
         untried = next((step for step in steps if not self._trials.was_tried(step)), None)
         return self._trials.propose() if untried is None else self._trials.begin(untried)
 
-    def _try(self, trial: OpenTrial, incumbent: _Incumbent) -> _Incumbent:
-        """The better of the incumbent and the trial, which runs; the other one is closed."""
+    def _try(self, trial: OpenTrial, incumbent: _Incumbent, replaces: Callable[[Comparison], bool]) -> _Incumbent:
+        """The incumbent, or the trial if it ``replaces`` it, running; the other one is closed."""
+        before_s = self._clock_s()
+        try:
+            return self._tried(trial, incumbent, replaces)
+        finally:
+            self._trial_s = max(self._trial_s, self._clock_s() - before_s)
+
+    def _tried(self, trial: OpenTrial, incumbent: _Incumbent, replaces: Callable[[Comparison], bool]) -> _Incumbent:
         try:
             running = self._open(trial.configuration)
         except (TrialError, WeftError) as error:
@@ -204,8 +235,8 @@ class Search:
             if why := self._contest.is_hopeless(incumbent.running, incumbent.measured.level, running):
                 self._end(trial, TrialRecord(trial.configuration, HOPELESS, why))
                 return incumbent
-            found = self._compared(running, incumbent)
-            record = self._record(trial.configuration, found, incumbent)
+            found = self._compared(running, incumbent, replaces)
+            record = self._record(trial.configuration, found, incumbent, is_incumbent=replaces(found))
             self._end(trial, record)
             if record.is_incumbent:
                 winner = _Incumbent(record, running, found.new)
@@ -218,11 +249,13 @@ class Search:
             (running if winner is None else incumbent.running).close()
         return winner or incumbent
 
-    def _compared(self, running: Running, incumbent: _Incumbent) -> Comparison:
+    def _compared(self, running: Running, incumbent: _Incumbent, replaces: Callable[[Comparison], bool]) -> Comparison:
         contest = self._contest
-        level = contest.best_level(running, incumbent.measured.level).level
+        level = incumbent.measured.level
+        if contest.load.levels_vary:
+            level = contest.best_level(running, level).level
         found = contest.compare(incumbent.running, incumbent.measured.level, running, level, _NUM_ROUNDS)
-        if not self._is_better(found):
+        if not replaces(found):
             return found
         more = contest.compare(incumbent.running, found.old.level, running, found.new.level, _NUM_MORE_ROUNDS)
         if (more.old.level, more.new.level) != (found.old.level, found.new.level):
@@ -232,10 +265,18 @@ class Search:
     def _is_better(self, found: Comparison) -> bool:
         if not found.keeps_limits:
             return False
-        was_feasible = self._contest.goal.excess(found.old) <= 0
-        return not was_feasible or found.gain(self._contest.goal.objective) >= _MIN_GAIN
+        if self._contest.goal.excess(found.old) > 0:
+            return True
+        rounds = found.gains[self._contest.goal.objective]
+        won = sum(gain > 1 for gain in rounds) / len(rounds)
+        return found.gain(self._contest.goal.objective) >= _MIN_GAIN and won >= _MIN_ROUNDS_WON
 
-    def _record(self, configuration: Configuration, found: Comparison, incumbent: _Incumbent) -> TrialRecord:
+    def _is_as_good(self, found: Comparison) -> bool:
+        return found.keeps_limits and found.gain(self._contest.goal.objective) * _MIN_WORTH >= 1
+
+    def _record(
+        self, configuration: Configuration, found: Comparison, incumbent: _Incumbent, *, is_incumbent: bool
+    ) -> TrialRecord:
         goal, before = self._contest.goal, incumbent.record
         gains = {name: before.gains[name] * found.gain(name) for name in OBJECTIVES}
         values = {
@@ -250,7 +291,7 @@ class Search:
             gains=gains,
             excess=goal.excess(found.new),
             level=found.new.level,
-            is_incumbent=self._is_better(found),
+            is_incumbent=is_incumbent,
             latency_ms=latencies(found.new),
         )
 
@@ -274,10 +315,11 @@ class Search:
             return SearchResult(shipped, None, f"{why}; nothing was better than what is shipped")
         level = next(record.level for record in self._trials.records if record.outcome == SHIPPED)
         try:
-            with contextlib.closing(self._open(shipped)) as running:
-                found = self._contest.compare(
-                    running, level, incumbent.running, incumbent.measured.level, self._limits.num_confirmations
-                )
+            with (
+                contextlib.closing(self._open(shipped, fresh=True)) as old,
+                contextlib.closing(self._open(incumbent.record.configuration, fresh=True)) as new,
+            ):
+                found = self._contest.compare(old, level, new, incumbent.measured.level, self._limits.num_confirmations)
         except TrialError as error:
             return SearchResult(shipped, None, f"{why}; the best trial could not be measured again: {error}")
         was_feasible = self._contest.goal.excess(found.old) <= 0

@@ -246,6 +246,11 @@ KINDS: Mapping[str, SettingKind] = {
 }
 
 
+def process_wide(model: TunedModel) -> tuple[str, ...]:
+    """Kinds of settings that act on the whole process for as long as it lives: threads are set for all of torch."""
+    return (_OperatorThreads.name,) if model.config.backend == "pytorch" else ()
+
+
 def _doubling(least: int, most: int) -> tuple[int, ...]:
     """Powers of two times ``least`` below ``most``, and ``most``."""
     sizes = []

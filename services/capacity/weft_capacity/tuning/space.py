@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from weft_capacity.tuning.config_text import Edit, edited
-from weft_capacity.tuning.settings import KINDS, OFF, Machine, TunedModel, Value
+from weft_capacity.tuning.settings import KINDS, OFF, Machine, TunedModel, Value, process_wide
 from weft_serving.config.execution import INLINE
 
 #: Value of every setting, by ``MODEL.SETTING``; that of the mesh is ``IN_PROCESS``.
@@ -109,6 +109,11 @@ class SearchSpace:
         """Arguments of ``weft up``."""
         services = configuration.get(IN_PROCESS, SEPARATE)
         return [] if services == SEPARATE else ["--in-process", str(services)]
+
+    def process_wide(self, configuration: Configuration) -> tuple[tuple[str, Value], ...]:
+        """Settings that a process keeps when its models are loaded again, with their values."""
+        keys = (f"{name}.{kind}" for name, model in self.models.items() for kind in process_wide(model))
+        return tuple((key, configuration[key]) for key in keys if key in self.settings)
 
     def steps(self, incumbent: Configuration, costs: Mapping[str, Cost]) -> Iterator[dict[str, Value]]:
         """Changes of the incumbent, those first that most often help: of several models at once, then one by one.

@@ -3,9 +3,9 @@
 import hashlib
 import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from difflib import unified_diff
@@ -18,12 +18,12 @@ from weft_capacity.tuning.graph_models import TunedGraph, read_graph
 from weft_capacity.tuning.measurement import Goal, LatencyLimit
 from weft_capacity.tuning.mesh_bench import MeshBench
 from weft_capacity.tuning.report import facts, provenance
+from weft_capacity.tuning.repository_files import check_output, write_copy, write_in_place
 from weft_capacity.tuning.requests import RequestSet, from_data, generated
 from weft_capacity.tuning.search import Search, SearchLimits, SearchResult
 from weft_capacity.tuning.settings import Machine
 from weft_capacity.tuning.space import SearchSpace, make_space
 from weft_capacity.tuning.trials import TrialLog, TrialRecord
-from weft_capacity.tuning.write import check_output, write_copy, write_in_place
 from weft_common.errors import InvalidArgumentError, NotFoundError
 from weft_common.repository.layout import CONFIG_FILENAME
 from weft_common.signature import ModelSignature
@@ -145,11 +145,8 @@ def tune(options: TuneOptions, on_trial: Callable[[TrialRecord, SearchSpace], No
             clock_s=time.monotonic,
             on_trial=lambda record: on_trial(record, space),
         )
-        try:
+        with closing(bench):
             result = search.run()
-        finally:
-            for staged in options.study.glob("mesh-[01]"):
-                shutil.rmtree(staged, ignore_errors=True)
         found = facts(
             space,
             goal,

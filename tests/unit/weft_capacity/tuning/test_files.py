@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from weft_capacity.tuning import write
+from weft_capacity.tuning import repository_files
 from weft_capacity.tuning.graph_models import TunedGraph, read_graph
+from weft_capacity.tuning.repository_files import stage, write_copy, write_in_place
 from weft_capacity.tuning.settings import Machine
 from weft_capacity.tuning.space import Cost, SearchSpace, make_space
-from weft_capacity.tuning.staging import stage
-from weft_capacity.tuning.write import write_copy, write_in_place
 from weft_common.errors import InvalidArgumentError, NotFoundError
 from weft_jobs.atomic_files import replace_file
 from weft_tools.check import check, find_files
@@ -204,7 +203,7 @@ def test_write_is_all_or_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) ->
             raise OSError(28, "No space left on device", str(path))
         replace_file(path, content)
 
-    monkeypatch.setattr(write, "replace_file", fails_at_second)
+    monkeypatch.setattr(repository_files, "replace_file", fails_at_second)
     with pytest.raises(OSError, match="No space left"):
         write_in_place(graph, pick(graph))
     after = {name: content for name, content in contents(root).items() if "before-tune" not in name}

@@ -69,11 +69,13 @@ class Bench:
         self.opened: list[Configuration] = []
         self.random = random.Random(7)
         self.noise = noise
+        self.now_s = 0.0
 
-    def open(self, configuration: Configuration) -> "RunningFormula":
+    def open(self, configuration: Configuration, *, fresh: bool = False) -> "RunningFormula":
         if (fault := self.fault(configuration)) == "does not start":
             raise TrialError(fault)
         self.opened.append(configuration)
+        self.now_s += 3.0
         self.num_running += 1
         assert self.num_running <= 2
         return RunningFormula(self, configuration, fault)
@@ -88,6 +90,7 @@ class RunningFormula:
     def measure(self, level: int, duration_s: float) -> Measurement:
         if self.fault == "ends":
             raise TrialError("the mesh has ended")
+        self.bench.now_s += duration_s
         drift = 1 + self.bench.random.uniform(-self.bench.noise, self.bench.noise)
         rate = 100 * self.bench.speed(self.configuration) * drift
         errors = {"UNAVAILABLE": 5} if self.fault == "fails" else {}
@@ -231,13 +234,20 @@ def test_shipped_configuration_must_answer(tmp_path: Path, fault: str, message: 
 
 def test_budget_ends_the_search(tmp_path: Path) -> None:
     """With time left for the confirmation."""
-    now_s = itertools.count(0.0, 1.0)
-    trials = TrialLog(tmp_path / "t", SPACE, seed=1, sampler="nsga2", setup={})
+    trials, bench = TrialLog(tmp_path / "t", SPACE, seed=1, sampler="nsga2", setup={}), Bench()
     limits = SearchLimits(1000, 100.0, 3)
-    result = Search(SPACE, Bench(), Contest(GOAL, LOAD), trials, limits, clock_s=lambda: next(now_s)).run()
+    result = Search(SPACE, bench, Contest(GOAL, LOAD), trials, limits, clock_s=lambda: bench.now_s).run()
     assert "the budget of 100 s is spent" in result.why
     assert 3 < len(trials.records) < 40
-    assert next(now_s) < 100
+    assert 60 < bench.now_s <= 100
+
+
+def test_pick_has_no_change_that_is_worth_nothing(tmp_path: Path) -> None:
+    """What the sampler changed beside what helped is taken back."""
+    useful = {"m.threads": 2, "in_process": "model"}
+    bench = Bench(speed=lambda configuration: 1.5 ** sum(configuration[key] == useful[key] for key in useful))
+    result, _ = search(tmp_path / "t", bench)
+    assert result.pick == {**SPACE.shipped, **useful}
 
 
 class Curve:

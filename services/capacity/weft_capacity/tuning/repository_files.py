@@ -1,5 +1,6 @@
-"""Puts the pick into files: into the user's repository, all or nothing, or into a copy of it."""
+"""Files of repositories: one staged for a trial; the pick in the user's, all or nothing, or in a copy of it."""
 
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -9,8 +10,49 @@ from weft_capacity.tuning.graph_models import TunedGraph
 from weft_common.errors import InvalidArgumentError
 from weft_common.repository.layout import CONFIG_FILENAME
 from weft_jobs.atomic_files import replace_file
+from weft_tools.offline import GRAPH_FOLDER
 
 _SAVED = ".before-tune"
+
+
+def stage(graph: TunedGraph, texts: Mapping[str, str], folder: Path) -> Path:
+    """Make the repository in ``folder``, which is emptied first; what ``graph`` does not need is left out.
+
+    Args:
+        graph: Its files are linked to and never written.
+        texts: Content of the ``config.pbtxt`` of each model that differs, by model.
+        folder: Where.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    if folder.exists():
+        shutil.rmtree(folder)
+    if any(len(relative.parts) > 1 for relative in graph.folders):  # else models lie side by side
+        (folder / GRAPH_FOLDER).mkdir(parents=True)
+    for relative in graph.folders:
+        target = folder / relative
+        target.mkdir(parents=True, exist_ok=True)
+        for entry in (graph.repository / relative).resolve().iterdir():
+            if entry.name.startswith("."):
+                continue
+            is_changed = entry.name == CONFIG_FILENAME and relative.name in texts and _is_model(graph, relative)
+            if not is_changed:
+                os.symlink(entry, target / entry.name)
+        if relative.name in texts and _is_model(graph, relative):
+            (target / CONFIG_FILENAME).write_text(texts[relative.name])
+    return folder
+
+
+def restage(graph: TunedGraph, model: str, text: str | None, folder: Path) -> None:
+    """Give a model of a staged repository another ``config.pbtxt``; None: the user's. Raises OSError."""
+    source = graph.models[model].folder
+    path = folder / source.relative_to(graph.repository) / CONFIG_FILENAME
+    path.unlink(missing_ok=True)
+    if text is not None:
+        path.write_text(text)
+    elif (source / CONFIG_FILENAME).exists():
+        path.symlink_to((source / CONFIG_FILENAME).resolve())
 
 
 def write_in_place(graph: TunedGraph, texts: Mapping[str, str]) -> list[Path]:
@@ -86,3 +128,9 @@ def _save(path: Path, text: str) -> None:
         number += 1
         saved = path.with_name(f"{path.name}{_SAVED}-{number}")
     replace_file(saved, text.encode())
+
+
+def _is_model(graph: TunedGraph, relative: Path) -> bool:
+    """Whether the folder is a model's: a graph may have the same name."""
+    model = graph.models.get(relative.name)
+    return model is not None and model.folder == graph.repository / relative
