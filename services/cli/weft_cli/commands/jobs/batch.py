@@ -40,6 +40,7 @@ def run(options: argparse.Namespace) -> int:
     """Run the job and print what it came to; 0 if every row is written, 1 if the job ended before, 130 after Ctrl-C."""
     _check(options)
     display = BatchDisplay(options.graph, Console(stderr=True), options.cost_per_hour, time.monotonic)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         end = _on_ray(options, display) if options.engine == "ray" else _embedded(options, display)
     except MeshError as error:
@@ -48,6 +49,8 @@ def run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("weft: interrupted; --resume goes on", file=sys.stderr)
         return _INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, before)
     print(json.dumps(display.facts(end)) if options.json else display.end(end, str(options.output)))
     return 0
 
