@@ -12,24 +12,25 @@ from weft_protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
 def instance_groups(problem: Problem, solution: Solution) -> dict[tuple[str, str], str]:
     """The text of ``instance_group`` by host and model.
 
-    ``count`` is the number of replicas on each of ``gpus``. A process sees one MIG slice, as GPU 0, so that a host with
-    slices runs a service for each; what is the same in all of them is there once.
+    ``count`` is the number of instances on each of ``gpus``. A process sees one MIG slice, as GPU 0, so that a host
+    with slices runs a service for each; what is the same in all of them is there once.
 
     Raises:
         KeyError: The placement is of another problem.
     """
     devices = {device.name: device for device in problem.devices}
     held: dict[tuple[str, str], Counter[Bin]] = defaultdict(Counter)
+    num_instances = {workload.name: workload.num_instances for workload in problem.workloads}
     for name, _, bin in solution.assignments:
-        held[devices[bin.device].on_host, name][bin] += 1
+        held[devices[bin.device].on_host, name][bin] += num_instances[name]
     return {key: text_of(counter, devices) for key, counter in sorted(held.items())}
 
 
-def text_of(replicas: Counter[Bin], devices: dict[str, Device]) -> str:
-    """The groups of a model with so many replicas in devices and slices of one host."""
-    gpus: dict[int, set[int]] = defaultdict(set)  # replicas on each -> GPUs
+def text_of(instances: Counter[Bin], devices: dict[str, Device]) -> str:
+    """The groups of a model with so many instances in devices and slices of one host."""
+    gpus: dict[int, set[int]] = defaultdict(set)  # instances on each -> GPUs
     num_on_cpu = 0
-    for bin, number in replicas.items():
+    for bin, number in instances.items():
         index = devices[bin.device].index
         if index is None:
             num_on_cpu += number

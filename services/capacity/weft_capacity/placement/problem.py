@@ -35,6 +35,7 @@ class Workload:
             two replicas share a host.
         cpus: CPU cores of a replica's host that it needs, for Kubernetes' requests.
         host_memory_bytes: Memory of the host that a replica needs, likewise.
+        num_instances: Of the model, in one replica; ``instance_group`` counts these.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Workload:
     apart_from: frozenset[str] = frozenset()
     cpus: float = 1.0
     host_memory_bytes: int = 1 << 30
+    num_instances: int = 1
 
     def load_on(self, device_class: str) -> float | None:
         """The share of such a device's compute that a replica needs; None: it may not be there."""
@@ -174,6 +176,7 @@ def _check_workload(workload: Workload, names: Iterable[str]) -> None:
     _check_int(f"{where}: memory_bytes", workload.memory_bytes, 0, _MAX_BYTES)
     _check_int(f"{where}: host_memory_bytes", workload.host_memory_bytes, 0, _MAX_BYTES)
     _check_int(f"{where}: num_replicas", workload.num_replicas, 0, MAX_REPLICAS)
+    _check_int(f"{where}: num_instances", workload.num_instances, 1, 1024)
     _check_number(f"{where}: cpus", workload.cpus, 4096.0)
     if not workload.load:
         raise InvalidArgumentError(

@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from weft_capacity.devices.device import DeviceSpec
 from weft_capacity.placement import Device, Problem, Solution, Workload, place
-from weft_capacity.placement.mig import MIG_PROFILES
+from weft_capacity.placement.check import Checked, check_change
+from weft_capacity.placement.fleet import read_fleet
+from weft_capacity.placement.mig import mig_profiles
+from weft_capacity.placement.saved import load
 from weft_capacity.plan.declared import with_declared
 from weft_capacity.plan.estimate import Assumptions, Estimate
 from weft_capacity.plan.estimates import estimate
@@ -36,6 +39,10 @@ class PlanOptions:
         rates: Requests per second by model.
         context, num_output_tokens, cost_per_hour: See ``Assumptions``.
         profile_file: Where figures of this machine are kept; None: the user's cache folder.
+        fleet: A file of hosts with such devices, see ``weft_capacity.placement.fleet``; None: ``num_devices`` hosts.
+        replicas: The fewest replicas by model.
+        max_models: That may share a device or slice; 0: eight, or all if they are more.
+        check: A saved plan that is in use.
     """
 
     repository: Path
@@ -50,6 +57,10 @@ class PlanOptions:
     num_output_tokens: int = 128
     cost_per_hour: float = 0.0
     profile_file: Path | None = None
+    fleet: Path | None = None
+    replicas: Mapping[str, int] = field(default_factory=dict)
+    max_models: int = 0
+    check: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -61,18 +72,22 @@ class PlanReport:
         estimates: Of each model.
         problem: What was placed, where there was something to place.
         solution: Where it goes.
+        checked: What that moves of the plan in use, if one was given.
     """
 
     device: Any
     estimates: tuple[Estimate, ...]
     problem: Problem | None
     solution: Solution | None
+    checked: Checked | None = None
 
     @property
     def fits(self) -> bool:
-        """Whether every model fits into the device, and every replica has a place."""
-        return not any(each.missing_bytes for each in self.estimates) and not (
-            self.solution is not None and self.solution.unplaced
+        """Whether every model fits into the device, every replica has a place, and none that is in use moves."""
+        return (
+            not any(each.missing_bytes for each in self.estimates)
+            and not (self.solution is not None and self.solution.unplaced)
+            and (self.checked is None or self.checked.is_unmoved)
         )
 
 
@@ -88,7 +103,12 @@ def make_report(options: PlanOptions, announce: Callable[[str], None] = lambda _
     """
     subjects = find_subjects(options.repository, options.models)
     names = [subject.name for subject in subjects]
-    for option, given in (("--rate", options.rates), ("--declare", options.declared)):
+    in_use = None if options.check is None else load(options.check)
+    for option, given in (
+        ("--rate", options.rates),
+        ("--declare", options.declared),
+        ("--replicas", options.replicas),
+    ):
         for name in given:
             if name not in names:
                 raise InvalidArgumentError(f"{option}: '{name}' is none of the planned models{suggestion(name, names)}")
@@ -106,7 +126,10 @@ def make_report(options: PlanOptions, announce: Callable[[str], None] = lambda _
             one = with_declared(one, options.declared[subject.name], target.spec, options.cost_per_hour)
         estimates.append(one)
     problem = problem_of(estimates, target, options)
-    return PlanReport(target.spec, tuple(estimates), problem, None if problem is None else place(problem))
+    if problem is None or in_use is None:
+        return PlanReport(target.spec, tuple(estimates), problem, None if problem is None else place(problem))
+    checked = check_change(*in_use, problem)
+    return PlanReport(target.spec, tuple(estimates), problem, checked.solution, checked)
 
 
 def problem_of(estimates: list[Estimate], target: PlannedDevice, options: PlanOptions) -> Problem | None:
@@ -116,34 +139,42 @@ def problem_of(estimates: list[Estimate], target: PlannedDevice, options: PlanOp
     if not known:
         return None
     runtime = max(each.memory.runtime for each in known if each.memory is not None)
-    workloads = tuple(_workload(each, spec, options.rates.get(each.model, 0.0), options.num_devices) for each in known)
-    devices = tuple(
-        Device(
-            f"{spec.name}-{index}",
-            spec.name,
-            max(spec.memory_bytes - runtime, 1),
-            host=f"host-{index}",
-            index=None if spec.is_cpu else 0,
-            max_models=max(len(known), 8),
-            cost_per_hour=options.cost_per_hour or 1.0,
-            mig=MIG_PROFILES.get(spec.name, ()),
+    mig = mig_profiles(spec.name, runtime)
+    device = Device(
+        spec.name,
+        spec.name,
+        max(spec.memory_bytes - runtime, 1),
+        index=None if spec.is_cpu else 0,
+        max_models=options.max_models or max(len(known), 8),
+        cost_per_hour=options.cost_per_hour or 1.0,
+    )
+    if options.fleet is not None:
+        devices = read_fleet(options.fleet, device, mig)
+    else:
+        devices = tuple(
+            replace(device, name=f"{spec.name}-{index}", host=f"host-{index}", mig=mig)
+            for index in range(options.num_devices)
         )
-        for index in range(options.num_devices)
+    num_domains = len({entry.in_domain for entry in devices})
+    workloads = tuple(
+        _workload(each, spec, options.rates.get(each.model, 0.0), options.replicas.get(each.model, 1), num_domains)
+        for each in known
     )
     return Problem(workloads, devices, _MAX_LOAD)
 
 
-def _workload(each: Estimate, spec: DeviceSpec, rate: float, num_devices: int) -> Workload:
+def _workload(each: Estimate, spec: DeviceSpec, rate: float, least: int, num_domains: int) -> Workload:
     """Replicas for a rate; on a CPU each core runs an instance at a time."""
     assert each.memory is not None  # noqa: S101  # the caller's choice
     device_per_s = each.requests_per_s * max(spec.num_cores, 1)
     busy = rate / device_per_s if device_per_s else 0.0
-    num_replicas = max(math.ceil(busy / _MAX_LOAD - 1e-9), 1)
+    num_replicas = max(math.ceil(busy / _MAX_LOAD - 1e-9), least)
     return Workload(
         each.model,
         each.memory.own,
         {spec.name: busy / num_replicas},
         num_replicas=num_replicas,
-        spread=num_replicas > 1 and num_devices > 1,
+        spread=num_replicas > 1 and num_domains > 1,
         host_memory_bytes=max(each.memory.runtime, 1),
+        num_instances=each.num_instances,
     )

@@ -15,4 +15,6 @@ def render_report(report: PlanReport) -> str:
         for entry in report.solution.unplaced:
             text.append(f"  no place for {entry.num_replicas} of {entry.workload}: {entry.why}")
         text += [f"  {note}" for note in report.solution.notes]
+    if report.checked is not None:
+        text += ["", "change", *(f"  {line}" for line in report.checked.text().splitlines())]
     return "\n".join(text)

@@ -81,7 +81,48 @@ def _add_plan(commands: "Commands") -> None:
     parser.add_argument(
         "--cost-per-hour", type=not_negative, default=0.0, metavar="N", help="of a device, in any currency"
     )
+    _add_placement(parser)
     add_json_argument(parser)
+
+
+def _add_placement(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("placement")
+    group.add_argument(
+        "--fleet",
+        type=Path,
+        metavar="FILE",
+        help="TOML file of the hosts that have the device, in place of --num-devices",
+    )
+    group.add_argument(
+        "--replicas",
+        action="append",
+        default=[],
+        type=model_replicas,
+        metavar="MODEL=N",
+        help="at least so many, in different failure domains; may be repeated",
+    )
+    group.add_argument(
+        "--max-models",
+        type=positive_integer,
+        default=0,
+        metavar="N",
+        help="replicas that may share a device or a MIG slice by turns; default: 8, or all models if they are more",
+    )
+    group.add_argument("--save", type=Path, metavar="FILE", help="keep models, devices and placement in a JSON file")
+    group.add_argument(
+        "--check",
+        type=Path,
+        metavar="FILE",
+        help="tell what moves of a saved plan; status 1 if something does, or does not fit",
+    )
+    group.add_argument(
+        "--instance-groups",
+        action="store_true",
+        help="print the instance_group of config.pbtxt for each host and model",
+    )
+    group.add_argument(
+        "--kubernetes", type=Path, metavar="FILE", help="write manifests that run the placement, as JSON"
+    )
 
 
 def _add_tune(commands: "Commands") -> None:
@@ -171,6 +212,12 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="requests at once; default: 4 for each core, for throughput as many as keep the latencies",
     )
+
+
+def model_replicas(text: str) -> tuple[str, int]:
+    """MODEL=N."""
+    name, number = pair(text)
+    return name, positive_integer(number)
 
 
 def model_rate(text: str) -> tuple[str, float]:

@@ -3,7 +3,6 @@
 import argparse
 import json
 import sys
-from dataclasses import asdict
 
 from weft_common.errors import UnsupportedError, WeftError
 
@@ -14,6 +13,7 @@ def run(options: argparse.Namespace) -> int:
         # optional packages, and slow to import
         from weft_capacity.plan.report import PlanOptions, make_report  # noqa: PLC0415
         from weft_capacity.plan.report_text import render_report  # noqa: PLC0415
+        from weft_capacity.plan.written import plan_values, render_instance_groups, write_outputs  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise UnsupportedError(
             f"{error.name} is not installed; install it with pip install 'weft[plan,model]'"
@@ -32,14 +32,26 @@ def run(options: argparse.Namespace) -> int:
                 context=options.context,
                 num_output_tokens=options.output_tokens,
                 cost_per_hour=options.cost_per_hour,
+                fleet=options.fleet,
+                replicas=dict(options.replicas),
+                max_models=options.max_models,
+                check=options.check,
             ),
             announce=lambda text: print(f"weft plan: {text}", file=sys.stderr),
         )
+        written = write_outputs(report, options.save, options.kubernetes)
+    except OSError as error:
+        print(f"weft plan: '{error.filename}': {error.strerror}", file=sys.stderr)
+        return 1
     except WeftError as error:
         print(f"weft plan: {error.message}", file=sys.stderr)
         return 1
     if options.json:
-        print(json.dumps(asdict(report)))
+        print(json.dumps(plan_values(report)))
     else:
         print(render_report(report))
+        if options.instance_groups:
+            print("\n" + render_instance_groups(report))
+        for path in written:
+            print(f"wrote {path}")
     return 0 if report.fits else 1
