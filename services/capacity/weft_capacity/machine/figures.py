@@ -65,13 +65,14 @@ class Runtimes(NamedTuple):
     Attributes:
         memory_bytes: By backend, resident memory of the process with a model that has hardly any weights; ``""``:
             without a model.
-        request_s, request_cpu_s: A request, by the clock and in CPU time of the service, less the runtime's call.
+        request_s, request_cpu_s: A request by backend, by the clock and in CPU time of the service, less the call of
+            ONNX Runtime or of the program.
         byte_s: A byte of inputs and outputs.
     """
 
     memory_bytes: dict[str, int]
-    request_s: float
-    request_cpu_s: float
+    request_s: dict[str, float]
+    request_cpu_s: dict[str, float]
     byte_s: float
 
 
@@ -83,6 +84,7 @@ class EngineTimes(NamedTuple):
         layer_s: A layer of a step.
         sequence_s: Each further sequence of a step.
         request_s: A request apart from its steps.
+        next_request_s: Each further one that is sent at the same time.
         memory_bytes: Resident memory of a service with an engine that has hardly any weights.
     """
 
@@ -90,4 +92,5 @@ class EngineTimes(NamedTuple):
     layer_s: float
     sequence_s: float
     request_s: float
+    next_request_s: float
     memory_bytes: int

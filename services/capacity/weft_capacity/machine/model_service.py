@@ -19,7 +19,7 @@ from weft_common.errors import UnavailableError
 from weft_common.tensors import Array, encode
 
 _TIMEOUT_S = 120.0
-_ROUNDS, _ROUND_S = 5, 0.12
+_ROUNDS, _ROUND_S = 8, 0.08
 
 
 class Answered(NamedTuple):

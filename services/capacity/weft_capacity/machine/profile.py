@@ -17,7 +17,7 @@ from weft_common.processes.memory import available_bytes
 
 __all__ = ["ENGINE", "LINEAR", "ONNX", "RUNTIMES", "TORCH", "MachineProfile", "default_file"]
 
-_FORMAT = 1
+_FORMAT = 2
 _PACKAGES = ("weft", "onnxruntime-gpu", "onnxruntime", "torch", "numpy")
 _TIMEOUT_S = 600
 T = TypeVar("T")

@@ -20,7 +20,9 @@ max_batch_size: 8
 input [ {{ name: "x" data_type: TYPE_FP32 dims: [ {dims} ] }} ]
 output [ {{ name: "x_out" data_type: TYPE_FP32 dims: [ {dims} ] }} ]
 instance_group [ {{ count: 1 kind: KIND_CPU }} ]
+parameters {{ key: "{threads}" value {{ string_value: "{num_threads}" }} }}
 """
+_THREADS = {"onnxruntime": "intra_op_thread_count", "pytorch": "INTRA_OP_THREAD_COUNT"}
 _LLM_CONFIG = """backend: "llm"
 instance_group [ {{ count: 1 kind: KIND_CPU }} ]
 parameters {{ key: "load_format" value {{ string_value: "dummy" }} }}
@@ -34,30 +36,31 @@ _FEW_TOKENS, _MANY_TOKENS = 8, 72
 _AT_ONCE = 8
 
 
-def measure_runtimes(num_threads: int) -> Runtimes:  # one thread in any case
+def measure_runtimes(num_threads: int) -> Runtimes:
     """Start a service for each backend in turn; takes about ten seconds."""
-    run_s = _least_run_s()
     memory: dict[str, int] = {}
     with TemporaryDirectory() as folder, running_service(Path(folder)) as service:
         memory[""] = settled_rss_bytes(service)
+    small = call_of("small", {"x": np.ones((1, 4), np.float32)})
+    answers = {}
     with TemporaryDirectory() as folder:
-        root = Path(folder)
-        for name, size in (("small", 4), ("large", _LARGE)):
-            _write(root / name, "onnxruntime", size)
-        with running_service(root) as service:
+        _write(Path(folder) / "small", "onnxruntime", 4, num_threads)
+        _write(Path(folder) / "large", "onnxruntime", _LARGE, num_threads)
+        with running_service(Path(folder)) as service:
             memory["onnxruntime"] = settled_rss_bytes(service)
-            small = service.answered(call_of("small", {"x": np.ones((1, 4), np.float32)}))
+            answers["onnxruntime"] = service.answered(small)
             large = service.answered(call_of("large", {"x": np.ones((1, _LARGE), np.float32)}))
     with TemporaryDirectory() as folder:
-        _write(Path(folder) / "small", "pytorch", 4)
+        _write(Path(folder) / "small", "pytorch", 4, num_threads)
         with running_service(Path(folder)) as service:
             memory["pytorch"] = settled_rss_bytes(service)
-    moved_bytes = 2.0 * 4 * (_LARGE - 4)
+            answers["pytorch"] = service.answered(small)
+    run_s = {"onnxruntime": _least_run_s(num_threads), "pytorch": _least_program_s(num_threads)}
     return Runtimes(
         memory,
-        max(small.wall_s - run_s, 1e-6),
-        max(small.cpu_s - run_s, 1e-6),
-        max((large.cpu_s - small.cpu_s) / moved_bytes, 1e-12),
+        {name: max(answered.wall_s - run_s[name], 1e-6) for name, answered in answers.items()},
+        {name: max(answered.cpu_s - run_s[name], 1e-6) for name, answered in answers.items()},
+        max((large.cpu_s - answers["onnxruntime"].cpu_s) / (2.0 * 4 * (_LARGE - 4)), 1e-12),
     )
 
 
@@ -68,19 +71,21 @@ def measure_engine(num_threads: int) -> EngineTimes:
         for name, num_layers in (("few", _FEW_LAYERS), ("many", _MANY_LAYERS)):
             _write_llm(root / name, num_layers, num_threads)
         with running_service(root) as service:
-            few, few_first = _token_s(service, "few", 1)
+            few, few_short = _token_s(service, "few", 1)
             many, _ = _token_s(service, "many", 1)
-            together, _ = _token_s(service, "few", _AT_ONCE)
+            together, together_short = _token_s(service, "few", _AT_ONCE)
     with TemporaryDirectory() as folder:
         _write_llm(Path(folder) / "few", _FEW_LAYERS, num_threads)
         with running_service(Path(folder)) as service:
             memory = settled_rss_bytes(service)
+    request_s = max(few_short - _FEW_TOKENS * few, 0.0)
     layer_s = max((many - few) / (_MANY_LAYERS - _FEW_LAYERS), 1e-6)
     return EngineTimes(
         max(few - _FEW_LAYERS * layer_s, 1e-6),
         layer_s,
         max((together - few) / (_AT_ONCE - 1), 0.0),
-        max(few_first - _FEW_TOKENS * few, 0.0),
+        request_s,
+        max((together_short - _FEW_TOKENS * together - request_s) / (_AT_ONCE - 1), 0.0),
         memory,
     )
 
@@ -102,14 +107,24 @@ def _token_s(service: ModelService, name: str, num_at_once: int) -> tuple[float,
     return (long - short) / (_MANY_TOKENS - _FEW_TOKENS), short
 
 
-def _least_run_s() -> float:
+def _least_run_s(num_threads: int) -> float:
     """Time of the smallest call of ONNX Runtime, which a request's time is given without."""
-    return best_run_s(make_session(several((1, 4), 1), 1), (1, 4))
+    return best_run_s(make_session(several((1, 4), 1), num_threads), (1, 4))
 
 
-def _write(folder: Path, backend: str, size: int) -> None:
+def _least_program_s(num_threads: int) -> float:
+    """Time of the smallest program of torch, likewise."""
+    from weft_capacity.machine.torch_times import measure_torch_times  # noqa: PLC0415  # torch, which takes seconds
+
+    times = measure_torch_times(num_threads)
+    return times.run_s + times.node_s
+
+
+def _write(folder: Path, backend: str, size: int, num_threads: int) -> None:
     (folder / "1").mkdir(parents=True)
-    (folder / "config.pbtxt").write_text(_CONFIG.format(backend=backend, dims=size))
+    (folder / "config.pbtxt").write_text(
+        _CONFIG.format(backend=backend, dims=size, threads=_THREADS[backend], num_threads=num_threads)
+    )
     if backend == "onnxruntime":
         (folder / "1" / "model.onnx").write_bytes(several(("batch", size), 1))
         return

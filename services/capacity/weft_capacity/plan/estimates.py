@@ -50,7 +50,7 @@ def _tensor(subject: Subject, model: CostModel, target: PlannedDevice, assumptio
     timer = target.batches(subject.backend, int(subject.context.parameters.get(_THREADS[subject.backend], "1")))
     time_1, time_max = timer.batch(one, model.weights), timer.batch(largest, model.weights)
     memory = _memory(subject, model, target, largest)
-    request_s = target.request_s((largest.input_bytes + largest.output_bytes) // most)
+    request_s = target.request_s(subject.backend, (largest.input_bytes + largest.output_bytes) // most)
     rate = most / max(time_max.seconds, most * request_s) if request_s else most / time_max.seconds
     per_row = (largest.peak_bytes - one.peak_bytes) / max(most - 1, 1)
     fixed = memory.runtime + memory.weights

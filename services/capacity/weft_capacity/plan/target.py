@@ -30,7 +30,7 @@ class PlannedDevice(Protocol):
     def runtime_bytes(self, backend: str) -> int:
         """Memory of the service with this backend's libraries, before a model is there."""
 
-    def request_s(self, moved_bytes: int) -> float:
+    def request_s(self, backend: str, moved_bytes: int) -> float:
         """What a request takes beside the model, with so many bytes of inputs and outputs; seconds of the service."""
 
 
@@ -52,7 +52,7 @@ class DeviceTarget:
         """See ``PlannedDevice``."""
         return self.spec.runtime_bytes
 
-    def request_s(self, moved_bytes: int) -> float:
+    def request_s(self, backend: str, moved_bytes: int) -> float:
         """See ``PlannedDevice``: nothing; the host's share is not known."""
         return 0.0
 
@@ -102,10 +102,10 @@ class ThisMachine:
         memory = self._profile.section(RUNTIMES).memory_bytes
         return int(memory.get(backend, memory[""]))
 
-    def request_s(self, moved_bytes: int) -> float:
+    def request_s(self, backend: str, moved_bytes: int) -> float:
         """See ``PlannedDevice``."""
         runtimes = self._profile.section(RUNTIMES)
-        return float(runtimes.request_cpu_s + runtimes.byte_s * moved_bytes)
+        return float(runtimes.request_cpu_s[backend] + runtimes.byte_s * moved_bytes)
 
 
 def find_target(

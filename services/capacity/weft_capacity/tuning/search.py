@@ -31,8 +31,9 @@ _MIN_WORTH = 1.02
 #: Rounds of every trial, and more of one that seems better.
 _NUM_ROUNDS = 2
 _NUM_MORE_ROUNDS = 3
-#: Of so many trials in a row one is the sampler's, the others are steps from the incumbent.
+#: Of so many trials in a row, behind the first steps, one is the sampler's, the others are steps from the incumbent.
 _SAMPLER_EVERY = 3
+_NUM_FIRST_STEPS = 4
 
 
 class SearchLimits(NamedTuple):
@@ -208,9 +209,10 @@ class Search:
         return incumbent
 
     def _next(self, incumbent: Configuration, costs: Mapping[str, Cost]) -> OpenTrial | None:
-        """A step from the incumbent, every third time what the sampler proposes, whichever there is."""
+        """A step from the incumbent, later every third time what the sampler proposes, whichever there is."""
         self._num_tries += 1
-        if self._num_tries % _SAMPLER_EVERY == 0 and (proposed := self._trials.propose()) is not None:
+        is_samplers = self._num_tries > _NUM_FIRST_STEPS and self._num_tries % _SAMPLER_EVERY == 0
+        if is_samplers and (proposed := self._trials.propose()) is not None:
             return proposed
         steps: Iterator[Configuration] = self._space.steps(incumbent, costs)
         untried = next((step for step in steps if not self._trials.was_tried(step)), None)

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from weft_common.errors import WeftError
+from weft_common.processes.malloc import give_back_freed_memory
 from weft_model.backends.llm.drafting import load_proposer, read_draft_config
 from weft_model.backends.llm.make_runner import make_runner
 from weft_model.backends.llm.settings import Settings
@@ -58,6 +59,7 @@ def load_engine(
         max_model_len=config.max_model_len,
         num_bits=config.num_bits,
     )
+    give_back_freed_memory()  # what was packed leaves holes as large as the weights
     proposer = load_proposer(directory, config, model, draft_config, has_weights=settings.has_weights)
     runner = make_runner(partial(ModelRunner, model, config, proposer=proposer), config, model_config, draft_config)
     config = replace(config, num_blocks=runner.num_blocks)
