@@ -1,6 +1,7 @@
-"""``weft edge`` where nothing optional is installed: the packages named are refused to every import.
+"""Commands of ``weft`` where nothing optional is installed: the packages named are refused to every import.
 
-Usage: ``python small_process.py REFUSED,REFUSED ARGUMENTS``; at the end, modules that must not be there are printed.
+Usage: ``python small_process.py REFUSED,REFUSED ARGUMENTS [then ARGUMENTS]...``; the status of each command is printed,
+and the exit status is that of the last.
 """
 
 import sys
@@ -29,4 +30,12 @@ if __name__ == "__main__":
     sys.meta_path.insert(0, Refusing(sys.argv[1].split(",")))
     from weft_cli.__main__ import main
 
-    sys.exit(main(sys.argv[2:]))
+    commands: list[list[str]] = [[]]
+    for argument in sys.argv[2:]:
+        if argument == "then":
+            commands.append([])
+        else:
+            commands[-1].append(argument)
+    statuses = [main(command) for command in commands]
+    print("statuses", statuses)
+    sys.exit(statuses[-1])

@@ -1,5 +1,6 @@
 """``weft edge`` with the packages of ``pip install 'weft[edge]'`` alone, as a process that serves."""
 
+import asyncio
 import json
 import os
 import shutil
@@ -13,10 +14,13 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 import pytest
 
+from weft_cli.__main__ import main
 from weft_common.client.v2_client import V2Client
 from weft_common.client.wires import WireName
-from weft_common.core import InferCall
-from weft_common.errors import RemoteError
+from weft_common.core import InferCall, InferResult
+from weft_common.errors import RemoteError, UnsupportedError
+from weft_common.protocol.wire import request_from_call
+from weft_common.server.make_server import make_server
 from weft_common.tensors import WireTensor, decode, encode
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -49,10 +53,10 @@ class Edge(NamedTuple):
     errors: Path
 
 
-def start(repository: Path, errors: IO[str], *more: str) -> "subprocess.Popen[str]":
+def start(repository: Path, errors: IO[str]) -> "subprocess.Popen[str]":
     """``weft edge`` with only what it may need."""
     script = Path(__file__).with_name("small_process.py")
-    arguments = ["edge", "--repository", str(repository), "--router-port", "0", "--stop-with-stdin", *more]
+    arguments = ["edge", "--repository", str(repository), "--router-port", "0", "--stop-with-stdin"]
     return subprocess.Popen(
         [sys.executable, str(script), ",".join(REFUSED), *arguments],
         stdin=subprocess.PIPE,
@@ -135,21 +139,76 @@ async def test_an_error_has_its_status(client: V2Client) -> None:
     assert "INVALID_ARGUMENT" == wrong.value.code
 
 
+async def test_streams_and_cancelled_calls_leave_it_serving(client: V2Client) -> None:
+    """A stream has its one final response; calls whose caller gives up end nothing else."""
+    request = request_from_call(InferCall("simple", inputs=pair()))
+    results = [result async for result in client.stream(request, timeout_s=WAIT_S)]
+    assert [True] == [result.is_final for result in results]
+    tasks = [asyncio.ensure_future(client.infer(InferCall("sum", inputs=pair()), timeout_s=WAIT_S)) for _ in range(32)]
+    await asyncio.sleep(0)
+    for task in tasks[::2]:
+        task.cancel()
+    ended = await asyncio.gather(*tasks, return_exceptions=True)
+    assert 16 <= sum(isinstance(end, InferResult) for end in ended)
+
+
+def test_the_client_needs_nothing_optional_either(edge: Edge) -> None:
+    """``weft infer`` gets an answer, and an error with its status, where neither end has grpcio."""
+    values = ["--input", f"INPUT0={list(range(16))}", "--input", f"INPUT1={[1] * 16}"]
+    good, unknown = ["infer", "simple", "--url", edge.address], ["infer", "nothing", "--url", edge.address]
+    named = ["infer", "simple", "--url", f"dns:///{edge.address}"]
+    script = Path(__file__).with_name("small_process.py")
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(script),
+            ",".join(REFUSED),
+            *good,
+            *values,
+            "then",
+            *unknown,
+            *values,
+            "then",
+            *named,
+            *values,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+        check=False,
+    )
+    assert "statuses [0, 1, 1]" in done.stdout, done.stderr
+    assert "16" in done.stdout
+    assert "NOT_FOUND" in done.stderr
+    assert "pip install 'weft[grpcio]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_trace_exporter_that_is_not_there_is_told(edge: Edge) -> None:
     """A warning at the start names the extra; the process serves."""
     assert "pip install 'weft[telemetry]'" in edge.errors.read_text()
 
 
-@pytest.mark.parametrize("arguments", [["--wire", "grpcio"], ["--repository", "nowhere"], ["--max-inflight", "-1"]])
-def test_what_cannot_be_served_ends_with_a_reason(tmp_path: Path, edge: Edge, arguments: list[str]) -> None:
-    """Status 1 without grpcio for its wire, which names the extra; 2 for wrong usage."""
-    with (tmp_path / "log").open("w") as log, start(edge.errors.parent, log, *arguments) as process:
-        process.stdin.close()
-        assert (1 if "grpcio" in arguments else 2) == process.wait(WAIT_S)
-    told = (tmp_path / "log").read_text()
-    reason = {"grpcio": "pip install 'weft[grpcio]'", "nowhere": "no model repository", "-1": "at least 0"}
-    assert reason[arguments[1]] in told
-    assert "Traceback" not in told
+def test_the_other_wire_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server of grpcio is refused with the name of the extra where it is not installed."""
+    monkeypatch.setattr("weft_common.server.make_server.HAS_GRPCIO", False)
+    with pytest.raises(UnsupportedError, match=r"pip install 'weft\[grpcio\]'"):
+        make_server(wire=WireName.GRPCIO)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--repository", "nowhere"], "no model repository"),
+        (["--max-inflight", "-1"], "at least 0"),
+        (["--tls-cert", "nowhere.pem"], "--tls-key"),
+        (["--load-model", "simple"], "--model-control-mode explicit"),
+    ],
+)
+def test_wrong_usage_is_told(arguments: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Status 2, and what is wrong with it, before anything is served."""
+    assert 2 == main(["edge", *arguments])
+    assert reason in capsys.readouterr().err
 
 
 def test_the_base_package_and_edge_require_little() -> None:

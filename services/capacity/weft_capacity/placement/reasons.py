@@ -4,25 +4,26 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from weft_capacity.placement.first_fit import first_fit
-from weft_capacity.placement.packing import Packing
 from weft_capacity.placement.problem import Device, Problem, Workload
-from weft_capacity.placement.solution import TOLERANCE, Solution, Unplaced, capacity
+from weft_capacity.placement.solution import TOLERANCE, Solution, capacity
 
 _GIB = 1 << 30
-#: Devices that are added to see how many are missing.
-_MOST_ADDED = 64
+#: How many devices are added to see whether they were missing.
+_ADDED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+#: Past so many pairs of a replica and a device, trying cures takes too long.
+_MANY_PAIRS = 20_000
 
 
 def with_reasons(problem: Problem, solution: Solution) -> Solution:
     """The placement with a cause for every workload that has replicas without a place."""
-    explained = [entry._replace(why=reason(problem, entry)) for entry in solution.unplaced]
+    workloads = {workload.name: workload for workload in problem.workloads}
+    why = {entry.workload: next(_causes(problem, workloads[entry.workload]), "") for entry in solution.unplaced}
+    cures = _cures(problem) if not all(why.values()) else []
+    explained = (
+        entry._replace(why=why[entry.workload] or _left_over(problem, workloads[entry.workload], cures))
+        for entry in solution.unplaced
+    )
     return replace(solution, unplaced=tuple(explained))
-
-
-def reason(problem: Problem, entry: Unplaced) -> str:
-    """Why replicas of a workload have no place."""
-    workload = next(workload for workload in problem.workloads if workload.name == entry.workload)
-    return next(_causes(problem, workload), "") or _cure(problem, workload)
 
 
 def _causes(problem: Problem, workload: Workload) -> Iterator[str]:
@@ -111,24 +112,32 @@ def _exhausted(problem: Problem) -> Iterator[str]:
         )
 
 
-def _cure(problem: Problem, workload: Workload) -> str:
-    """What would make all replicas fit: a rule given up, or devices added."""
-    cures = []
-    for rule, relaxed in _relaxations(problem):
-        if not first_fit(relaxed).unplaced:
-            cures.append(f"without {rule} everything fits")
-    usable = [device for device in problem.devices if Packing(problem).admits(workload, device, None)]
-    for number in range(1, _MOST_ADDED + 1):
-        model = min(usable, key=lambda device: (not _holds(problem, workload, device), device.cost_per_hour))
-        added = [
+def _left_over(problem: Problem, workload: Workload, cures: list[str]) -> str:
+    """What is left holds no replica; and what would make all replicas of all workloads fit."""
+    cause = f"what is left of the devices that it may use does not hold a replica of {_gib(workload.memory_bytes)}"
+    more = [_with_more(problem, workload)] if problem.num_replicas * len(problem.devices) <= _MANY_PAIRS else []
+    return "; ".join(filter(None, [cause, *cures, *more]))
+
+
+def _cures(problem: Problem) -> list[str]:
+    """Rules without which everything fits."""
+    if problem.num_replicas * len(problem.devices) > _MANY_PAIRS:
+        return []
+    return [f"without {rule} everything fits" for rule, other in _relaxations(problem) if not first_fit(other).unplaced]
+
+
+def _with_more(problem: Problem, workload: Workload) -> str:
+    """How many devices more would do; "" if a few do not."""
+    usable = [device for device in problem.devices if workload.load_on(device.device_class) is not None]
+    model = min(usable, key=lambda device: (not _holds(problem, workload, device), device.cost_per_hour))
+    for number in _ADDED:
+        added = (
             replace(model, name=f"{model.name}+{n}", host=f"{model.on_host}+{n}", domain=model.in_domain)
             for n in range(number)
-        ]
+        )
         if not first_fit(replace(problem, devices=(*problem.devices, *added))).unplaced:
-            cures.append(f"with {number} more of '{model.name}' ({model.device_class}) everything fits")
-            break
-    cause = f"what is left of the devices that it may use does not hold a replica of {_gib(workload.memory_bytes)}"
-    return "; ".join([cause, *cures])
+            return f"with {number} more of '{model.name}' ({model.device_class}) everything fits"
+    return ""
 
 
 def _relaxations(problem: Problem) -> Iterator[tuple[str, Problem]]:
