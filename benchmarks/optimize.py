@@ -22,7 +22,7 @@ from benchmarks import machine
 from benchmarks.report import machine_lines, table
 from benchmarks.resnet import write_pictures, write_resnet
 from benchmarks.retrieval_pairs import write_pairs
-from weft_optimize.cost import Cost
+from weft_optimize.cost import VersionCost
 from weft_optimize.optimize import OptimizeOptions, optimize
 from weft_optimize.report import CandidateReport, Report
 
@@ -56,8 +56,8 @@ def _minilm(folder: Path) -> OptimizeOptions:
         metric="retrieval",
         positive="passage",
         column_of={"TEXT": "query"},
-        num_calibration=256,
-        num_held_out=1200,
+        num_calibration=192,
+        num_held_out=800,
     )
 
 
@@ -107,7 +107,7 @@ def render(report: Report) -> str:
     return "\n".join([title, table(lines, left_columns=(0,)), *notes])
 
 
-def _cells(costs: "dict[int, Cost]", sizes: Sequence[int]) -> list[str]:
+def _cells(costs: "dict[int, VersionCost]", sizes: Sequence[int]) -> list[str]:
     return [
         cell
         for rows in sizes

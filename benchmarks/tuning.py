@@ -79,19 +79,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """0 when every target is met."""
     parser = argparse.ArgumentParser(prog="benchmarks.tuning", description="What weft tune finds.")
     parser.add_argument("--repository", type=Path, default=ROOT / "model_repository", metavar="DIR")
-    parser.add_argument("--budget-s", type=float, default=225.0, metavar="N", help="for all of it (default 225)")
-    parser.add_argument("--quick", action="store_true", help="150 s")
-    parser.add_argument("--run-s", type=float, default=1.0, metavar="N", help="one run under load (default 1)")
+    parser.add_argument("--trials", type=int, default=10, metavar="N", help="of each graph (default 10)")
+    parser.add_argument("--budget-s", type=float, default=900.0, metavar="N", help="at most, for all (default 900)")
+    parser.add_argument("--quick", action="store_true", help="a budget of 225 s, whatever else the machine does")
+    parser.add_argument("--run-s", type=float, default=0.6, metavar="N", help="one run under load (default 0.6)")
     parser.add_argument("--only", choices=("embed", "digits", "simple"), help="this graph alone")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args(argv)
-    budget_s = 150.0 if options.quick else options.budget_s
+    budget_s = 225.0 if options.quick else options.budget_s
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory() as folder:
         cases = [case for case in _cases(Path(folder), options.repository) if options.only in (None, case.graph)]
         for case in cases:
             share_s = budget_s / len(cases)
-            figures.append(_measured(case, options.repository, Path(folder), share_s, options.run_s))
+            figures.append(_measured(case, options.repository, Path(folder), share_s, options))
     if options.json:
         print(json.dumps([figure._asdict() | {"is_met": figure.is_met} for figure in figures]))
     else:
@@ -112,7 +113,8 @@ def _cases(folder: Path, repository: Path) -> list[Case]:
     return [Case("embed", "TEXT", str(sentences)), Case("digits", "IMAGE", str(pictures)), Case("simple", "", "")]
 
 
-def _measured(case: Case, repository: Path, folder: Path, budget_s: float, run_s: float) -> Figure:
+def _measured(case: Case, repository: Path, folder: Path, budget_s: float, asked: argparse.Namespace) -> Figure:
+    run_s = asked.run_s
     start_s = time.monotonic()
     graph = read_graph(case.graph, repository)
     space = make_space(list(graph.models.values()), Machine(len(os.sched_getaffinity(0)), 50.0))
@@ -133,7 +135,7 @@ def _measured(case: Case, repository: Path, folder: Path, budget_s: float, run_s
         data=case.data,
         concurrency=CONCURRENCY,
         budget_s=max(budget_s - (time.monotonic() - start_s) - reserve_s, 20.0),
-        num_trials=40,
+        num_trials=asked.trials,
         run_s=run_s,
         num_confirmations=ROUNDS,
     )

@@ -1,6 +1,7 @@
 """``python -m benchmarks.versus_tis``: one repository, served by a real Triton Inference Server and by Weft in turn.
 
-Answers are compared, then both are loaded in the same way, workload by workload.
+Answers are compared, then both are loaded in the same way, workload by workload. ``--texts`` does so with `embed`, see
+``tis_texts.py``.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from benchmarks.load import Bounds, caller, closed_loop
 from benchmarks.report import machine_lines, table, write_json
 from benchmarks.servers import Server, answers, differences
 from benchmarks.tis import PACKAGES, running_tis
+from benchmarks.tis_texts import measure_texts, misses_goal, render_texts
 from weft_common.client.channels import open_channel
 from weft_mesh.running import running_mesh
 
@@ -140,13 +142,16 @@ async def _compare(servers: tuple[Server, Server, Server], bounds: Bounds, num_w
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 when every answer is equal and no request failed."""
+    """0 when every answer is equal and no request failed; with ``--texts`` when the goal is met, too."""
     parser = argparse.ArgumentParser(prog="benchmarks.versus_tis", description=__doc__.partition("\n")[0])
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results", metavar="DIR")
+    parser.add_argument("--texts", action="store_true", help="texts to embeddings, with weights of fp32 and of int8")
     parser.add_argument("--quick", action="store_true", help="seconds instead of minutes; figures mean nothing")
     options = parser.parse_args(argv)
     bounds, num_warmups = (Bounds(50, 1.0), 5) if options.quick else (Bounds(20_000, 5.0), 100)
     options.results.mkdir(parents=True, exist_ok=True)
+    if options.texts:
+        return _texts(options.results, is_quick=options.quick)
     with (
         (options.results / "tis.log").open("w") as tis_log,
         (options.results / "mesh.log").open("w") as mesh_log,
@@ -158,6 +163,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("\n".join([*machine_lines(described), "", render(rows)]))
     print(f"written to {write_json(options.results, rows, described, prefix='versus-tis-')}")
     return 1 if any(row.num_errors for row in rows) else 0
+
+
+def _texts(results: Path, *, is_quick: bool) -> int:
+    """0 when no request failed and Weft with int8 needs at most half of their CPU time."""
+    rows = measure_texts(results, is_quick=is_quick)
+    described = machine.describe() | {"tis": PACKAGES[0]}
+    print("\n".join([*machine_lines(described), "", render_texts(rows)]))
+    print(f"written to {write_json(results, rows, described, prefix='versus-tis-texts-')}")
+    missed = misses_goal(rows)
+    print("\n".join(missed) or "the goal is met")
+    return 1 if missed else 0
 
 
 def _report(message: str) -> None:

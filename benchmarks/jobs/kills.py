@@ -25,8 +25,8 @@ _JOB_TIMEOUT_S = 300.0
 _END_TIMEOUT_S = 40.0
 _MAX_DIFFERENCES = 10
 _NOTE = (
-    "SIGKILL to the job's process group at a random moment, from its start to a little after the undisturbed job's "
-    "end, then --resume; where the job has a mesh of its own, in every second kill to all of its processes too; where "
+    "SIGKILL to the job's process group at a random moment, from its start to 0.4 of the time of the undisturbed job, "
+    "then --resume; where the job has a mesh of its own, in every second kill to all of its processes too; where "
     "it has not, in every fourth to a service of the long-running mesh, which restarts it. A job that ends before its "
     "kill is compared, and begun again."
 )
@@ -134,8 +134,8 @@ def _kill_and_resume(
     folder = output.with_name(f"{output.name}-0")
     while outcome.num_kills < num_kills:
         process = _start(plan, folder, mesh)
-        # Early moments are the likelier ones: each resumed job has less to do than the whole one.
-        wait_s = draw.triangular(0.0, 1.1 * duration_s, 0.2 * duration_s)
+        # A job that is resumed has less to do than the whole one; so it is killed about five times before it ends.
+        wait_s = draw.uniform(0.0, 0.4 * duration_s)
         try:
             process.communicate(timeout=wait_s)
         except subprocess.TimeoutExpired:
@@ -217,6 +217,7 @@ def _faults(plan: Plan, folder: Path) -> list[str]:
 
 def _figures(plan: Plan, where: str, outcome: Outcome) -> list[Figure]:
     what = f"{plan.graph}, {where}"
+    print(f"{what}: {outcome.num_kills} kills, {outcome.num_comparisons} compared", file=sys.stderr)
     for difference in outcome.differences[:5]:
         print(f"{what}: {difference}", file=sys.stderr)
     zero = Target("=", 0)

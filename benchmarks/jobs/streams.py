@@ -18,7 +18,7 @@ from urllib.request import urlopen
 from benchmarks import machine
 from benchmarks.jobs.brokers import Nats, Redis, Topics
 from benchmarks.jobs.mesh import descendants, kill, parent, write_repository
-from benchmarks.language_model.figures import Figure, Target, figure
+from benchmarks.language_model.figures import Figure, Target, figure, render
 from benchmarks.requests import SEED
 from weft_mesh.running import running_mesh
 
@@ -106,7 +106,9 @@ def _measure(make: Callable[[Path], Nats | Redis], num_messages: int, num_rounds
                     run.pass_all(num_rounds)
                 finally:
                     run.consumer.process.kill()
-            return run.figures(make.__name__)
+            figures = run.figures(make.__name__)
+            print(render(figures), file=sys.stderr, flush=True)
+            return figures
         finally:
             broker.kill()
 
@@ -133,9 +135,8 @@ class _Run:
     def pass_all(self, num_rounds: int) -> None:
         """Kill at seeded numbers of answers; end with every message acknowledged."""
         draw = random.Random(SEED)
-        # Redis does not know the lag after it was restarted, until its group has caught up.
         kills = [self._kill_consumer, self._kill_router, self._kill_broker] * num_rounds
-        acts = [self._compare_lag, *kills, self._drain]
+        acts = [*kills, self._compare_lag, self._drain]
         # Each act at a random place of a stretch of its own.
         share = self._num_messages / (len(acts) + 1)
         start_s = time.perf_counter()

@@ -3,7 +3,7 @@
 import io
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,32 +13,34 @@ from tests.integration.routing import Router, naming_service, running_router
 from tests.integration.talking import WAIT_S, GatewayProcess, TalkerCore, running_gateway
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def core() -> TalkerCore:
     return TalkerCore()
 
 
-@pytest.fixture
-def router(core: TalkerCore, tmp_path: Path) -> Iterator[Router]:
-    (tmp_path / "graphs").mkdir()
-    with naming_service(core) as address, running_router(tmp_path / "graphs", address) as router:
+@pytest.fixture(scope="module")
+def router(core: TalkerCore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Router]:
+    graphs = tmp_path_factory.mktemp("graphs")
+    with naming_service(core) as address, running_router(graphs, address) as router:
         yield router
 
 
-@pytest.fixture
-def start(router: Router, tmp_path: Path) -> Callable[[], Any]:
-    """Starts a gateway with the folder of the test."""
-    return lambda: running_gateway(router.grpc, "--batch-dir", str(tmp_path / "batches"))
-
-
-@pytest.fixture
-def gateway(start: Callable[[], Any]) -> Iterator[GatewayProcess]:
-    with start() as gateway:
+@pytest.fixture(scope="module")
+def gateway(router: Router, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    """A gateway for all tests; each has a key of its own, and so sees nothing of another."""
+    with running_gateway(router.grpc, "--batch-dir", str(tmp_path_factory.mktemp("batches"))) as gateway:
         yield gateway
 
 
-def client_of(gateway: GatewayProcess, key: str = "one") -> openai.OpenAI:
-    return openai.OpenAI(base_url=gateway.url, api_key=key, max_retries=0, timeout=20)
+@pytest.fixture
+def client(gateway: GatewayProcess, request: pytest.FixtureRequest) -> openai.OpenAI:
+    """A client with the key of the test."""
+    return client_of(gateway, request.node.name)
+
+
+def client_of(gateway: GatewayProcess, key: str) -> openai.OpenAI:
+    safe = "".join(letter if letter.isalnum() else "-" for letter in key)
+    return openai.OpenAI(base_url=gateway.url, api_key=safe, max_retries=0, timeout=20)
 
 
 def chat(number: int, content: str, **changes: Any) -> dict[str, Any]:
@@ -71,9 +73,8 @@ def lines_of(client: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]
     return [] if file_id is None else [json.loads(line) for line in client.files.content(file_id).text.splitlines()]
 
 
-def test_a_batch_is_answered_in_the_order_of_its_file(gateway: GatewayProcess) -> None:
+def test_a_batch_is_answered_in_the_order_of_its_file(client: openai.OpenAI) -> None:
     """Answers are in the output file, refusals in the error file, each with the id and status of its request."""
-    client = client_of(gateway)
     requests = [chat(number, f"say {number}") for number in range(150)]
     requests[7]["body"]["model"] = "unknown"
     requests[8]["body"]["messages"] = []
@@ -99,15 +100,15 @@ def test_a_batch_is_answered_in_the_order_of_its_file(gateway: GatewayProcess) -
     ],
 )
 def test_a_file_that_is_no_batch_fails_before_anything_runs(
-    gateway: GatewayProcess, core: TalkerCore, request_line: Any, message: str
+    client: openai.OpenAI, core: TalkerCore, request_line: Any, message: str
 ) -> None:
     """Its errors name the line."""
-    client = client_of(gateway)
+    num_calls = len(core.calls)
     batch = ended(client, begin(client, chat(0, "fine"), request_line))
     assert batch.status == "failed"
     assert batch.errors.data[0].line == 2
     assert message in batch.errors.data[0].message
-    assert core.calls == []
+    assert len(core.calls) == num_calls
 
 
 def test_one_key_sees_nothing_of_another(gateway: GatewayProcess) -> None:
@@ -131,9 +132,8 @@ def test_one_key_sees_nothing_of_another(gateway: GatewayProcess) -> None:
     assert len(list(one.files.list())) == 1
 
 
-def test_a_cancelled_batch_keeps_what_is_answered(gateway: GatewayProcess, core: TalkerCore) -> None:
+def test_a_cancelled_batch_keeps_what_is_answered(client: openai.OpenAI, core: TalkerCore) -> None:
     """Requests in flight are cancelled; the answers that are written make the output."""
-    client = client_of(gateway)
     batch_id = begin(client, *(chat(number, "a" if number < 64 else "wait HANG") for number in range(70)))
     end = time.monotonic() + WAIT_S
     while client.batches.retrieve(batch_id).request_counts.completed < 64:
@@ -148,26 +148,26 @@ def test_a_cancelled_batch_keeps_what_is_answered(gateway: GatewayProcess, core:
     core.until(lambda: core.num_open == 0)
 
 
-def test_a_batch_survives_its_gateway(start: Callable[[], Any], core: TalkerCore) -> None:
+def test_a_batch_survives_its_gateway(router: Router, core: TalkerCore, tmp_path: Path) -> None:
     """Started again, it goes on when the batch's owner asks, with the requests whose answers are not written."""
-    with start() as gateway:
-        client = client_of(gateway)
-        batch_id = begin(client, *(chat(number, "a" if number < 64 else "wait DOWN") for number in range(70)))
-        core.until(lambda: len(core.calls) >= 70)
     before = len(core.calls)
-    with start() as gateway:
-        client = client_of(gateway)
+    with running_gateway(router.grpc, "--batch-dir", str(tmp_path)) as gateway:
+        client = client_of(gateway, "owner")
+        batch_id = begin(client, *(chat(number, "a" if number < 64 else "wait DOWN") for number in range(70)))
+        core.until(lambda: len(core.calls) >= before + 70)
+    answered = len(core.calls)
+    with running_gateway(router.grpc, "--batch-dir", str(tmp_path)) as gateway:
+        client = client_of(gateway, "owner")
         assert client.batches.retrieve(batch_id).status == "in_progress"
-        core.until(lambda: len(core.calls) > before)
+        core.until(lambda: len(core.calls) > answered)
         client.batches.cancel(batch_id)
         batch = ended(client, batch_id)
         assert len(lines_of(client, batch.output_file_id)) == 64
-    assert sum(b"user:a" in call.inputs["text_input"].data for call in core.calls) == 64
+    assert sum(b"user:a" in call.inputs["text_input"].data for call in core.calls[before:]) == 64
 
 
-def test_forms_and_bodies_that_are_wrong(gateway: GatewayProcess) -> None:
+def test_forms_and_bodies_that_are_wrong(client: openai.OpenAI) -> None:
     """Each is refused with what is allowed."""
-    client = client_of(gateway)
     file_id = upload(client, chat(0, "a"))
     for attempt, message in (
         (lambda: client.files.create(file=("a", b""), purpose="vision"), "purpose must be 'batch'"),
@@ -194,4 +194,4 @@ def test_forms_and_bodies_that_are_wrong(gateway: GatewayProcess) -> None:
 def test_without_a_folder_neither_is_offered(router: Router) -> None:
     """The error names the argument of the gateway."""
     with running_gateway(router.grpc) as gateway, pytest.raises(openai.NotFoundError, match="--batch-dir"):
-        client_of(gateway).batches.list()
+        client_of(gateway, "any").batches.list()

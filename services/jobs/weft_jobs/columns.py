@@ -206,8 +206,13 @@ def output_type(spec: TensorSpec, *, is_binary: bool) -> pa.DataType:
     return element
 
 
-def write_column(spec: TensorSpec, values: Sequence[Array | None], *, is_binary: bool) -> pa.Array:
-    """An output's column from one array a row, without the batch dimension; None for a row that lacks it.
+def write_column(spec: TensorSpec, values: Array | Sequence[Array | None], *, is_binary: bool) -> pa.Array:
+    """An output's column, without the batch dimension.
+
+    Args:
+        spec: The output.
+        values: One array a row, None for a row that lacks it; or all rows as one array ``[n, ...]``.
+        is_binary: Bytes stay bytes.
 
     Raises:
         InvalidArgumentError: Text is not UTF-8.
@@ -215,14 +220,19 @@ def write_column(spec: TensorSpec, values: Sequence[Array | None], *, is_binary:
     rank = len(_list_dims(spec))
     wanted = output_type(spec, is_binary=is_binary)
     if spec.datatype == "BYTES":
-        return pa.array([None if value is None else _texts(spec, value, rank, is_binary) for value in values], wanted)
-    if any(value is None for value in values) or not values:
+        rows = [None if value is None else _texts(spec, np.asarray(value), rank, is_binary) for value in values]
+        return pa.array(rows, wanted)
+    if isinstance(values, np.ndarray):
+        flat = values.reshape(-1)
+        shapes = np.broadcast_to(np.array(values.shape[1:], np.int64), (len(values), values.ndim - 1))
+    elif any(value is None for value in values) or not values:
         return pa.array([None if value is None else _plain(value, rank) for value in values], wanted)
-    flat = np.concatenate([value.reshape(-1) for value in values if value is not None])
+    else:
+        flat = np.concatenate([value.reshape(-1) for value in values if value is not None])
+        shapes = np.array([value.shape for value in values if value is not None], np.int64).reshape(len(values), -1)
     if spec.datatype == "BF16":
         flat = flat.astype(np.float32)
     column = pa.array(flat)
-    shapes = np.array([value.shape for value in values if value is not None], np.int64).reshape(len(values), -1)
     for depth in range(rank, 0, -1):
         # How many lists of this depth each row has, and how long each of them is.
         counts = shapes[:, : depth - 1].prod(axis=1)

@@ -1,6 +1,7 @@
 """A data set of Parquet, JSON Lines or CSV files, local or in an object store, as shards of rows in a fixed order."""
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -101,6 +102,7 @@ class Dataset:
         paths = self._paths(plain)
         if not paths:
             raise NotFoundError(f"--input '{path}' matches no file")
+        self._states = {each: self._state(each) for each in paths}
         self.files = [DataFile(each, format or _format_of(each), self._digest(each)) for each in paths]
         self._sizes = [int(self._system.size(each) or 0) for each in paths]
 
@@ -119,6 +121,7 @@ class Dataset:
         for number, file in enumerate(self.files):
             before = 0.0
             for part in READERS[file.format].parts(self._system, file.path, num_rows, columns):
+                self._check_unchanged(file)
                 share = max(part.fraction - before, 0.0) * self._share(number)
                 yield _shard(index, first_row, file.path, part, share)
                 before = part.fraction
@@ -170,6 +173,20 @@ class Dataset:
     def _share(self, number: int) -> float:
         """How much of the data set a file is."""
         return self._sizes[number] / max(sum(self._sizes), 1)
+
+    def _state(self, path: str) -> tuple[int, ...]:
+        """What changes when a local file is written or replaced; of others nothing is asked, for that is a request."""
+        if not self._is_local:
+            return ()
+        found = os.stat(path)
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
+    def _check_unchanged(self, file: DataFile) -> None:
+        if self._state(file.path) != self._states[file.path]:
+            raise InvalidArgumentError(
+                f"'{file.path}' has changed while the job ran; put it back and --resume, or begin again in another "
+                "folder"
+            )
 
     def _paths(self, plain: str) -> list[str]:
         if self._system.isdir(plain):

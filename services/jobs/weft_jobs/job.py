@@ -22,6 +22,8 @@ from weft_jobs.window import Window
 #: Shards in work at once, so that the last requests of one do not leave the servers idle.
 MAX_OPEN_SHARDS = 3
 _FORMAT = 1
+#: Rows of a request beside requests that go first, unless the job says how many.
+_POLITE_ROWS = 4
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class BatchOptions:
         binary: Outputs of BYTES that are no text.
         keep: Columns of the data set to write beside the answers.
         parameters: Of every request.
-        rows_per_request: 0: the largest batch of the graph, 1 if it has none.
+        rows_per_request: 0: the largest batch of the graph, 1 if it has none; at most 4 where models have priorities,
+            since a request that runs makes others wait, whatever their priority.
         rows_per_shard: Rows of a file of the output.
         max_inflight: Requests in flight at most.
         max_failures: The job ends once more rows have failed; None: never for that.
@@ -162,17 +165,19 @@ async def plan_job(client: V2Client, options: BatchOptions) -> tuple[JobTarget, 
         patience_s=options.patience_s,
         clock_s=time.monotonic,
     )
-    if options.resume and (lock := lock_of(options.output)):
+    if options.resume and (lock := lock_of(options.output, name)):
         await target.is_still(lock)  # waits for a mesh that starts
     identity = await target.identify()
-    await target.yield_to_others()
+    rows_per_request = options.rows_per_request
+    if await target.yield_to_others() and not rows_per_request:
+        rows_per_request = min(_POLITE_ROWS, max(identity.signature.max_batch_size, 1))
     layout = make_layout(
         identity.signature,
         column_of=options.column_of,
         outputs=options.outputs,
         binary=options.binary,
         keep=options.keep,
-        rows_per_request=options.rows_per_request,
+        rows_per_request=rows_per_request,
     )
     return target, JobPlan(identity, layout)
 

@@ -133,10 +133,11 @@ def _in_base64(value: Any) -> str:
     return base64.b64encode(value).decode()
 
 
-def lock_of(path: Path) -> str:
-    """Digest of the graph and models that the job in a folder was begun with; "": there is none that can be read."""
+def lock_of(path: Path, graph: str) -> str:
+    """Digest of ``graph`` and its models that the job in a folder was begun with; "": it was not, or cannot be read."""
     try:
-        return str(json.loads((path / MANIFEST).read_bytes())["lock"])
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        return str(manifest["lock"]) if manifest["graph"] == graph else ""
     except (OSError, ValueError, KeyError, TypeError):
         return ""
 

@@ -1,8 +1,11 @@
 """Rows of one file, some at a time, from its begin or from a place where some of them begin: ``READERS``."""
 
 import csv
+import gzip
 import io
 import json
+import lzma
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -16,6 +19,10 @@ from fsspec.core import compr, get_compression
 from weft_common.errors import InvalidArgumentError
 from weft_common.text.suggestion import suggestion
 
+#: What the readers of compressed files raise for one that is damaged or ends too early.
+_DAMAGES = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
+#: Characters of a cell of CSV, at most; the module's own limit is 128 KiB.
+_MAX_CELL = 2**31 - 1
 _MAX_SHOWN = 80
 
 
@@ -93,7 +100,9 @@ def _parquet_file(system: AbstractFileSystem, path: str) -> Iterator[pq.ParquetF
     with system.open(path, "rb") as stream:
         try:
             yield pq.ParquetFile(stream)
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:  # else Arrow's word for damage
+                raise
             raise InvalidArgumentError(f"'{path}' is no Parquet file that can be read: {error}") from None
 
 
@@ -112,7 +121,10 @@ def _opened(system: AbstractFileSystem, path: str, start: int = 0) -> Iterator[_
             plain.seek(start)
         with io.TextIOWrapper(plain, encoding="utf-8", errors="surrogateescape", newline="") as lines:
             size = system.size(path) or 1
-            yield _Text(lines, lambda: stored.tell() / size)
+            try:
+                yield _Text(lines, lambda: stored.tell() / size)
+            except _DAMAGES as error:
+                raise InvalidArgumentError(f"'{path}' cannot be unpacked: {error}") from None
 
 
 class _Counted:
@@ -167,15 +179,15 @@ class _Csv:
         self, system: AbstractFileSystem, path: str, num_rows: int, columns: Sequence[str], start: int = 0
     ) -> Iterator[FilePart]:
         with _opened(system, path) as text:
-            reader = csv.reader(text.lines)
+            reader = _csv_reader(text.lines)
             with _csv_errors(path, lambda: reader.line_num):
-                header = next(reader, [])
+                header: list[str] = next(reader, [])
             _check_columns(path, header, columns)
             if not start:
                 yield from self._parts(path, text, reader, header, num_rows, columns)
                 return
         with _opened(system, path, start) as text:
-            yield from self._parts(path, text, csv.reader(text.lines), header, num_rows, columns)
+            yield from self._parts(path, text, _csv_reader(text.lines), header, num_rows, columns)
 
     def _parts(
         self, path: str, text: _Text, reader: Any, header: Sequence[str], num_rows: int, columns: Sequence[str]
@@ -198,7 +210,7 @@ class _Csv:
     def starts(self, system: AbstractFileSystem, path: str, num_rows: int) -> Iterator[tuple[int, int]]:
         with _opened(system, path) as text:
             lines = _Counted(text.lines)
-            reader = csv.reader(lines)
+            reader = _csv_reader(lines)
             with _csv_errors(path, lambda: reader.line_num):
                 next(reader, [])
                 yield from _starts(lines, lambda _: next(reader), num_rows)
@@ -222,6 +234,11 @@ def _starts(lines: _Counted, next_row: Callable[[_Counted], Any], num_rows: int)
             count += 1
     if count:
         yield count, start
+
+
+def _csv_reader(lines: Iterator[str]) -> Any:
+    csv.field_size_limit(_MAX_CELL)
+    return csv.reader(lines)
 
 
 @contextmanager

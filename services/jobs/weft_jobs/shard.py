@@ -39,7 +39,8 @@ class _ShardRun:
         self._layout = layout
         self._send = send
         self._inputs: dict[str, InputValues] = {}
-        self._answers: dict[int, dict[str, Array | None]] = {}
+        #: Rows that were answered together, and their outputs.
+        self._answers: list[tuple[Sequence[int], Mapping[str, Array]]] = []
         self._failed: dict[int, FailedRow] = {}
 
     async def run(self) -> ShardResult:
@@ -59,21 +60,24 @@ class _ShardRun:
             for row, message in rows.faults.items():
                 self._fail(row, InvalidArgumentError(message))
 
-    def _requests(self) -> list[list[int]]:
+    def _requests(self) -> list[Sequence[int]]:
         """Rows of each request: adjacent ones of equal shapes, as many as a request may have."""
+        num_rows, most = self._shard.num_rows, self._layout.rows_per_request
+        if not self._failed and all(isinstance(rows.values, np.ndarray) for rows in self._inputs.values()):
+            return [range(first, min(first + most, num_rows)) for first in range(0, num_rows, most)]
         requests: list[list[int]] = []
         shapes: list[tuple[int, ...]] = []
-        for row in range(self._shard.num_rows):
+        for row in range(num_rows):
             if row in self._failed:
                 continue
             own = [rows.shape(row) for rows in self._inputs.values()]
-            if not requests or own != shapes or len(requests[-1]) >= self._layout.rows_per_request:
+            if not requests or own != shapes or len(requests[-1]) >= most:
                 requests.append([])
                 shapes = own
             requests[-1].append(row)
-        return requests
+        return list(requests)
 
-    async def _request(self, rows: list[int]) -> None:
+    async def _request(self, rows: Sequence[int]) -> None:
         """Answer the rows; if they fail together, each half is tried, down to the rows that are at fault."""
         try:
             outputs = await self._send(self._inputs, rows)
@@ -91,9 +95,7 @@ class _ShardRun:
                 raise InternalError(f"the answer lacks the output '{spec.name}'")
             if value is not None and self._layout.has_batch and (not value.shape or value.shape[0] != len(rows)):
                 raise InternalError(f"output '{spec.name}' has shape {list(value.shape)} for {len(rows)} rows")
-            for place, row in enumerate(rows):
-                own = value if value is None or not self._layout.has_batch else value[place]
-                self._answers.setdefault(row, {})[spec.name] = None if own is None else np.asarray(own)
+        self._answers.append((rows, outputs))
 
     def _fail(self, row: int, error: WeftError, path: str = "") -> None:
         number = self._shard.first_row + row
@@ -101,18 +103,17 @@ class _ShardRun:
 
     def _result(self) -> ShardResult:
         layout, shard = self._layout, self._shard
+        # Requests have rows in their order, and none of another's between them.
+        self._answers.sort(key=lambda answer: answer[0][0])
         columns: dict[str, pa.Array] = {}
         for spec in layout.outputs:
             is_binary = spec.name in layout.binary
-            rows = sorted(self._answers)
             try:
-                columns[spec.name] = write_column(
-                    spec, [self._answers[row][spec.name] for row in rows], is_binary=is_binary
-                )
+                columns[spec.name] = write_column(spec, self._values(spec.name), is_binary=is_binary)
             except InvalidArgumentError:
-                self._drop_undecodable(spec, rows)
+                self._drop_undecodable(spec)
                 return self._result()
-        rows = sorted(self._answers)
+        rows = [row for own, _ in self._answers for row in own]
         columns[ROW] = pa.array([shard.first_row + row for row in rows], pa.int64())
         for name in layout.keep:
             values: Any = shard.columns[name]
@@ -120,13 +121,37 @@ class _ShardRun:
             columns[name] = pa.array([_kept(plain[row]) for row in rows], pa.string())
         return ShardResult(columns, [self._failed[row] for row in sorted(self._failed)])
 
-    def _drop_undecodable(self, spec: TensorSpec, rows: Sequence[int]) -> None:
-        for row in rows:
-            try:
-                write_column(spec, [self._answers[row][spec.name]], is_binary=False)
-            except InvalidArgumentError as error:
-                del self._answers[row]
-                self._fail(row, error)
+    def _values(self, name: str) -> Array | list[Array | None]:
+        """An output of all rows: one array if all have it with one shape, else an array a row."""
+        if not self._layout.has_batch:
+            return [outputs.get(name) for _, outputs in self._answers]
+        parts = [outputs.get(name) for _, outputs in self._answers]
+        whole = [part for part in parts if part is not None]
+        if whole and len(whole) == len(parts) and len({part.shape[1:] for part in whole}) == 1:
+            return np.concatenate(whole)
+        values: list[Array | None] = []
+        for (rows, _), part in zip(self._answers, parts, strict=True):
+            values += [None] * len(rows) if part is None else [np.asarray(value) for value in part]
+        return values
+
+    def _drop_undecodable(self, spec: TensorSpec) -> None:
+        """Leave out the rows whose output is no text."""
+        left: list[tuple[Sequence[int], Mapping[str, Array]]] = []
+        for rows, outputs in self._answers:
+            for place, row in enumerate(rows):
+                own = outputs
+                if self._layout.has_batch:
+                    own = {name: value[place : place + 1] for name, value in outputs.items()}
+                try:
+                    write_column(spec, self._row_of(own.get(spec.name)), is_binary=False)
+                except InvalidArgumentError as error:
+                    self._fail(row, error)
+                else:
+                    left.append(([row], own))
+        self._answers = left
+
+    def _row_of(self, value: Array | None) -> Array | list[Array | None]:
+        return [value] if value is None or not self._layout.has_batch else value
 
 
 def _kept(value: Any) -> str | None:

@@ -134,17 +134,19 @@ class MessageStream:
             keep=options.keep,
             rows_per_request=options.rows_per_request,
         )
-        await self._source.connect(options.source.topic)
-        if self._target is not self._source:
-            await self._target.connect(None)
-        helpers = [asyncio.create_task(self._keep_alive()), asyncio.create_task(self._watch_lag())]
         try:
-            await self._receive()
+            await self._source.connect(options.source.topic)
+            if self._target is not self._source:
+                await self._target.connect(None)
+            helpers = [asyncio.create_task(self._keep_alive()), asyncio.create_task(self._watch_lag())]
+            try:
+                await self._receive()
+            finally:
+                for helper in helpers:
+                    helper.cancel()
+                await self._drain()
+                await asyncio.gather(*helpers, return_exceptions=True)
         finally:
-            for helper in helpers:
-                helper.cancel()
-            await self._drain()
-            await asyncio.gather(*helpers, return_exceptions=True)
             await self._source.close()
             if self._target is not self._source:
                 await self._target.close()

@@ -90,7 +90,8 @@ class JobTarget:
         self._timeout_s = timeout_s
         self._num_tries = num_tries
         self._patience_s = patience_s
-        self._busy = BUSY | _FATAL if waits_for_model else BUSY
+        # A router that starts does not know a graph before all of its models are there.
+        self._busy = BUSY | (_FATAL if waits_for_model else {"NOT_FOUND"})
         self._clock_s = clock_s
         self._sleep = sleep
         self._last_answer_s = clock_s()
@@ -116,7 +117,8 @@ class JobTarget:
             try:
                 identity, is_whole = await self._identify()
             except RemoteError as error:
-                if error.code not in BUSY | {"DEADLINE_EXCEEDED"} or self._clock_s() - start_s > self._patience_s:
+                may_come_back = error.code in BUSY | {"DEADLINE_EXCEEDED", "NOT_FOUND"}
+                if not may_come_back or self._clock_s() - start_s > self._patience_s:
                     raise
             else:
                 if identity.digest == digest:
@@ -143,16 +145,19 @@ class JobTarget:
         digest.update(lock)
         return Identity(signature, digest.hexdigest()), is_whole
 
-    async def yield_to_others(self) -> None:
+    async def yield_to_others(self) -> bool:
         """Send every request at the lowest priority that all models behind the server know, unless one is given.
 
         Models without ``priority_levels`` treat all requests alike.
+
+        Returns:
+            Whether there is such a priority.
 
         Raises:
             RemoteError: The server does not answer.
         """
         if "priority" in self._parameters:
-            return
+            return False
         names = {model.name for model in await self._client.index(ready_only=True, timeout_s=_DESCRIBE_TIMEOUT_S)}
         levels = []
         for name in sorted(names):
@@ -161,6 +166,7 @@ class JobTarget:
                 levels.append(config.dynamic_batching.priority_levels)
         if priority := min(filter(None, levels), default=0):
             self._parameters["priority"] = priority
+        return priority > 0
 
     async def _lock(self) -> tuple[bytes, bool]:
         """Signatures of the models that are ready, and whether those are all."""

@@ -1,5 +1,9 @@
-"""A text to its sentence embedding: tokenizer, MiniLM in ONNX Runtime and pooling, of the sample repository's files."""
+"""A text to its sentence embedding: tokenizer, MiniLM in ONNX Runtime and pooling, of the sample repository's files.
 
+The parameter WEIGHTS names another file of MiniLM.
+"""
+
+import json
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +21,13 @@ class TritonPythonModel:
 
     def initialize(self, args):
         """Load tokenizer and weights."""
+        weights = json.loads(args["model_config"])["parameters"].get("WEIGHTS")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         self._session = onnxruntime.InferenceSession(
-            str(_SAMPLES / "model" / "minilm" / "1" / "model.onnx"), options, providers=["CPUExecutionProvider"]
+            weights["string_value"] if weights else str(_SAMPLES / "model" / "minilm" / "1" / "model.onnx"),
+            options,
+            providers=["CPUExecutionProvider"],
         )
         self._tokenizer = tokenizers.Tokenizer.from_file(
             str(_SAMPLES / "preprocess" / "tokenize_minilm" / "1" / "tokenizer.json")

@@ -3,15 +3,18 @@
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from weft_common.core import InferCall
-from weft_common.errors import InvalidArgumentError
+from weft_common.errors import InvalidArgumentError, NotFoundError
 from weft_common.protocol.wire import request_from_call
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import INTEGERS, NUMPY_BY_DATATYPE, Array, WireTensor, encode
+
+if TYPE_CHECKING:
+    from weft_jobs.dataset import Dataset
 
 #: Column of recorded requests: when each arrived, seconds from any moment.
 ARRIVAL_COLUMN = "at_s"
@@ -68,6 +71,22 @@ def generated(signature: ModelSignature, *, rows: int, seed: int) -> RequestSet:
     return RequestSet(tuple(payloads), (), "random values")
 
 
+def open_data(path: str, option: str) -> "Dataset":
+    """The data set that an option names.
+
+    Raises:
+        NotFoundError, InvalidArgumentError: There is none, or it has no format that is known.
+        ModuleNotFoundError: pyarrow or fsspec is missing.
+        OSError: A file cannot be read.
+    """
+    from weft_jobs.dataset import Dataset  # noqa: PLC0415  # pyarrow
+
+    try:
+        return Dataset(path)
+    except (NotFoundError, InvalidArgumentError) as error:
+        raise type(error)(error.message.replace("--input", option)) from None
+
+
 def from_data(
     signature: ModelSignature, path: str, *, column_of: Mapping[str, str], rows: int, recorded: bool
 ) -> RequestSet:
@@ -87,7 +106,6 @@ def from_data(
         OSError: A file cannot be read.
     """
     from weft_jobs.columns import read_column  # noqa: PLC0415  # pyarrow
-    from weft_jobs.dataset import Dataset  # noqa: PLC0415
     from weft_jobs.layout import make_layout  # noqa: PLC0415
 
     layout = make_layout(signature, column_of=column_of, rows_per_request=1 if recorded else rows)
@@ -95,7 +113,9 @@ def from_data(
     payloads: list[bytes] = []
     arrivals_s: list[float] = []
     num_bytes, fault = 0, ""
-    for shard in Dataset(path).shards(MAX_REQUESTS * layout.rows_per_request, columns):
+    for shard in open_data(path, "--recorded" if recorded else "--data").shards(
+        MAX_REQUESTS * layout.rows_per_request, columns
+    ):
         values = {
             spec.name: read_column(spec, shard.columns[layout.column_of[spec.name]], is_text=shard.is_text)
             for spec in layout.inputs

@@ -19,7 +19,7 @@ from weft_capacity.tuning.measurement import Goal, LatencyLimit
 from weft_capacity.tuning.mesh_bench import MeshBench
 from weft_capacity.tuning.report import facts, provenance
 from weft_capacity.tuning.repository_files import check_output, write_copy, write_in_place
-from weft_capacity.tuning.requests import RequestSet, from_data, generated
+from weft_capacity.tuning.requests import RequestSet, from_data, generated, open_data
 from weft_capacity.tuning.search import Search, SearchLimits, SearchResult
 from weft_capacity.tuning.settings import Machine
 from weft_capacity.tuning.space import SearchSpace, make_space
@@ -118,6 +118,8 @@ def tune(options: TuneOptions, on_trial: Callable[[TrialRecord, SearchSpace], No
     graph = read_graph(options.graph, options.repository)
     if options.output is not None:
         check_output(options.output, options.repository)
+    if path := options.recorded or options.data:
+        open_data(path, "--recorded" if options.recorded else "--data")  # what is wrong with it, before a mesh starts
     machine = Machine(len(os.sched_getaffinity(0)), min(limit.limit_ms for limit in options.limits))
     space = make_space(list(graph.models.values()), machine)
     goal = Goal(options.limits, options.objective)
@@ -145,8 +147,12 @@ def tune(options: TuneOptions, on_trial: Callable[[TrialRecord, SearchSpace], No
             clock_s=time.monotonic,
             on_trial=lambda record: on_trial(record, space),
         )
-        with closing(bench):
-            result = search.run()
+        try:
+            with closing(bench):
+                result = search.run()
+        finally:
+            if not trials.records:  # nothing to go on with
+                (options.study / _TRIALS).unlink(missing_ok=True)
         found = facts(
             space,
             goal,

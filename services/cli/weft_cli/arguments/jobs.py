@@ -103,7 +103,11 @@ def _add_form(parser: argparse.ArgumentParser) -> None:
 def _add_pace(parser: argparse.ArgumentParser) -> None:
     pace = parser.add_argument_group("pace and failures")
     pace.add_argument(
-        "--rows-per-request", type=positive_integer, default=0, metavar="N", help="default: the largest batch"
+        "--rows-per-request",
+        type=positive_integer,
+        default=0,
+        metavar="N",
+        help="default: the largest batch; at most 4 where models have priorities",
     )
     pace.add_argument("--rows-per-shard", type=positive_integer, default=8192, metavar="N", help="default: 8192")
     pace.add_argument(

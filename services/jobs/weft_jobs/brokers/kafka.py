@@ -153,4 +153,4 @@ class KafkaBroker:
         try:
             yield
         except (KafkaError, OSError, TimeoutError) as error:
-            raise UnavailableError(f"{self._server}: {error or type(error).__name__}") from error
+            raise UnavailableError(f"{self._server}: {str(error) or type(error).__name__}") from error

@@ -36,10 +36,12 @@ class NatsBroker:
         self._group = group
         self._ack_wait_s = ack_wait_s
         self._connection = Client()
+        self._has_begun = False
         self._subscription: JetStreamContext.PullSubscription | None = None
 
     async def connect(self, source: str | None) -> None:
         """As ``Broker``; the stream of the subject must exist."""
+        self._has_begun = True
         with _failures(self._server):
             async with asyncio.timeout(_CALL_TIMEOUT_S):  # the client itself would try for ever
                 await self._connection.connect(
@@ -122,8 +124,9 @@ class NatsBroker:
 
     async def close(self) -> None:
         """As ``Broker``."""
-        with contextlib.suppress(NatsError, OSError):
-            await self._connection.close()
+        if self._has_begun:
+            with contextlib.suppress(NatsError, OSError):
+                await self._connection.close()
 
     async def _info(self) -> ConsumerInfo:
         with _failures(self._server):
@@ -162,4 +165,4 @@ def _failures(server: str) -> Iterator[None]:
     try:
         yield
     except (NatsError, APIError, OSError, TimeoutError) as error:
-        raise UnavailableError(f"{server}: {error or type(error).__name__}") from error
+        raise UnavailableError(f"{server}: {str(error) or type(error).__name__}") from error

@@ -15,6 +15,12 @@ from weft_jobs.brokers.broker import Message, Publication
 #: Field of an entry that is the message; all others are headers.
 PAYLOAD = "payload"
 _CALL_TIMEOUT_S = 5.0
+#: Counts entries where they are, in pieces that keep nobody waiting.
+_COUNT = """
+local found = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
+return {#found, #found > 0 and found[#found][1] or ARGV[2]}
+"""
+_COUNTED_AT_ONCE = 1000
 
 
 class RedisBroker:
@@ -38,6 +44,9 @@ class RedisBroker:
         self._source = ""
         #: Where the next look for messages of consumers that died begins.
         self._claim_from = "0-0"
+        #: Entries up to and with this id are counted in the number of those that were delivered.
+        self._counted_to: bytes | None = None
+        self._num_delivered = 0
 
     async def connect(self, source: str | None) -> None:
         """As ``Broker``; the stream must exist."""
@@ -93,10 +102,38 @@ class RedisBroker:
         """As ``Broker``."""
         return int((await self._info())["pending"])
 
-    async def lag(self) -> int | None:
-        """As ``Broker``; Redis does not know it once entries in the middle of the stream were deleted."""
-        group = await self._info()
-        return None if group.get("lag") is None else int(group["pending"]) + int(group["lag"])
+    async def lag(self) -> int:
+        """As ``Broker``.
+
+        What Redis 7 itself calls the lag is wrong once it was restarted, until the group has read all, and for longer.
+        So entries are counted here: those behind the last that was delivered at first, then those that are delivered.
+        """
+        with self._failures():
+            async with self._client.pipeline(transaction=True) as pipeline:
+                pipeline.xinfo_stream(self._source)
+                pipeline.xinfo_groups(self._source)
+                stream, groups = await pipeline.execute()
+            group = self._own(groups)
+            delivered, last = group["last-delivered-id"], stream["last-generated-id"]
+            num_added = int(stream["entries-added"])
+            if delivered == last:
+                self._num_delivered = num_added
+            elif self._counted_to is None:
+                self._num_delivered = num_added - await self._count(delivered, last)
+            else:
+                self._num_delivered += await self._count(self._counted_to, delivered)
+            self._counted_to = delivered
+        return int(group["pending"]) + min(num_added - self._num_delivered, int(stream["length"]))
+
+    async def _count(self, after: bytes, to: bytes) -> int:
+        """Entries behind the id ``after``, up to ``to``."""
+        total = 0
+        while after != to:
+            count, after = await self._client.eval(_COUNT, 1, self._source, b"(" + after, to, _COUNTED_AT_ONCE)
+            total += count
+            if count < _COUNTED_AT_ONCE:
+                break
+        return total
 
     async def close(self) -> None:
         """As ``Broker``."""
@@ -105,10 +142,12 @@ class RedisBroker:
 
     async def _info(self) -> Mapping[str, Any]:
         with self._failures():
-            groups = await self._client.xinfo_groups(self._source)
+            return self._own(await self._client.xinfo_groups(self._source))
+
+    def _own(self, groups: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         for group in groups:
             if group["name"].decode() == self._group:
-                return dict(group)
+                return group
         raise UnavailableError(f"{self._server} has no group '{self._group}' of '{self._source}' any more")
 
     async def _claim(self, messages: Sequence[Message], consumer: str, idle_ms: int) -> None:
@@ -140,4 +179,4 @@ class RedisBroker:
         try:
             yield
         except (RedisError, OSError, TimeoutError) as error:
-            raise UnavailableError(f"{self._server}: {error or type(error).__name__}") from error
+            raise UnavailableError(f"{self._server}: {str(error) or type(error).__name__}") from error

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from weft_capacity.tuning.requests import RequestSet, arrivals, from_data, generated
-from weft_common.errors import InvalidArgumentError
+from weft_common.errors import InvalidArgumentError, NotFoundError
 from weft_common.protocol.wire import call_from_request
 from weft_common.signature import ModelSignature, TensorSpec
 from weft_common.tensors import decode
@@ -100,3 +100,9 @@ def test_wrong_recordings_say_what_is_wrong(tmp_path: Path, rows: Sequence[objec
     path = write(tmp_path / "d.jsonl", rows)
     with pytest.raises(InvalidArgumentError, match=message):
         from_data(SIGNATURE, path, column_of={}, rows=1, recorded=True)
+
+
+def test_missing_file_is_told_by_its_option(tmp_path: Path) -> None:
+    """As the user wrote it."""
+    with pytest.raises(NotFoundError, match=r"^--recorded '.*none' matches no file"):
+        from_data(SIGNATURE, str(tmp_path / "none"), column_of={}, rows=1, recorded=True)

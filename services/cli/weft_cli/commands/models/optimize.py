@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     with _ends_on_sigterm():
         try:
             with console.status("reading the repository") as status:
-                report = optimize(settings, status.update)
+                report = optimize(settings, status.update if console.is_terminal else _tell)
         except KeyboardInterrupt:
             print("weft: interrupted; nothing was written", file=sys.stderr)
             return _INTERRUPTED
@@ -93,6 +93,10 @@ def _ends_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _tell(text: str) -> None:
+    print(f"weft optimize: {text}", file=sys.stderr)
 
 
 def _print(report: "Report", *, is_dry_run: bool) -> None:

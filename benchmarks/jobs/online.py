@@ -1,0 +1,103 @@
+"""``online``: what requests of priority 1 notice of a batch job at the lowest priority on the same mesh."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.jobs.datasets import write_texts
+from benchmarks.jobs.mesh import write_repository
+from benchmarks.language_model.figures import Figure, Target, figure
+from benchmarks.load import Bounds, Load, caller, open_loop
+from benchmarks.requests import SEED, texts
+from weft_common.client.channels import open_channel
+from weft_common.core import InferCall
+from weft_common.protocol.wire import request_from_call
+from weft_common.tensors import encode
+from weft_mesh.running import running_mesh
+
+_CASE = "online"
+_RATE_PER_S = 12.0
+_MAX_WORDS = 60
+_NUM_TEXTS = 200_000
+_START_S = 4.0
+_NOTE = (
+    f"`embed`, texts of 5 to {_MAX_WORDS} words, {_RATE_PER_S:g} Poisson arrivals a second at priority 1, alone and "
+    "beside `weft batch` over texts of the same lengths, in turn; percentiles of all rounds together. Model, services, "
+    "job and load generator share the cores."
+)
+
+
+def measure(num_rounds: int, duration_s: float) -> list[Figure]:
+    """Rounds of both, each of ``duration_s``."""
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        write_texts(root / "texts", _NUM_TEXTS, has_bad_rows=False, most_words=_MAX_WORDS)
+        repository = write_repository(root / "repository", "embed")
+        with (root / "mesh.log").open("a") as log, running_mesh(repository, log=log) as endpoints:
+            return asyncio.run(_measure(endpoints["router"].grpc, root, num_rounds, duration_s))
+
+
+async def _measure(url: str, root: Path, num_rounds: int, duration_s: float) -> list[Figure]:
+    requests = [_request(text, number) for number, text in enumerate(texts(500, seed=SEED + 1))]
+    alone, beside = Load(), Load()
+    num_rows = 0
+    async with open_channel(url) as channel:
+        call = caller(channel)
+        await open_loop(call, requests, Bounds(50, 10.0), rate_per_s=_RATE_PER_S, seed=0)
+        for number in range(num_rounds):
+            bounds = Bounds(10**9, duration_s)
+            _add(alone, await open_loop(call, requests, bounds, rate_per_s=_RATE_PER_S, seed=SEED + number))
+            output = root / f"job-{number}"
+            job = _start_job(url, root / "texts", output)
+            try:
+                await asyncio.sleep(_START_S)
+                before = _num_rows(output)
+                _add(beside, await open_loop(call, requests, bounds, rate_per_s=_RATE_PER_S, seed=SEED + number))
+                num_rows += _num_rows(output) - before
+            finally:
+                os.killpg(job.pid, signal.SIGKILL)
+                job.wait()
+            await asyncio.sleep(1.0)  # what the job had in flight
+    ratios = {percent: beside.percentile_ms(percent) / alone.percentile_ms(percent) for percent in (50, 99)}
+    errors = alone.errors.total() + beside.errors.total()
+    target = Target("<=", 1.1)
+    return [
+        figure(
+            _CASE, "p99 of online requests beside a job, by that alone", [ratios[99]], "", target=target, note=_NOTE
+        ),
+        figure(_CASE, "p50 likewise", [ratios[50]], ""),
+        figure(_CASE, "p99 alone", [alone.percentile_ms(99)], "ms"),
+        figure(_CASE, "p99 beside a job", [beside.percentile_ms(99)], "ms"),
+        figure(_CASE, "online requests that failed", [errors], "", target=Target("=", 0)),
+        figure(_CASE, "rows of the job meanwhile", [num_rows / (num_rounds * duration_s)], "rows/s"),
+    ]
+
+
+def _request(text: str, number: int) -> bytes:
+    words = " ".join(text.split()[: 5 + number * 7 % (_MAX_WORDS - 4)])
+    inputs = {"TEXT": encode(np.array([[words]], dtype=np.object_))}
+    return request_from_call(InferCall("embed", parameters={"priority": 1}, inputs=inputs)).SerializeToString()
+
+
+def _start_job(url: str, source: Path, output: Path) -> "subprocess.Popen[bytes]":
+    command = [
+        sys.executable, "-P", "-m", "weft_cli", "batch", "embed", "--input", str(source), "--output", str(output),
+        "--column", "TEXT=sentence", "--rows-per-shard", "64", "--output-format", "jsonl", "--url", url,
+    ]  # fmt: skip
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0)
+
+
+def _num_rows(output: Path) -> int:
+    return sum(path.read_bytes().count(b"\n") for path in (output / "rows").glob("part-*.jsonl"))
+
+
+def _add(total: Load, part: Load) -> None:
+    total.latencies_s += part.latencies_s
+    total.errors += part.errors
+    total.duration_s += part.duration_s
