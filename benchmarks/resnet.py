@@ -31,8 +31,12 @@ def write_resnet(repository: Path) -> None:
     model = transformers.ResNetForImageClassification(config).eval()
 
     class Scores(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
         def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-            return model(pixels).logits
+            return self.model(pixels).logits
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter without dynamo is the one that folds batch norms

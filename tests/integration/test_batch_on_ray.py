@@ -120,3 +120,11 @@ def test_a_driver_that_ends_leaves_what_can_be_resumed(job: Job, tmp_path: Path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["num_skipped"] >= num_parts * ROWS_PER_SHARD
     assert _files(output) == job.files
+
+
+def test_an_address_without_a_cluster_is_refused_at_once(job: Job, tmp_path: Path) -> None:
+    """Ray itself would try it for minutes."""
+    command = _command(job.data, job.url, tmp_path / "o", "--engine", "ray", "--ray-address", "127.0.0.1:1")
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 1
+    assert "UNAVAILABLE: no Ray cluster at '127.0.0.1:1'" in done.stderr

@@ -34,6 +34,7 @@ OpenClient = Callable[[], AbstractAsyncContextManager[V2Client]]
 #: How often a shard is begun; each time but the last the worker died.
 _MAX_TRIES = 5
 _LOCAL = "local"
+_CONNECT_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,7 @@ def _cluster(address: str) -> Iterator[None]:
         return
     where = address or os.environ.get("RAY_ADDRESS") or _LOCAL
     own = {"include_dashboard": False} if where == _LOCAL else {}
+    _check_address(where)
     try:
         ray.init(where, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (ConnectionError, ValueError, RuntimeError) as error:
@@ -188,6 +190,19 @@ def _cluster(address: str) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _check_address(address: str) -> None:
+    """Refuse HOST:PORT where nothing listens, which Ray itself would try for many minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        return  # "auto", "local" and ray://, which Ray looks up by itself
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        raise UnavailableError(
+            f"no Ray cluster at '{address}': {error}; give the HOST:PORT that `ray start --head` printed"
+        ) from None
 
 
 def _reports(job: _SharedJob, tasks: Sequence[_SpanTask], num_workers: int) -> Iterator[_SpanReport]:

@@ -6,9 +6,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from weft_capacity.machine.figures import EngineTimes, LinearTimes, Runtimes, Times, TorchTimes
+from weft_capacity.machine.gpu_times import measure_device
 from weft_capacity.machine.profile import MachineProfile
 from weft_capacity.plan.estimate import Assumptions
 from weft_capacity.plan.estimates import estimate
@@ -215,3 +217,20 @@ def test_a_profile_of_another_machine_or_a_broken_one_is_measured_anew(tmp_path:
     for text in ("", "{", "[]", '{"of": {"cpu": "another"}, "sections": {"onnx/1": {"measured": "2020-01-01"}}}'):
         file.write_text(text)
         assert MachineProfile(file).measured == ""
+
+
+def test_a_machine_without_a_gpu_says_so(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the words of what measures."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert "torch sees no GPU here" in told(repository, capsys, "fixed", "--device", "this-gpu")
+    assert not (tmp_path / "weft").exists()
+
+
+def test_a_gpu_is_measured_by_products_copies_and_kernels() -> None:
+    """The same calls, on what torch has here."""
+    flops, moved, kernel_s = measure_device(torch.device("cpu"), 64, 1 << 16)
+    assert set(flops) == {"fp32", "fp16", "bf16"}
+    assert min(*flops.values(), moved, kernel_s) > 0

@@ -7,7 +7,7 @@ from nats.errors import ConnectionClosedError, MsgAlreadyAckdError
 
 from weft_common.errors import InvalidArgumentError, UnavailableError
 from weft_jobs.brokers import parse_address
-from weft_jobs.brokers.broker import Message
+from weft_jobs.brokers.broker import Message, Publication
 from weft_jobs.brokers.kafka import CommittedOffsets
 from weft_jobs.brokers.nats_jetstream import NatsBroker
 
@@ -52,6 +52,19 @@ async def test_an_acknowledgement_that_was_lost_is_not_sent_again() -> None:
     with pytest.raises(UnavailableError):
         await broker.acknowledge(messages)
     await broker.acknowledge(messages)
+
+
+async def test_a_message_that_nats_does_not_take_is_not_sent() -> None:
+    """The server would close the connection of all messages; headers count."""
+
+    class Connection:
+        max_payload = 100
+
+    broker = NatsBroker("nats://127.0.0.1:1", "group", 30.0)
+    broker._connection = Connection()  # type: ignore[assignment]
+    for letter in (Publication("1", b"x" * 101, {}), Publication("1", b"x" * 20, {"name": "y" * 60})):
+        with pytest.raises(InvalidArgumentError, match="takes messages of 100 bytes"):
+            await broker.publish("topic", [Publication("0", b"", {}), letter])
 
 
 def test_offsets_are_committed_up_to_the_first_unfinished_message() -> None:

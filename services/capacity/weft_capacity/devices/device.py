@@ -101,10 +101,11 @@ def find_device(name: str) -> DeviceSpec:
             f"device '{name}' is no file that can be read; give a TOML file with memory_gib, bandwidth_gb_per_s and "
             f"tflops, 'this', or one of {', '.join(known_devices())}"
         )
-    names = [*known_devices(), "this"]
+    own = ("this", "this-gpu")
     raise NotFoundError(
-        f"device '{name}' is not known{suggestion(name.lower(), [*by_name, 'this'])}; known are {', '.join(names)}; "
-        f"another is described by a TOML file with memory_gib, bandwidth_gb_per_s and tflops"
+        f"device '{name}' is not known{suggestion(name.lower(), [*by_name, *own])}; known are "
+        f"{', '.join([*known_devices(), *own])}; another is described by a TOML file with memory_gib, "
+        f"bandwidth_gb_per_s and tflops"
     )
 
 

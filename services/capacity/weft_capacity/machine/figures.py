@@ -94,3 +94,21 @@ class EngineTimes(NamedTuple):
     request_s: float
     next_request_s: float
     memory_bytes: int
+
+
+class GpuFigures(NamedTuple):
+    """Of a GPU, as reached by torch.
+
+    Attributes:
+        name: As its driver names it.
+        memory_bytes: In all.
+        bytes_per_s: Read and written by a copy.
+        flops_per_s: Of large products by type.
+        kernel_s: A kernel that does next to nothing.
+    """
+
+    name: str
+    memory_bytes: int
+    bytes_per_s: float
+    flops_per_s: dict[str, float]
+    kernel_s: float

@@ -17,7 +17,7 @@ from weft_model.llm.model.weights import random_weights
 _ROUNDS, _SIDE = 4, 1024
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 #: Weights of all products of a step: within the caches, and beyond.
-_RESIDENT_BYTES, _STREAMED_BYTES = 4 << 20, 64 << 20
+_RESIDENT_BYTES, _STREAMED_BYTES, _STREAMED_CODES_BYTES = 4 << 20, 256 << 20, 64 << 20
 #: Types of weights by their bits.
 KINDS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4}
 _HEADS, _HEAD_DIM, _BLOCK = 8, 64, 8
@@ -41,10 +41,12 @@ def _products(kind: str, num_threads: int) -> list[tuple[float, float, float]]:
     bits = KINDS[kind]
     dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
     points = []
-    for num_bytes in (_RESIDENT_BYTES, _STREAMED_BYTES):
+    streamed_bytes = _STREAMED_BYTES if bits >= 16 else _STREAMED_CODES_BYTES  # codes take long to make
+    for num_bytes in (_RESIDENT_BYTES, streamed_bytes):
         num_products = max(num_bytes * 8 // bits // _SIDE**2, 1)
-        weights = [torch.randn(_SIDE, _SIDE).mul_(_SIDE**-0.5).to(dtype) for _ in range(num_products)]
-        products = [cpu.linear(weight, dtype=dtype, num_bits=bits if bits < 16 else 0) for weight in weights]
+        weight = torch.randn(_SIDE, _SIDE).mul_(_SIDE**-0.5).to(dtype)
+        options = {"dtype": dtype, "num_bits": bits if bits < 16 else 0}
+        products = [cpu.linear(weight.clone(), **options) for _ in range(num_products)]
         for rows in _ROWS:
             x = torch.randn(rows, _SIDE).to(dtype)
             seconds = best_s(partial(_multiplied, products, x), num_threads)

@@ -11,11 +11,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
-from weft_capacity.machine.sections import ENGINE, LINEAR, ONNX, RUNTIMES, SECTIONS, TORCH
+from weft_capacity.machine.sections import ENGINE, GPU, LINEAR, ONNX, RUNTIMES, SECTIONS, TORCH
 from weft_common.errors import UnsupportedError
 from weft_common.processes.memory import available_bytes
 
-__all__ = ["ENGINE", "LINEAR", "ONNX", "RUNTIMES", "TORCH", "MachineProfile", "default_file"]
+__all__ = ["ENGINE", "GPU", "LINEAR", "ONNX", "RUNTIMES", "TORCH", "MachineProfile", "default_file"]
 
 _FORMAT = 2
 _PACKAGES = ("weft", "onnxruntime-gpu", "onnxruntime", "torch", "numpy")
@@ -79,7 +79,10 @@ class MachineProfile:
         if key not in self._sections:
             self._announce(f"measuring this machine once: {name}, {num_threads} threads ({self._file})")
             self._sections[key] = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", "values": _measured(name, num_threads)}
-            self._write()
+            try:
+                self._write()
+            except OSError as error:
+                self._announce(f"the figures cannot be kept, and are measured again next time: {error}")
         return SECTIONS[name].parse(self._sections[key]["values"])
 
     def forget(self) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-ONNX, TORCH, LINEAR, RUNTIMES, ENGINE = "onnx", "torch", "linear", "runtimes", "engine"
+ONNX, TORCH, LINEAR, RUNTIMES, ENGINE, GPU = "onnx", "torch", "linear", "runtimes", "engine", "gpu"
 
 
 @dataclass(frozen=True)
@@ -36,4 +36,5 @@ SECTIONS = {
     LINEAR: Section("linear_times", "measure_linear_times", _tuple_of("figures", "LinearTimes")),
     RUNTIMES: Section("runtimes", "measure_runtimes", _tuple_of("figures", "Runtimes")),
     ENGINE: Section("runtimes", "measure_engine", _tuple_of("figures", "EngineTimes")),
+    GPU: Section("gpu_times", "measure_gpu", _tuple_of("figures", "GpuFigures")),
 }

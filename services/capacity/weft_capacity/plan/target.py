@@ -5,13 +5,15 @@ from pathlib import Path
 from typing import Protocol
 
 from weft_capacity.devices.device import DeviceSpec, find_device
-from weft_capacity.machine.profile import ENGINE, LINEAR, ONNX, RUNTIMES, TORCH, MachineProfile, default_file
+from weft_capacity.machine.profile import ENGINE, GPU, LINEAR, ONNX, RUNTIMES, TORCH, MachineProfile, default_file
 from weft_capacity.roofline.host import OnnxHost, TorchHost
 from weft_capacity.roofline.language import LanguageHost, LanguageRoofline, StepTimer
 from weft_capacity.roofline.timing import BatchTimer, Roofline
 
 #: Name of this machine.
 THIS = "this"
+#: Name of its GPU.
+THIS_GPU = "this-gpu"
 
 
 class PlannedDevice(Protocol):
@@ -111,11 +113,28 @@ class ThisMachine:
 def find_target(
     name: str, profile_file: Path | None = None, announce: Callable[[str], None] = lambda _: None
 ) -> PlannedDevice:
-    """The device of that name, ``"this"`` machine, or the one that a file describes.
+    """The device of that name, ``"this"`` machine, ``"this-gpu"``, or the one that a file describes.
 
     Raises:
         NotFoundError, InvalidArgumentError: See ``find_device``.
     """
-    if name.lower() == THIS:
-        return ThisMachine(MachineProfile(profile_file or default_file(), announce))
+    if name.lower() in (THIS, THIS_GPU):
+        profile = MachineProfile(profile_file or default_file(), announce)
+        return ThisMachine(profile) if name.lower() == THIS else DeviceTarget(_this_gpu(profile))
     return DeviceTarget(find_device(name))
+
+
+def _this_gpu(profile: MachineProfile) -> DeviceSpec:
+    """The GPU of this machine by what it reached, which is no peak but what good kernels do."""
+    figures = profile.section(GPU)
+    return DeviceSpec(
+        THIS_GPU,
+        figures.memory_bytes,
+        figures.bytes_per_s,
+        figures.flops_per_s,
+        compute_share=1.0,
+        bandwidth_share=1.0,
+        kernel_s=figures.kernel_s,
+        source=figures.name,
+        read=profile.measured,
+    )

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from weft_capacity.tuning.contest import Bench, Comparison, Contest, Running, TrialError
 from weft_capacity.tuning.measurement import OBJECTIVES, Measurement
@@ -71,6 +71,10 @@ class _Incumbent:
         self.record = record
         self.running = running
         self.measured = measured
+
+
+#: Whether a trial replaces the incumbent beside which it was measured.
+_Rule: TypeAlias = Callable[[Comparison, _Incumbent], bool]
 
 
 class Search:
@@ -218,7 +222,7 @@ class Search:
         untried = next((step for step in steps if not self._trials.was_tried(step)), None)
         return self._trials.propose() if untried is None else self._trials.begin(untried)
 
-    def _try(self, trial: OpenTrial, incumbent: _Incumbent, replaces: Callable[[Comparison], bool]) -> _Incumbent:
+    def _try(self, trial: OpenTrial, incumbent: _Incumbent, replaces: _Rule) -> _Incumbent:
         """The incumbent, or the trial if it ``replaces`` it, running; the other one is closed."""
         before_s = self._clock_s()
         try:
@@ -226,7 +230,7 @@ class Search:
         finally:
             self._trial_s = max(self._trial_s, self._clock_s() - before_s)
 
-    def _tried(self, trial: OpenTrial, incumbent: _Incumbent, replaces: Callable[[Comparison], bool]) -> _Incumbent:
+    def _tried(self, trial: OpenTrial, incumbent: _Incumbent, replaces: _Rule) -> _Incumbent:
         try:
             running = self._open(trial.configuration)
         except (TrialError, WeftError) as error:
@@ -238,7 +242,7 @@ class Search:
                 self._end(trial, TrialRecord(trial.configuration, HOPELESS, why))
                 return incumbent
             found = self._compared(running, incumbent, replaces)
-            record = self._record(trial.configuration, found, incumbent, is_incumbent=replaces(found))
+            record = self._record(trial.configuration, found, incumbent, is_incumbent=replaces(found, incumbent))
             self._end(trial, record)
             if record.is_incumbent:
                 winner = _Incumbent(record, running, found.new)
@@ -251,29 +255,30 @@ class Search:
             (running if winner is None else incumbent.running).close()
         return winner or incumbent
 
-    def _compared(self, running: Running, incumbent: _Incumbent, replaces: Callable[[Comparison], bool]) -> Comparison:
+    def _compared(self, running: Running, incumbent: _Incumbent, replaces: _Rule) -> Comparison:
         contest = self._contest
         level = incumbent.measured.level
         if contest.load.levels_vary:
             level = contest.best_level(running, level).level
         found = contest.compare(incumbent.running, incumbent.measured.level, running, level, _NUM_ROUNDS)
-        if not replaces(found):
+        if not replaces(found, incumbent):
             return found
         more = contest.compare(incumbent.running, found.old.level, running, found.new.level, _NUM_MORE_ROUNDS)
         if (more.old.level, more.new.level) != (found.old.level, found.new.level):
             return more
         return contest.joined([*found.pairs, *more.pairs])
 
-    def _is_better(self, found: Comparison) -> bool:
+    def _is_better(self, found: Comparison, incumbent: _Incumbent) -> bool:
         if not found.keeps_limits:
             return False
-        if self._contest.goal.excess(found.old) > 0:
+        goal = self._contest.goal
+        if goal.excess(found.old) > 0 and goal.excess(incumbent.measured) > 0:  # twice, so it was no bad moment
             return True
-        rounds = found.gains[self._contest.goal.objective]
+        rounds = found.gains[goal.objective]
         won = sum(gain > 1 for gain in rounds) / len(rounds)
-        return found.gain(self._contest.goal.objective) >= _MIN_GAIN and won >= _MIN_ROUNDS_WON
+        return found.gain(goal.objective) >= _MIN_GAIN and won >= _MIN_ROUNDS_WON
 
-    def _is_as_good(self, found: Comparison) -> bool:
+    def _is_as_good(self, found: Comparison, _: _Incumbent) -> bool:
         return found.keeps_limits and found.gain(self._contest.goal.objective) * _MIN_WORTH >= 1
 
     def _record(
@@ -281,15 +286,11 @@ class Search:
     ) -> TrialRecord:
         goal, before = self._contest.goal, incumbent.record
         gains = {name: before.gains[name] * found.gain(name) for name in OBJECTIVES}
-        values = {
-            name: before.values[name] * (found.gain(name) if more_is_better else 1 / max(found.gain(name), 1e-9))
-            for name, more_is_better in OBJECTIVES.items()
-        }
         return TrialRecord(
             configuration=configuration,
             outcome=MEASURED if found.keeps_limits else INFEASIBLE,
             reason="; ".join(goal.violations(found.new)),
-            values=values,
+            values=goal.values(found.new),
             gains=gains,
             excess=goal.excess(found.new),
             level=found.new.level,

@@ -21,8 +21,6 @@ _RECORD, _SETUP, _IS_REPEAT = "record", "setup", "repeat"
 _POPULATION = 8
 _NUM_RANDOM = 6
 _MAX_ASKED = 50
-#: Figures of a trial without any, for the sampler.
-_WORST = {"throughput": 0.0, "cpu": 1e9, "latency": 1e9}
 
 
 @dataclass(frozen=True)
@@ -34,8 +32,10 @@ class TrialRecord:
         outcome: ``shipped``, ``measured``, ``infeasible`` (it breaks a limit), ``hopeless`` (given up after a short
             probe) or ``failed`` (it did not start, or ended).
         reason: Why it is not ``measured``.
-        values: Objectives, as the shipped configuration would have them at that time times ``gains``; none without.
-        gains: How many times better it is than the shipped configuration, by objective.
+        values: Objectives as measured, medians; none without a measurement.
+        gains: How many times better it is than the shipped configuration, by objective: the product of comparisons in
+            turn, from the shipped one over those that were the best, so that it holds where the machine is busier at
+            times.
         excess: How far it is beyond its limits, as a share; 0 or less: it keeps them.
         level: Requests in work at once; 0: planned arrivals.
         is_incumbent: It replaced the best one before.
@@ -100,7 +100,7 @@ class TrialLog:
                 study_name=_STUDY,
                 storage=storage,
                 load_if_exists=True,
-                directions=["maximize" if more else "minimize" for more in OBJECTIVES.values()],
+                directions=["maximize"] * len(OBJECTIVES),  # of gains
             )
         except (ValueError, KeyError, TypeError) as error:
             raise InvalidArgumentError(
@@ -142,10 +142,9 @@ class TrialLog:
         return OpenTrial(self, self._study.ask(self._distributions), plain)
 
     def _end(self, trial: Any, record: TrialRecord) -> None:
-        values = {**_WORST, **record.values}
         trial.set_user_attr(_RECORD, asdict(record))
         trial.set_constraint("limits", record.excess)
-        self._study.tell(trial, [values[name] for name in OBJECTIVES])
+        self._study.tell(trial, [record.gains.get(name, 0.0) for name in OBJECTIVES])
         self.records.append(record)
         self._tried.add(self._key(record.configuration))
 

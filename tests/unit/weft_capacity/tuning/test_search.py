@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,7 @@ class Bench:
         self.random = random.Random(7)
         self.noise = noise
         self.now_s = 0.0
+        self.running: type[RunningFormula] = RunningFormula
 
     def open(self, configuration: Configuration, *, fresh: bool = False) -> "RunningFormula":
         if (fault := self.fault(configuration)) == "does not start":
@@ -78,7 +80,7 @@ class Bench:
         self.now_s += 3.0
         self.num_running += 1
         assert self.num_running <= 2
-        return RunningFormula(self, configuration, fault)
+        return self.running(self, configuration, fault)
 
 
 class RunningFormula:
@@ -248,6 +250,24 @@ def test_pick_has_no_change_that_is_worth_nothing(tmp_path: Path) -> None:
     bench = Bench(speed=lambda configuration: 1.5 ** sum(configuration[key] == useful[key] for key in useful))
     result, _ = search(tmp_path / "t", bench)
     assert result.pick == {**SPACE.shipped, **useful}
+
+
+def test_a_bad_moment_of_the_incumbent_is_no_reason(tmp_path: Path) -> None:
+    """Where it breaks a limit at times, slower configurations do not take its place."""
+
+    class Stalling(RunningFormula):
+        num_runs = 0
+
+        def measure(self, level: int, duration_s: float) -> Measurement:
+            Stalling.num_runs += 1
+            run = super().measure(level, duration_s)
+            stalls = self.configuration == BEST and Stalling.num_runs % 40 < 9
+            return replace(run, latency_ms={99.0: 900.0}) if stalls else run
+
+    bench = Bench()
+    bench.running = Stalling
+    result, _ = search(tmp_path / "t", bench, num_trials=60)
+    assert factor(result.pick) >= 1.5**4
 
 
 class Curve:
