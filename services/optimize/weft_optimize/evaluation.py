@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import IO
 
 from weft_common.client.v2_client import V2Client
-from weft_common.errors import UnavailableError
+from weft_common.errors import DeadlineExceededError, UnavailableError
 from weft_common.tensors import Array
 from weft_jobs.columns import InputValues
 from weft_jobs.layout import Layout, make_layout
-from weft_jobs.target import JobTarget
+from weft_jobs.target import JobTarget, RowsFailed
 from weft_mesh.preflight import MeshError
 from weft_mesh.running import running_mesh
 from weft_optimize.answers import RowAnswers, answer_rows
@@ -90,7 +90,15 @@ async def _ask(
                 inputs: Mapping[str, InputValues], indices: Sequence[int], layout: Layout = layout
             ) -> dict[str, Array]:
                 async with places:
-                    return await target.infer(layout.tensors(inputs, indices), lambda: None)
+                    try:
+                        return await target.infer(layout.tensors(inputs, indices), lambda: None)
+                    except RowsFailed as failure:
+                        if failure.error.code != DeadlineExceededError.code:
+                            raise
+                        raise UnavailableError(  # of its rows none is at fault: halves of the request may wait as long
+                            f"a request of {len(indices)} rows takes longer than {timeout_s:g} s, also when tried "
+                            "again; --timeout-ms allows more"
+                        ) from failure
 
             answers.append(await answer_rows(rows, layout, send))
     return answers

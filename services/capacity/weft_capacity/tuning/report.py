@@ -44,11 +44,11 @@ def text(found: Mapping[str, Any]) -> str:
 def provenance(found: Mapping[str, Any], date: str) -> str:
     """One line for the head of a configuration: what it was tuned for, where, and what that gained."""
     gains = found["confirmation"]["gains"]
-    shown = ", ".join(f"{name} {gains[name]['median']:.2f} times better" for name in OBJECTIVES)
+    shown = ", ".join(f"{name} {gains[name]['median']:.2f} times as good" for name in OBJECTIVES)
     arguments = " ".join(found["pick"]["mesh_arguments"])
     return (
         f"{found['graph']}, {', '.join(found['slo'])}, for {found['objective']}, {date}, {found['machine']}: {shown} "
-        f"than before{f', with weft up {arguments}' if arguments else ''}"
+        f"as before{f', with weft up {arguments}' if arguments else ''}"
     )
 
 
@@ -128,7 +128,7 @@ def _lines(found: Mapping[str, Any]) -> Iterator[str]:
             f"{name} {gain['median']:.2f} ({gain['least']:.2f} to {gain['most']:.2f})"
             for name, gain in confirmation["gains"].items()
         )
-        yield f"against what is shipped, {confirmation['rounds']} rounds in turn, times better: {gains}"
+        yield f"against what is shipped, {confirmation['rounds']} rounds in turn, times as good: {gains}"
     if pick["mesh_arguments"]:
         yield f"start it with: weft up {' '.join(pick['mesh_arguments'])}"
 

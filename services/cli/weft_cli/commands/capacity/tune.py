@@ -75,7 +75,7 @@ def _show(record: "TrialRecord", space: "SearchSpace") -> None:
     changes = ", ".join(f"{key} {new}" for key, (_, new) in space.changes(record.configuration).items())
     gains = ", ".join(f"{name} {gain:.2f}" for name, gain in record.gains.items())
     mark = "*" if record.is_incumbent else " "
-    shown = f"times better: {gains}" if gains else record.reason
+    shown = f"times as good: {gains}" if gains else record.reason
     if gains and record.reason:
         shown += f"; {record.reason}"
     print(f"{mark} {record.outcome}: {changes or 'as it is shipped'}: {shown}", file=sys.stderr)
