@@ -116,6 +116,10 @@ class OnnxRuntimeBackend(TensorBackend):
         except self._refusal as error:
             raise InvalidArgumentError(f"the model cannot take the values of the inputs: {error}") from error
 
+    def can_share_processor(self) -> bool:
+        """As of ``Backend``: on the CPU, without threads of ONNX Runtime's own, which all executions would share."""
+        return self._bound is None and self._is_single_threaded and self.instance.kind == "CPU"
+
     def close(self) -> None:
         """Free the session and its pinned memory."""
         del self._session, self._bound
@@ -173,6 +177,7 @@ class OnnxRuntimeBackend(TensorBackend):
         options.intra_op_num_threads = parameters.integer("intra_op_thread_count", 1, minimum=0)
         options.inter_op_num_threads = parameters.integer("inter_op_thread_count", 1, minimum=0)
         is_parallel = parameters.integer("execution_mode", 0, minimum=0, maximum=1) == 1
+        self._is_single_threaded = options.intra_op_num_threads == 1 and not is_parallel
         options.execution_mode = ort.ExecutionMode.ORT_PARALLEL if is_parallel else ort.ExecutionMode.ORT_SEQUENTIAL
         options.enable_cpu_mem_arena = parameters.flag("enable_mem_arena", True)
         options.enable_mem_pattern = parameters.flag("enable_mem_pattern", True)

@@ -186,6 +186,7 @@ class Batch:
 class Backend(ABC):
     """Runs one model version in one instance. Every method is called on that instance's own thread.
 
+    One that ``can_share_processor`` has ``execute`` called on one other thread too.
     An instance that ``is_inline`` has its ``execute`` called on the event loop, while no other method runs.
 
     Args:
@@ -258,6 +259,14 @@ class Backend(ABC):
         ``request.context.deadline_ns`` is the deadline of a request; a long execution may stop early once
         ``request.is_withdrawn``.
         """
+
+    def can_share_processor(self) -> bool:
+        """Whether ``execute`` may run on a second thread beside the first, and computes on the thread that calls it.
+
+        The operating system then can have one execution wait for another. Asked after ``load``; True only of backends
+        that are never lost.
+        """
+        return False
 
     def why_lost(self) -> str:
         """Why the backend is lost and must be loaded again, by ``load``; "" while it is not."""

@@ -7,7 +7,7 @@ walks it, chooses, and takes what it chose.
 import heapq
 from bisect import bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import chain, count
 from operator import attrgetter
 from typing import NamedTuple, Protocol
@@ -79,6 +79,25 @@ class _Level:
         return len(self.waiting) + len(self.delayed)
 
 
+class LevelRange:
+    """Requests of neighbouring levels of a queue in the order of service; made by ``PriorityQueue.within``."""
+
+    def __init__(self, levels: Mapping[int, _Level], order: Sequence[int], best: int, worst: int) -> None:
+        self._levels = levels
+        self._order = order
+        self._best = best
+        self._worst = worst
+
+    def __len__(self) -> int:
+        return sum(len(level) for number, level in self._levels.items() if self._best <= number <= self._worst)
+
+    def __iter__(self) -> Iterator[InferenceRequest]:
+        for number in self._order:
+            if self._best <= number <= self._worst:
+                yield from self._levels[number].waiting
+                yield from self._levels[number].delayed
+
+
 class PriorityQueue:
     """Requests that wait for an instance, iterated in the order of service: by level, first in first out within one.
 
@@ -114,6 +133,10 @@ class PriorityQueue:
             level = self._levels[number]
             lines += (level.waiting, level.delayed) if level.delayed else (level.waiting,)
         return heapq.merge(*lines, key=_rank) if self._aging_ns and len(lines) > 1 else chain.from_iterable(lines)
+
+    def within(self, best: int, worst: int) -> "LevelRange":
+        """The waiting requests of levels ``best`` to ``worst``, as they are when they are asked for; without ageing."""
+        return LevelRange(self._levels, self._order, best, worst)
 
     def num_rows_before(self, number: int) -> int:
         """Rows of the requests that a new one of level ``number`` would wait for, without ageing."""

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from weft_common.errors import UnavailableError
 from weft_common.observing import telemetry
@@ -10,7 +11,8 @@ from weft_common.observing.logs import get_logger
 from weft_common.statistics import ModelStatistics
 from weft_serving.backends.base import Backend, InstanceContext, ModelContext
 from weft_serving.request.request import InferenceRequest
-from weft_serving.scheduler.batcher import Batcher, holding, make_batcher
+from weft_serving.scheduler.background import background_level
+from weft_serving.scheduler.batcher import Batcher, Waiting, holding, make_batcher
 from weft_serving.scheduler.execution_times import ExecutionTimes
 from weft_serving.scheduler.grouping import LengthBuckets
 from weft_serving.scheduler.queue import PriorityQueue, RequestQueue
@@ -22,7 +24,8 @@ from weft_serving.served import spans
 from weft_serving.served.alarm import Alarm
 from weft_serving.served.answers import Answers
 from weft_serving.served.decoupled import DecoupledRequests
-from weft_serving.served.execution import BatchExecution
+from weft_serving.served.execution import BackgroundRunner, BatchExecution
+from weft_serving.served.idle import IdleInstances
 from weft_serving.served.instance import Instance
 from weft_serving.served.outages import Outages
 from weft_serving.served.overruns import LIMIT_NS, Overruns
@@ -76,16 +79,26 @@ class Dispatcher:
         self._settings = settings
         self._statistics = statistics
         limit_s = settings.execution_timeout_us / 1e6
+        self.num_slots = backend.num_slots(context)
+        is_limited = any(place.is_inline or place.rate_limit is not None for place in places)
+        is_apart = not (is_limited or self.num_slots or signature.is_decoupled or num_to_hold())
+        self._background_level = background_level(settings) if is_apart else 0
+        has_background = self._background_level > 0
         self._instances = [
-            Instance(context, backend, place, self._on_executed, self._on_outage, limit_s) for place in places
+            Instance(
+                context, backend, place, self._on_executed, self._on_outage, limit_s, has_background=has_background
+            )
+            for place in places
         ]
         self.loop = asyncio.get_running_loop()
         self.queue = self._make_queue()
         self._idle = idle_instances(limiter, self._instances, places, lambda: self.queue, self.dispatch)
-        self.num_slots = backend.num_slots(context)
         self._slots = SlotBatcher(settings, self.num_slots, self._idle) if self.num_slots else None
         self._batcher = self._make_batcher(context.layout.buckets)
-        self._running: dict[Instance, Sequence[InferenceRequest]] = {}
+        self._background: IdleInstances[BackgroundRunner] = IdleInstances()
+        #: Who is idle, and the requests that wait for them.
+        self._lines: list[tuple[IdleInstances[Any], Waiting]] = [(self._idle, self.queue)]
+        self._running: dict[Instance | BackgroundRunner, Sequence[InferenceRequest]] = {}
         self._overruns = Overruns(statistics) if any(place.is_inline for place in places) else None
         self.recorder = Recorder(statistics)
         self.answers = Answers(signature.name, self.recorder, is_ordered=settings.preserve_ordering, drop=self.drop)
@@ -129,7 +142,19 @@ class Dispatcher:
             await self._close(_MIN_CLOSE_S)
             raise
         self._idle.extend(self._instances)
+        self._open_background()
         self.is_open = True
+
+    def _open_background(self) -> None:
+        """Have the lowest level wait for the background, if every instance has one."""
+        background = [instance.background for instance in self._instances if instance.background is not None]
+        if len(background) == len(self._instances) and isinstance(self.queue, PriorityQueue):
+            level = self._background_level
+            self._background.extend(background)
+            self._lines = [
+                (self._idle, self.queue.within(0, level - 1)),
+                (self._background, self.queue.within(level, level)),
+            ]
 
     async def stop(self, *, grace_s: float) -> None:
         """Close the model: answer the requests that it has accepted, then close the backends.
@@ -162,7 +187,7 @@ class Dispatcher:
 
     def request_added(self, now_ns: int) -> None:
         """Dispatch the queue, to which a request was added, as soon as that is of use."""
-        if not self._idle:
+        if not (self._idle or self._background):
             self._wake_at(self.queue.next_expiry_ns(), now_ns)
         elif not self._settings.is_batching:
             self.dispatch()
@@ -183,21 +208,22 @@ class Dispatcher:
         if expiry_ns is not None and expiry_ns <= now_ns:
             for request, error in queue.expire(now_ns):
                 self.answers.fail(request, error, now_ns)
-        wake_ns = None
-        while self._idle and queue.num_waiting:
-            requests, wake_ns, wanted = self._batcher.next_batch(queue, now_ns, may_wait=self.is_open)
-            if not requests:
-                break
-            queue.take(requests, now_ns)
-            instance = self._idle.take(wanted)
-            if self._slots is not None:
-                self._slots.enter(requests, instance)
-            self._running[instance] = requests
-            instance.execute(requests)
-            if self._overruns is not None:
-                break  # it has executed; where more is waiting, others get a turn of the event loop first
-        if wake_ns is not None:
-            self._wake_at(wake_ns, now_ns)
+        for idle, waiting in self._lines:
+            wake_ns = None
+            while idle and len(waiting):
+                requests, wake_ns, wanted = self._batcher.next_batch(waiting, now_ns, may_wait=self.is_open)
+                if not requests:
+                    break
+                queue.take(requests, now_ns)
+                instance = idle.take(wanted)
+                if self._slots is not None:
+                    self._slots.enter(requests, instance)
+                self._running[instance] = requests
+                instance.execute(requests)
+                if self._overruns is not None:
+                    break  # it has executed; where more is waiting, others get a turn of the event loop first
+            if wake_ns is not None:
+                self._wake_at(wake_ns, now_ns)
         if expiry_ns is not None:
             self._wake_at(queue.next_expiry_ns(), now_ns)
         if not self.is_open:
@@ -212,10 +238,13 @@ class Dispatcher:
         if at_ns is not None and self._alarm is not None:
             self._alarm.set(at_ns, now_ns)
 
-    def _on_executed(self, instance: Instance, execution: BatchExecution) -> None:
+    def _on_executed(self, instance: Instance | BackgroundRunner, execution: BatchExecution) -> None:
         """A batch has run: give the instance the next one first, then answer the members."""
         del self._running[instance]
-        self._idle.give_back(instance, is_lost=instance in self.outages.reasons)
+        if isinstance(instance, Instance):
+            self._idle.give_back(instance, is_lost=instance in self.outages.reasons)
+        else:
+            self._background.append(instance)
         if self._overruns is None:
             self.dispatch()
         elif self.queue.num_waiting or not self.is_open:
@@ -230,7 +259,7 @@ class Dispatcher:
             self.retry_after.measured(len(requests), duration_ns)
         if execution.num_rows:
             self.recorder.executed(execution)
-        if not execution.has_failed:
+        if not execution.has_failed and isinstance(instance, Instance):  # in the background they wait for others
             self.times.add(execution.num_rows, duration_ns, execution.end_ns)
         self.answers.deliver(execution)
         if telemetry.is_enabled():
@@ -295,4 +324,4 @@ class Dispatcher:
         if self._slots is not None:
             return (len(self._slots) + num_waiting) / (num_instances * self.num_slots)
         num_rows = num_instances * max(self._settings.max_batch_size, 1)
-        return len(self._running) / num_instances + num_waiting / num_rows
+        return min(len(self._running) / num_instances, 1.0) + num_waiting / num_rows

@@ -1,8 +1,12 @@
-"""Runs batches on a backend: one outcome for each request, whatever the backend does."""
+"""Runs batches on a backend: one outcome for each request, whatever the backend does; also in the background."""
 
+import os
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any
 
 from weft_common.core import InferResult
@@ -128,3 +132,55 @@ class BatchRunner:
         """Log an error with its id, model and instance."""
         extra = {"error_id": error.error_id, "model": self._signature.name, "instance": self._instance, **fields}
         _LOG.error(error.message, exc_info=cause, extra=extra)
+
+
+class BackgroundRunner:
+    """Executes batches on a thread that the operating system runs only while a processor has nothing else to do.
+
+    What other threads compute goes on as if it were not there, also in the middle of its batch: ``SCHED_IDLE``, see
+    sched(7), which every Linux process may choose for a thread, and none may undo.
+
+    Args:
+        runner: Of its own.
+        name: Of the instance whose backend it shares.
+        report: Called on the thread with each execution.
+    """
+
+    def __init__(
+        self, runner: BatchRunner, name: str, report: Callable[["BackgroundRunner", BatchExecution], None]
+    ) -> None:
+        self.name = name
+        self._runner = runner
+        self._report = report
+        self._inbox: SimpleQueue[Sequence[InferenceRequest] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def start(self, backend: Backend) -> bool:
+        """Start the thread; returns whether this operating system can run it in the background."""
+        started: Future[bool] = Future()
+        self._thread = threading.Thread(
+            target=self._run, args=(backend, started), name=f"{self.name}_background", daemon=True
+        )
+        self._thread.start()
+        return started.result()
+
+    def execute(self, requests: Sequence[InferenceRequest]) -> None:
+        """Run the requests as one batch after earlier ones."""
+        self._inbox.put(requests)
+
+    def close(self) -> None:
+        """Wait until the earlier batches have run, and end the thread."""
+        self._inbox.put(None)
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, backend: Backend, started: "Future[bool]") -> None:
+        try:
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        except (AttributeError, OSError):  # no Linux, or one that forbids it
+            started.set_result(False)
+            return
+        started.set_result(True)
+        while (requests := self._inbox.get()) is not None:
+            self._report(self, self._runner.run(backend, requests))
+            del requests  # an idle thread keeps no tensors in memory

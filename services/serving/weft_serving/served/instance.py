@@ -19,7 +19,7 @@ from weft_common.observing.logs import get_logger
 from weft_serving.backends.base import Backend, InstanceContext, ModelContext
 from weft_serving.backends.loading import why_unreadable
 from weft_serving.request.request import InferenceRequest
-from weft_serving.served.execution import BatchExecution, BatchRunner
+from weft_serving.served.execution import BackgroundRunner, BatchExecution, BatchRunner
 from weft_serving.served.outages import PAUSES_S, STABLE_S
 
 _LOG = get_logger("weft.serving")
@@ -43,8 +43,11 @@ class Instance:
             in a batch, and after each attempt to load it again; with "" when that succeeded. Also when a batch runs
             for too long, and with "" when it ends after all.
         execution_timeout_s: Longest execution; the backend then aborts the batch, if it can. 0: no limit.
+        has_background: Run batches in the background too, if the backend can.
 
     Attributes:
+        background: Runs batches beside those of ``execute``, and reports them itself; None where the backend, or the
+            operating system, cannot. Known once it is loaded.
         is_hung: Whether a batch runs for longer than that.
     """
 
@@ -53,9 +56,11 @@ class Instance:
         model: ModelContext,
         backend: type[Backend],
         context: InstanceContext,
-        report: Callable[["Instance", BatchExecution], None],
+        report: Callable[["Instance | BackgroundRunner", BatchExecution], None],
         report_outage: Callable[["Instance", str], None] = lambda instance, reason: None,
         execution_timeout_s: float = 0.0,
+        *,
+        has_background: bool = False,
     ) -> None:
         self.name = context.name
         self._model = model
@@ -75,6 +80,8 @@ class Instance:
         self._started_s: float | None = None  # the batch that runs, by the clock of the loop; only with a limit
         self._overdue: asyncio.TimerHandle | None = None
         self.is_hung = False
+        self._has_background = has_background
+        self.background: BackgroundRunner | None = None
 
     @property
     def is_loading(self) -> bool:
@@ -140,12 +147,20 @@ class Instance:
             self._loaded_s = time.monotonic()
             if self._context.is_inline:
                 self._inline = backend
+            if self._has_background and backend.can_share_processor():
+                self._start_background(backend)
             self._on_loop(_resolve, self._loaded, None)
             self._serve(backend)
             self._inline = None
             del backend  # it is gone, not only closed, when ``close`` ends
         self._abort = None
         self._on_loop(_resolve, self._closed, None)
+
+    def _start_background(self, backend: Backend) -> None:
+        runner = BatchRunner(self._model.signature, self.name, checks_outputs=self._backend_class.checks_outputs)
+        background = BackgroundRunner(runner, self.name, lambda *execution: self._on_loop(self._report, *execution))
+        if background.start(backend):
+            self.background = background
 
     def _on_lost(self) -> None:
         """Have the thread load the backend again; until then it gets the batches. Any thread."""
@@ -175,6 +190,8 @@ class Instance:
                     self._inline = backend
             else:
                 requests = self._inbox.get()
+        if self.background is not None:
+            self.background.close()
         try:
             backend.close()
         except BaseException as exception:

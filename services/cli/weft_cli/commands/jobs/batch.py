@@ -34,6 +34,8 @@ __all__ = ["pair", "run"]
 
 _INTERRUPTED = 128 + signal.SIGINT
 _MESH_LOG = ".mesh.log"
+#: Of a job beside a mesh that others use too, which may be on this machine; see nice(1).
+_NICENESS = 19
 
 
 def run(options: argparse.Namespace) -> int:
@@ -132,6 +134,7 @@ def _job(options: argparse.Namespace) -> "BatchOptions":
 def _router(options: argparse.Namespace) -> Iterator[str]:
     """Address of the router: the one that is named, or that of a mesh for this job alone."""
     if options.url is not None:
+        os.nice(_NICENESS)
         yield options.url
         return
     options.output.mkdir(parents=True, exist_ok=True)
