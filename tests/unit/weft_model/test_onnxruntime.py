@@ -1,5 +1,7 @@
 """The ``onnxruntime`` backend against files built here."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import onnx
 import pytest
@@ -125,6 +127,35 @@ def test_one_thread_by_default(add_sub, load_onnx):
     add_sub()
     options = load_onnx()._session.get_session_options()
     assert (1, 1) == (options.intra_op_num_threads, options.inter_op_num_threads)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "can"),
+    [
+        ({}, True),
+        ({"intra_op_thread_count": "2"}, False),
+        ({"intra_op_thread_count": "0"}, False),
+        ({"execution_mode": "1", "inter_op_thread_count": "2"}, False),
+    ],
+)
+def test_only_a_session_without_threads_of_its_own_runs_in_the_background(add_sub, load_onnx, parameters, can):
+    """Threads of the session work for every execution, at one priority of the operating system."""
+    add_sub()
+    assert load_onnx(**parameters).can_share_processor() is can
+
+
+def test_two_threads_get_their_own_answers_from_one_session(add_sub, load_onnx):
+    """Executions beside each other do not mix up their rows."""
+    add_sub()
+    backend = load_onnx()
+
+    def executed(number):
+        rows = np.full((1 + number % 7, 3), number, np.float32)
+        (outcome,) = execute_batch(backend, make_served_request(A=rows, B=rows))
+        return np.array_equal(outcome.outputs["SUM"], rows * 2)
+
+    with ThreadPoolExecutor(2) as threads:
+        assert all(threads.map(executed, range(200)))
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+from typing import Any
 
 import pytest
 from tests.unit.weft_serving.builders import make_call, make_request
@@ -17,7 +18,7 @@ from weft_serving.scheduler.settings import SchedulerSettings
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="the operating system has no such priority")
 
-LEVELS = {"is_batching": True, "priority_levels": 3, "default_priority_level": 2}
+LEVELS: dict[str, Any] = {"is_batching": True, "priority_levels": 3, "default_priority_level": 2}
 
 
 class _Doors:
@@ -171,10 +172,12 @@ async def test_a_withdrawn_request_of_the_background_costs_others_nothing(serve)
 
 async def test_a_failure_in_the_background_is_that_of_its_requests_alone(serve):
     """The thread goes on."""
-    doors = _Doors()
 
-    class Fails(doors.backend):
+    class Fails(Echo):
         is_repeatable = False
+
+        def can_share_processor(self):
+            return True
 
         def execute(self, batch):
             if any(request.array("IN")[0, 0] == 13 for request in batch.requests):
@@ -188,7 +191,7 @@ async def test_a_failure_in_the_background_is_that_of_its_requests_alone(serve):
 
 
 async def test_what_takes_long_in_the_background_refuses_no_deadline(serve):
-    """Its durations say nothing of those of better requests, so the medians that deadlines are held against lack them."""
+    """Its durations say nothing of those of better requests: the medians that deadlines are held against lack them."""
     doors = _Doors()
     model = await serve(doors.backend, **LEVELS)
     for number in range(20):
