@@ -11,7 +11,6 @@ from tests.unit.weft_serving.fake_backends import TIMEOUT_S, Echo
 
 from weft_common.core import CallContext
 from weft_common.tensors import decode
-from weft_serving.scheduler.background import background_level
 from weft_serving.scheduler.queue import PriorityQueue
 from weft_serving.scheduler.sequence_settings import SequenceSettings
 from weft_serving.scheduler.settings import SchedulerSettings
@@ -76,7 +75,7 @@ async def _count(answer):
 )
 def test_only_the_lowest_of_strict_levels_is_in_the_background_and_never_the_default(settings, level):
     """So nothing runs in the background unless a request asked for the lowest level, and no limit of time counts."""
-    assert background_level(SchedulerSettings(8, **{**LEVELS, **settings})) == level
+    assert SchedulerSettings(8, **{**LEVELS, **settings}).background_level == level
 
 
 def test_a_range_of_levels_is_a_part_of_the_order_of_service():

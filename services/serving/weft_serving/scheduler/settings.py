@@ -75,6 +75,17 @@ class SchedulerSettings:
             return 0
         return priority if 1 <= priority <= self.priority_levels else self.default_priority_level
 
+    @property
+    def background_level(self) -> int:
+        """The level whose requests may run in the background; 0: none.
+
+        It is the lowest of several, unless requests that name no priority have it. With ``priority_aging_us`` none must
+        wait for ever, and with ``execution_timeout_us`` one that waits for a processor would count as hung.
+        """
+        is_apart = self.is_batching and 0 < self.default_priority_level < self.priority_levels
+        is_limited = self.priority_aging_us or self.execution_timeout_us or self.sequences is not None
+        return self.priority_levels if is_apart and not is_limited else 0
+
     def policy_of(self, level: int) -> QueuePolicy:
         """Policy of a level."""
         return self.policies.get(level, self.default_policy)

@@ -11,7 +11,6 @@ from weft_common.observing.logs import get_logger
 from weft_common.statistics import ModelStatistics
 from weft_serving.backends.base import Backend, InstanceContext, ModelContext
 from weft_serving.request.request import InferenceRequest
-from weft_serving.scheduler.background import background_level
 from weft_serving.scheduler.batcher import Batcher, Waiting, holding, make_batcher
 from weft_serving.scheduler.execution_times import ExecutionTimes
 from weft_serving.scheduler.grouping import LengthBuckets
@@ -24,7 +23,7 @@ from weft_serving.served import spans
 from weft_serving.served.alarm import Alarm
 from weft_serving.served.answers import Answers
 from weft_serving.served.decoupled import DecoupledRequests
-from weft_serving.served.execution import BackgroundRunner, BatchExecution
+from weft_serving.served.execution import BackgroundThread, BatchExecution
 from weft_serving.served.idle import IdleInstances
 from weft_serving.served.instance import Instance
 from weft_serving.served.outages import Outages
@@ -82,7 +81,7 @@ class Dispatcher:
         self.num_slots = backend.num_slots(context)
         is_limited = any(place.is_inline or place.rate_limit is not None for place in places)
         is_apart = not (is_limited or self.num_slots or signature.is_decoupled or num_to_hold())
-        self._background_level = background_level(settings) if is_apart else 0
+        self._background_level = settings.background_level if is_apart else 0
         has_background = self._background_level > 0
         self._instances = [
             Instance(
@@ -95,10 +94,10 @@ class Dispatcher:
         self._idle = idle_instances(limiter, self._instances, places, lambda: self.queue, self.dispatch)
         self._slots = SlotBatcher(settings, self.num_slots, self._idle) if self.num_slots else None
         self._batcher = self._make_batcher(context.layout.buckets)
-        self._background: IdleInstances[BackgroundRunner] = IdleInstances()
+        self._background: IdleInstances[BackgroundThread] = IdleInstances()
         #: Who is idle, and the requests that wait for them.
         self._lines: list[tuple[IdleInstances[Any], Waiting]] = [(self._idle, self.queue)]
-        self._running: dict[Instance | BackgroundRunner, Sequence[InferenceRequest]] = {}
+        self._running: dict[Instance | BackgroundThread, Sequence[InferenceRequest]] = {}
         self._overruns = Overruns(statistics) if any(place.is_inline for place in places) else None
         self.recorder = Recorder(statistics)
         self.answers = Answers(signature.name, self.recorder, is_ordered=settings.preserve_ordering, drop=self.drop)
@@ -238,7 +237,7 @@ class Dispatcher:
         if at_ns is not None and self._alarm is not None:
             self._alarm.set(at_ns, now_ns)
 
-    def _on_executed(self, instance: Instance | BackgroundRunner, execution: BatchExecution) -> None:
+    def _on_executed(self, instance: Instance | BackgroundThread, execution: BatchExecution) -> None:
         """A batch has run: give the instance the next one first, then answer the members."""
         del self._running[instance]
         if isinstance(instance, Instance):

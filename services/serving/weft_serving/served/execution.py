@@ -134,7 +134,7 @@ class BatchRunner:
         _LOG.error(error.message, exc_info=cause, extra=extra)
 
 
-class BackgroundRunner:
+class BackgroundThread:
     """Executes batches on a thread that the operating system runs only while a processor has nothing else to do.
 
     What other threads compute goes on as if it were not there, also in the middle of its batch: ``SCHED_IDLE``, see
@@ -147,7 +147,7 @@ class BackgroundRunner:
     """
 
     def __init__(
-        self, runner: BatchRunner, name: str, report: Callable[["BackgroundRunner", BatchExecution], None]
+        self, runner: BatchRunner, name: str, report: Callable[["BackgroundThread", BatchExecution], None]
     ) -> None:
         self.name = name
         self._runner = runner

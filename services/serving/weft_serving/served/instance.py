@@ -19,7 +19,7 @@ from weft_common.observing.logs import get_logger
 from weft_serving.backends.base import Backend, InstanceContext, ModelContext
 from weft_serving.backends.loading import why_unreadable
 from weft_serving.request.request import InferenceRequest
-from weft_serving.served.execution import BackgroundRunner, BatchExecution, BatchRunner
+from weft_serving.served.execution import BackgroundThread, BatchExecution, BatchRunner
 from weft_serving.served.outages import PAUSES_S, STABLE_S
 
 _LOG = get_logger("weft.serving")
@@ -56,7 +56,7 @@ class Instance:
         model: ModelContext,
         backend: type[Backend],
         context: InstanceContext,
-        report: Callable[["Instance | BackgroundRunner", BatchExecution], None],
+        report: Callable[["Instance | BackgroundThread", BatchExecution], None],
         report_outage: Callable[["Instance", str], None] = lambda instance, reason: None,
         execution_timeout_s: float = 0.0,
         *,
@@ -81,7 +81,7 @@ class Instance:
         self._overdue: asyncio.TimerHandle | None = None
         self.is_hung = False
         self._has_background = has_background
-        self.background: BackgroundRunner | None = None
+        self.background: BackgroundThread | None = None
 
     @property
     def is_loading(self) -> bool:
@@ -158,7 +158,7 @@ class Instance:
 
     def _start_background(self, backend: Backend) -> None:
         runner = BatchRunner(self._model.signature, self.name, checks_outputs=self._backend_class.checks_outputs)
-        background = BackgroundRunner(runner, self.name, lambda *execution: self._on_loop(self._report, *execution))
+        background = BackgroundThread(runner, self.name, lambda *execution: self._on_loop(self._report, *execution))
         if background.start(backend):
             self.background = background
 

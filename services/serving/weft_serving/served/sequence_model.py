@@ -14,7 +14,7 @@ from weft_serving.scheduler.sequence import SequenceQueue
 from weft_serving.scheduler.sequence_batcher import make_sequence_batcher
 from weft_serving.scheduler.settings import num_to_hold
 from weft_serving.served.dispatcher import Dispatcher
-from weft_serving.served.execution import BackgroundRunner, BatchExecution
+from weft_serving.served.execution import BackgroundThread, BatchExecution
 from weft_serving.served.instance import Instance
 from weft_serving.served.model import ServedModel
 
@@ -69,7 +69,7 @@ class SequenceDispatcher(Dispatcher):
         super().drop(request)
         self.dispatch_soon()  # others of its sequence are to be answered, and its slot is free
 
-    def _on_executed(self, instance: Instance | BackgroundRunner, execution: BatchExecution) -> None:
+    def _on_executed(self, instance: Instance | BackgroundThread, execution: BatchExecution) -> None:
         again = {
             request
             for request, answer in zip(execution.requests, execution.answers, strict=True)
