@@ -4,6 +4,7 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -186,7 +187,7 @@ class Batch:
 class Backend(ABC):
     """Runs one model version in one instance. Every method is called on that instance's own thread.
 
-    One that ``can_share_processor`` has ``execute`` called on one other thread too.
+    A ``TensorBackend`` that ``can_share_processor`` has ``execute`` and ``run`` called on other threads too.
     An instance that ``is_inline`` has its ``execute`` called on the event loop, while no other method runs.
 
     Args:
@@ -260,14 +261,6 @@ class Backend(ABC):
         ``request.is_withdrawn``.
         """
 
-    def can_share_processor(self) -> bool:
-        """Whether ``execute`` may run on a second thread beside the first, and computes on the thread that calls it.
-
-        The operating system then can have one execution wait for another. Asked after ``load``; True only of backends
-        that are never lost.
-        """
-        return False
-
     def why_lost(self) -> str:
         """Why the backend is lost and must be loaded again, by ``load``; "" while it is not."""
         return ""
@@ -295,6 +288,21 @@ class TensorBackend(Backend):
     @abstractmethod
     def run(self, inputs: dict[str, Array], num_rows: int) -> dict[str, Array]:
         """Outputs for gathered inputs; each output's first axis has ``num_rows`` entries if the model batches."""
+
+    def can_share_processor(self) -> bool:
+        """Whether an execution may run beside another, and ``run`` computes on the thread that calls it, GIL released.
+
+        The operating system then can have one wait for the other. Asked after ``load``; True only of backends that are
+        never lost.
+        """
+        return False
+
+    def in_background(self, compute: Callable[[Callable[[], dict[str, Array]]], dict[str, Array]]) -> "TensorBackend":
+        """The backend with what it has loaded, whose ``run`` is called by ``compute``."""
+        other = copy(self)
+        run = self.run
+        other.run = lambda inputs, num_rows: compute(lambda: run(inputs, num_rows))  # type: ignore[method-assign]
+        return other
 
     def prepare(self, request: InferenceRequest) -> dict[str, Array]:
         """Arrays of one request as ``run`` takes them; a WeftError raised here fails this request alone."""

@@ -1,12 +1,10 @@
 """Runs batches on a backend: one outcome for each request, whatever the backend does; also in the background."""
 
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from queue import SimpleQueue
 from typing import Any
 
 from weft_common.core import InferResult
@@ -14,7 +12,7 @@ from weft_common.errors import InternalError, WeftError
 from weft_common.observing.logs import get_logger
 from weft_common.observing.telemetry import trace_id_of
 from weft_common.signature import ModelSignature
-from weft_serving.backends.base import Backend, Batch
+from weft_serving.backends.base import Backend, Batch, TensorBackend
 from weft_serving.request.request import RESCHEDULED, STREAMED, InferenceRequest, InferenceResponse, Outcome
 from weft_serving.served.outputs import OutputEncoder
 
@@ -135,10 +133,11 @@ class BatchRunner:
 
 
 class BackgroundThread:
-    """Executes batches on a thread that the operating system runs only while a processor has nothing else to do.
+    """Executes batches whose computation the operating system runs only while a processor has nothing else to do.
 
     What other threads compute goes on as if it were not there, also in the middle of its batch: ``SCHED_IDLE``, see
-    sched(7), which every Linux process may choose for a thread, and none may undo.
+    sched(7), which every Linux process may choose for a thread, and none may undo. The rest of an execution has a
+    thread of usual priority: it holds the GIL, for which others would wait as long as it waits for a processor.
 
     Args:
         runner: Of its own.
@@ -152,35 +151,30 @@ class BackgroundThread:
         self.name = name
         self._runner = runner
         self._report = report
-        self._inbox: SimpleQueue[Sequence[InferenceRequest] | None] = SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._usual = ThreadPoolExecutor(1, f"{name}_background")
+        self._idle = ThreadPoolExecutor(1, f"{name}_idle")
+        self._backend: TensorBackend | None = None
 
-    def start(self, backend: Backend) -> bool:
-        """Start the thread; returns whether this operating system can run it in the background."""
-        started: Future[bool] = Future()
-        self._thread = threading.Thread(
-            target=self._run, args=(backend, started), name=f"{self.name}_background", daemon=True
-        )
-        self._thread.start()
-        return started.result()
+    def start(self, backend: TensorBackend) -> bool:
+        """Start the threads; returns whether this operating system can run one in the background."""
+        try:
+            self._idle.submit(lambda: os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))).result()
+        except (AttributeError, OSError):  # no Linux, or one that forbids it
+            self._idle.shutdown()
+            return False
+        self._backend = backend.in_background(lambda run: self._idle.submit(run).result())
+        return True
 
     def execute(self, requests: Sequence[InferenceRequest]) -> None:
         """Run the requests as one batch after earlier ones."""
-        self._inbox.put(requests)
+        self._usual.submit(self._run, requests)
 
     def close(self) -> None:
-        """Wait until the earlier batches have run, and end the thread."""
-        self._inbox.put(None)
-        if self._thread is not None:
-            self._thread.join()
+        """Wait until the earlier batches have run, and end the threads."""
+        self._usual.shutdown()
+        self._idle.shutdown()
+        self._backend = None
 
-    def _run(self, backend: Backend, started: "Future[bool]") -> None:
-        try:
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-        except (AttributeError, OSError):  # no Linux, or one that forbids it
-            started.set_result(False)
-            return
-        started.set_result(True)
-        while (requests := self._inbox.get()) is not None:
-            self._report(self, self._runner.run(backend, requests))
-            del requests  # an idle thread keeps no tensors in memory
+    def _run(self, requests: Sequence[InferenceRequest]) -> None:
+        if self._backend is not None:
+            self._report(self, self._runner.run(self._backend, requests))

@@ -16,7 +16,7 @@ from typing import Any
 from weft_common.core import InferResult
 from weft_common.errors import InternalError, InvalidArgumentError, UnavailableError, WeftError
 from weft_common.observing.logs import get_logger
-from weft_serving.backends.base import Backend, InstanceContext, ModelContext
+from weft_serving.backends.base import Backend, InstanceContext, ModelContext, TensorBackend
 from weft_serving.backends.loading import why_unreadable
 from weft_serving.request.request import InferenceRequest
 from weft_serving.served.execution import BackgroundThread, BatchExecution, BatchRunner
@@ -147,7 +147,7 @@ class Instance:
             self._loaded_s = time.monotonic()
             if self._context.is_inline:
                 self._inline = backend
-            if self._has_background and backend.can_share_processor():
+            if self._has_background and isinstance(backend, TensorBackend) and backend.can_share_processor():
                 self._start_background(backend)
             self._on_loop(_resolve, self._loaded, None)
             self._serve(backend)
@@ -156,7 +156,7 @@ class Instance:
         self._abort = None
         self._on_loop(_resolve, self._closed, None)
 
-    def _start_background(self, backend: Backend) -> None:
+    def _start_background(self, backend: TensorBackend) -> None:
         runner = BatchRunner(self._model.signature, self.name, checks_outputs=self._backend_class.checks_outputs)
         background = BackgroundThread(runner, self.name, lambda *execution: self._on_loop(self._report, *execution))
         if background.start(backend):
