@@ -21,8 +21,8 @@ from weft_common.errors import InvalidArgumentError
 from weft_common.tensors import split_bytes
 from weft_jobs.batch import BatchOptions, run_batch
 from weft_protos import grpc_service_pb2 as pb
-from weft_protos.model_config_pb2 import ModelConfig
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+from weft_protos.model_config_pb2 import ModelConfig
 
 NUM_CLIENTS = 4
 TIMEOUT_S = 30.0
