@@ -159,6 +159,7 @@ def test_steps_begin_with_what_most_often_helps(root: Path) -> None:
     steps = [space.changes(step) for step in space.steps(space.shipped, costs)]
     assert steps[0] == {"in_process": ("none", "model")}
     assert steps[1] == {"in_process": ("none", "model"), "first.execution": ("thread", "inline")}
+    assert steps[2] == {"first.instances": (1, 2), "second.instances": (1, 2)}
     single = [key for step in steps for key in step if len(step) == 1]
     assert single.index("second.instances") < single.index("first.instances")
 
