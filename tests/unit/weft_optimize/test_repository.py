@@ -68,6 +68,7 @@ def test_the_version_that_is_served_is_found(repository: Path) -> None:
     ("name", "version", "told"),
     [
         ("mm", None, "has no model 'mm'; did you mean 'm'"),
+        ("outer", None, "has no model 'outer'; a graph has that name: give one of the models that it calls"),
         ("m", 2, "'m' has no version 2; it has 1, 3"),
         ("../m", None, "Invalid model name"),
         ("code", None, "runs on the backend 'python'; there are methods for onnxruntime and pytorch"),

@@ -9,10 +9,22 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from weft_common.errors import AlreadyExistsError, UnavailableError
+from weft_common.errors import AlreadyExistsError, PermissionDeniedError, UnavailableError
 from weft_common.repository.layout import CONFIG_FILENAME
 from weft_common.versions import is_version
 from weft_jobs.atomic_files import replace_file
+
+
+def check_writable(folder: Path) -> None:
+    """Check that a version could be added to a model.
+
+    Raises:
+        PermissionDeniedError: A folder or the configuration cannot be written.
+    """
+    config = (folder / CONFIG_FILENAME).resolve()
+    for path in (folder.parent, folder, config.parent, config):
+        if not os.access(path, os.W_OK):
+            raise PermissionDeniedError(f"'{path}' cannot be written; --dry-run does all but that")
 
 
 @contextlib.contextmanager
