@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -101,18 +100,6 @@ def test_a_worker_that_is_killed_costs_nothing(job: Job, tmp_path: Path) -> None
     facts = json.loads(output)
     assert (facts["num_rows"], facts["num_failed"], facts["num_skipped"]) == (NUM_ROWS, 4, 0)
     assert _files(tmp_path / "o") == job.files
-
-
-@pytest.mark.long
-def test_workers_can_have_the_models(job: Job, repository: Path, tmp_path: Path) -> None:
-    """With --in-process a worker, and for its plan the driver, runs a mesh of its own: the same rows byte for byte."""
-    output, small = tmp_path / "o", tmp_path / "repository"
-    shutil.copytree(repository / "model/simple", small / "model/simple")
-    engine = ("--engine", "ray", "--ray-address", job.address, "--ray-workers", "1")
-    command = _command(job.data, output, "--repository", str(small), "--in-process", *engine)
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert done.returncode == 0, done.stderr
-    assert _files(output) == job.files
 
 
 @pytest.mark.long
