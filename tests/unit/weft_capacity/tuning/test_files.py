@@ -7,7 +7,7 @@ import pytest
 
 from weft_capacity.tuning import repository_files
 from weft_capacity.tuning.graph_models import TunedGraph, read_graph
-from weft_capacity.tuning.repository_files import stage, write_copy, write_in_place
+from weft_capacity.tuning.repository_files import stage_graph, write_copy, write_in_place
 from weft_capacity.tuning.settings import Machine
 from weft_capacity.tuning.space import Cost, SearchSpace, make_space
 from weft_common.errors import InvalidArgumentError, NotFoundError
@@ -100,7 +100,7 @@ def test_staged_repository_links_and_differs_where_it_should(root: Path, tmp_pat
     space = space_of(graph)
     texts = space.texts({**space.shipped, "first.instances": 4})
     for _ in range(2):
-        staged = stage(graph, texts, tmp_path / "staged")
+        staged = stage_graph(graph, texts, tmp_path / "staged")
         assert (staged / "model/first/1").resolve() == root / "model/first/1"
         assert "instance_group { count: 4 }" in (staged / "model/first/config.pbtxt").read_text()
         assert (staged / "model/second/config.pbtxt").is_symlink()
