@@ -69,25 +69,26 @@ def tell_digest(config: ModelConfig, source: GraphSource, nested: Mapping[tuple[
     config.parameters[GRAPH_DIGEST_PARAMETER].string_value = digest.hexdigest()
 
 
-def with_models(config: ModelConfig, models: Iterable[tuple[str, ModelSignature, ModelConfig | None]]) -> ModelConfig:
+def with_models(config: ModelConfig, models: Iterable[tuple[ModelSignature, ModelConfig | None]]) -> ModelConfig:
     """The configuration of a graph, its digest now also one of the models that the graph calls.
 
     Args:
         config: Of the graph, with the digest of its files.
-        models: Target, signature and configuration of each, once or more often, in any order; None: it tells none.
+        models: Signature and configuration of each, once or more often, in any order; None: it tells none. Where they
+            are served does not count.
     """
     digest = hashlib.sha256(config.parameters[GRAPH_DIGEST_PARAMETER].string_value.encode())
     found = {
-        (signature.name, signature.version): (target, own or config_of_signature(signature))
-        for target, signature, own in models
+        (signature.name, signature.version): answering_part(own or config_of_signature(signature))
+        for signature, own in models
     }
-    for (name, version), (target, own) in sorted(found.items()):
-        for content in (name.encode(), version.encode(), target.encode(), answering_part(own)):
+    for (name, version), told in sorted(found.items()):
+        for content in (name.encode(), version.encode(), told):
             _update(digest, content)
-    told = ModelConfig()
-    told.CopyFrom(config)
-    told.parameters[GRAPH_DIGEST_PARAMETER].string_value = digest.hexdigest()
-    return told
+    complete = ModelConfig()
+    complete.CopyFrom(config)
+    complete.parameters[GRAPH_DIGEST_PARAMETER].string_value = digest.hexdigest()
+    return complete
 
 
 def _update(digest: "hashlib._Hash", content: bytes) -> None:

@@ -128,8 +128,7 @@ class ServingGraph:
         models = []
         for call in self.calls:
             entry = catalog.entry(call.model_name, call.signature.version)
-            config = None if entry is None else entry.model.config
-            models.append((call.target if entry is None else entry.target, call.signature, config))
+            models.append((call.signature, None if entry is None else entry.model.config))
         return with_models(self.config, models)
 
     def fits(self, catalog: TargetCatalog) -> bool:
