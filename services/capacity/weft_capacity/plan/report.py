@@ -196,8 +196,8 @@ def _workload(each: Estimate, spec: DeviceSpec, rate: float, least: int, num_dom
     num_replicas = max(math.ceil(busy / _MAX_LOAD - 1e-9), least)
     if num_replicas > MAX_REPLICAS:
         raise InvalidArgumentError(
-            f"'{each.model}' is to have {num_replicas} replicas; at most {MAX_REPLICAS} can be planned: give a lower --rate "
-            "or --replicas"
+            f"'{each.model}' is to have {num_replicas} replicas; at most {MAX_REPLICAS} can be planned: give a "
+            "lower --rate or --replicas"
         )
     return Workload(
         each.model,
