@@ -15,6 +15,8 @@ from weft_jobs.atomic_files import remove_unfinished, replace_file
 
 MANIFEST = "manifest.json"
 _ROWS, _FAILED, _TRIES = "rows", "failed", ".tries"
+#: What a difference says where its values do not.
+_MEANINGS = {"lock": "the graph, or a model that it calls, is another: "}
 
 
 class FailedRow(NamedTuple):
@@ -166,12 +168,14 @@ def begin(path: Path, manifest: Mapping[str, Any], *, resume: bool) -> None:
         return
     try:
         before = json.loads(target.read_bytes())
+        if not isinstance(before, dict):
+            raise ValueError(f"it must be an object, got {_short(before)}")
     except FileNotFoundError:
         raise NotFoundError(f"no job was begun in '{path}': it has no {MANIFEST}; leave --resume out") from None
     except ValueError as error:
         raise InvalidArgumentError(f"'{target}' is damaged: {error}; begin again in another folder") from None
     differences = [
-        f"{key} was {_short(before.get(key))}, is {_short(value)}"
+        f"{_MEANINGS.get(key, '')}{key} was {_short(before.get(key))}, is {_short(value)}"
         for key, value in manifest.items()
         if before.get(key) != json.loads(json.dumps(value))
     ]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 #: Written when a model.py is imported.
 _SKIPPED = "__pycache__"
-_PIECE_BYTES = 1 << 18
+_PIECE_BYTES = 1 << 16
 #: Pieces of a file that are read; a longer one is read in as many, at equal distances, the first and last among them.
 _NUM_PIECES = 64
 
@@ -14,7 +14,7 @@ _NUM_PIECES = 64
 def version_digest(folder: Path) -> str:
     """sha256 over names, sizes and content of the files of a version, without hidden ones.
 
-    Of a file above 16 MiB so much is read, over its whole length: other weights differ nearly everywhere, and a digest
+    Of a file above 4 MiB so much is read, over its whole length: other weights differ nearly everywhere, and a digest
     of all of them would take as long as they take to load. Blocks: reads the disk.
 
     Args:
