@@ -185,6 +185,8 @@ def test_names_that_are_not_there_get_a_hint(repository: Path, capsys: pytest.Ca
     assert "is not known" in told(repository, capsys, "fixed", "--device", "T44")
     assert "no folder" in told(repository / "missing", capsys, "--device", "T4")
     assert "none of the planned models" in told(repository, capsys, "fixed", "--device", "T4", "--rate", "fixxed=1")
+    error = told(repository, capsys, "fixed", "--device", "T4", "--rate", "fixed=1e12")
+    assert "replicas; at most 5000 can be planned: give a lower --rate" in error
     (repository / "fixed" / "1").rename(repository / "fixed" / "gone")
     try:
         assert "build or fetch the model" in told(repository, capsys, "fixed", "--device", "T4")

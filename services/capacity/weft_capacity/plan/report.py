@@ -11,6 +11,7 @@ from weft_capacity.placement import Device, Problem, Solution, Workload, place
 from weft_capacity.placement.check import Checked, check_change
 from weft_capacity.placement.fleet import read_fleet
 from weft_capacity.placement.mig import mig_profiles
+from weft_capacity.placement.problem import MAX_REPLICAS
 from weft_capacity.placement.saved import load
 from weft_capacity.plan.declared import with_declared
 from weft_capacity.plan.estimate import Assumptions, Estimate
@@ -193,6 +194,11 @@ def _workload(each: Estimate, spec: DeviceSpec, rate: float, least: int, num_dom
     device_per_s = each.requests_per_s * max(spec.num_cores, 1)
     busy = rate / device_per_s if device_per_s else 0.0
     num_replicas = max(math.ceil(busy / _MAX_LOAD - 1e-9), least)
+    if num_replicas > MAX_REPLICAS:
+        raise InvalidArgumentError(
+            f"'{each.model}' is to have {num_replicas} replicas; at most {MAX_REPLICAS} can be planned: give a "
+            "lower --rate or --replicas"
+        )
     return Workload(
         each.model,
         each.memory.own,

@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weft_common.errors import InvalidArgumentError, NotFoundError, WeftError
-from weft_common.repository.layout import CONFIG_FILENAME, folders_of_models, is_ensemble, is_model_folder
+from weft_common.repository.layout import CONFIG_FILENAME
 from weft_common.text.suggestion import suggestion
 from weft_router.repository.files import GraphRepository
 from weft_serving.backends.base import InstanceContext, ModelContext
 from weft_serving.config.definition import ModelDefinition
-from weft_serving.lifecycle.repository import ModelRepository
 from weft_tools.compiled import load_plan
-from weft_tools.offline import BACKENDS, GRAPH_FOLDER, define_offline
+from weft_tools.offline import GRAPH_FOLDER, define_offline, model_folders
 
 _MODEL_SERVICE = "model"
 
@@ -61,7 +60,7 @@ def find_models(repository: Path, names: Sequence[str]) -> dict[str, tuple[str, 
     """
     if not repository.is_dir():
         raise NotFoundError(f"there is no folder {repository}; give the model repository with --repository")
-    found = _folders(repository)
+    found = model_folders(repository)
     if not names:
         names = [name for name, (service, _) in found.items() if service == _MODEL_SERVICE]
         if not names:
@@ -81,24 +80,6 @@ def _called(name: str, repository: Path, models: Collection[str]) -> list[str]:
     if missing := [model for model in called if model not in models]:
         raise NotFoundError(f"graph '{name}' calls '{missing[0]}', which is no model of {repository}")
     return called
-
-
-def _folders(repository: Path) -> dict[str, tuple[str, Path]]:
-    """Service and folder of each model by name."""
-    services = folders_of_models(repository, tuple(BACKENDS)) or {_MODEL_SERVICE: repository}
-    return {
-        name: (service, folder / name)
-        for service, folder in services.items()
-        if folder.is_dir()
-        for name in sorted(ModelRepository(folder).names())
-        if is_model_folder(folder / name) and not is_ensemble_folder(folder / name)
-    }
-
-
-def is_ensemble_folder(folder: Path) -> bool:
-    """Whether a folder's configuration declares an ensemble, which a router serves."""
-    config = folder / CONFIG_FILENAME
-    return config.is_file() and is_ensemble(config)
 
 
 def read_subject(service: str, folder: Path) -> Subject:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from weft_capacity.tuning.contest import TrialError
 from weft_capacity.tuning.graph_models import TunedGraph
-from weft_capacity.tuning.repository_files import restage, stage
+from weft_capacity.tuning.repository_files import restage, stage_graph
 from weft_common.client.v2_client import V2Client
 from weft_common.errors import WeftError
 from weft_mesh.preflight import MeshError
@@ -41,7 +41,7 @@ class StagedMesh:
     def __init__(self, graph: TunedGraph, place: Path, texts: Mapping[str, str], arguments: Sequence[str]) -> None:
         self._graph = graph
         self._texts = dict(texts)
-        self._repository = stage(graph, texts, place)
+        self._repository = stage_graph(graph, texts, place)
         self._log = place.with_name(f"{place.name}.log")
         self.arguments = tuple(arguments)
         self.is_sound = True

@@ -9,22 +9,16 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-from weft_common.errors import AlreadyExistsError, PermissionDeniedError, UnavailableError
+from weft_common.errors import AlreadyExistsError, UnavailableError
 from weft_common.repository.layout import CONFIG_FILENAME
 from weft_common.versions import is_version
-from weft_jobs.atomic_files import replace_file
+from weft_jobs.atomic_files import check_writable, replace_file
 
 
-def check_writable(folder: Path) -> None:
-    """Check that a version could be added to a model.
-
-    Raises:
-        PermissionDeniedError: A folder or the configuration cannot be written.
-    """
+def check_publishable(folder: Path) -> None:
+    """Check that a version could be added to a model. Raises PermissionDeniedError."""
     config = (folder / CONFIG_FILENAME).resolve()
-    for path in (folder.parent, folder, config.parent, config):
-        if not os.access(path, os.W_OK):
-            raise PermissionDeniedError(f"'{path}' cannot be written; --dry-run does all but that")
+    check_writable((folder.parent, folder, config.parent), "--dry-run does all but that")
 
 
 @contextlib.contextmanager
