@@ -135,13 +135,25 @@ def _in_base64(value: Any) -> str:
     return base64.b64encode(value).decode()
 
 
-def lock_of(path: Path, graph: str) -> str:
-    """Digest of ``graph`` and its models that the job in a folder was begun with; "": it was not, or cannot be read."""
+class Begun(NamedTuple):
+    """What a job was begun with.
+
+    Attributes:
+        lock: Digest of its graph and the models that this calls.
+        rows_per_request: Rows of a request.
+    """
+
+    lock: str
+    rows_per_request: int
+
+
+def begun_with(path: Path, graph: str) -> Begun | None:
+    """What the job of ``graph`` in a folder was begun with; None: there is none, or its manifest cannot be read."""
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
-        return str(manifest["lock"]) if manifest["graph"] == graph else ""
+        return Begun(str(manifest["lock"]), int(manifest["rows_per_request"])) if manifest["graph"] == graph else None
     except (OSError, ValueError, KeyError, TypeError):
-        return ""
+        return None
 
 
 def begin(path: Path, manifest: Mapping[str, Any], *, resume: bool) -> None:

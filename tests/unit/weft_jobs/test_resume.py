@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -78,3 +79,32 @@ def test_the_files_are_those_of_a_job_that_nobody_disturbed(
     assert read == [
         index for file, first in enumerate(firsts) if first is not None for index in range(first, (file + 1) * per_file)
     ]
+
+
+class _EchoWithLevels(_Echo):
+    """Takes batches of 8 with priority levels; its index is empty while it starts."""
+
+    is_ready = True
+
+    async def config(self, *_: Any, **__: Any) -> ModelConfig:
+        config = await super().config()
+        config.max_batch_size = 8
+        config.dynamic_batching.priority_levels = 2
+        return config
+
+    async def index(self, **_: Any) -> Sequence[Any]:
+        return [SimpleNamespace(name="echo")] if self.is_ready else []
+
+
+def test_the_rows_of_a_request_are_those_of_the_job_that_was_begun(tmp_path: Path) -> None:
+    """Also where models with priorities, which make them few, are not ready yet when the job is resumed."""
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(f'{{"X": "{row}"}}\n' for row in range(NUM_ROWS)))
+    server = _EchoWithLevels()
+    options = BatchOptions("echo", str(data), tmp_path / "out", rows_per_shard=ROWS_PER_SHARD)
+    asyncio.run(run_batch(server, options))  # type: ignore[arg-type]
+    whole = _files(tmp_path / "out")
+    next((tmp_path / "out/rows").iterdir()).unlink()
+    server.is_ready = False
+    asyncio.run(run_batch(server, replace(options, resume=True)))  # type: ignore[arg-type]
+    assert whole == _files(tmp_path / "out")
