@@ -31,6 +31,7 @@ SAMPLES = ROOT / "model_repository"
 #: Of MiniLM: share of the original's CPU time, and loss.
 GOAL_RATIO, GOAL_LOSS = 0.5, 0.005
 _NUM_PICTURES = 24
+_NUM_CALIBRATION = 192
 
 
 class Case(NamedTuple):
@@ -46,7 +47,7 @@ class Case(NamedTuple):
 
 
 def _minilm(folder: Path) -> OptimizeOptions:
-    write_pairs(folder / "pairs.jsonl")
+    num_pairs = write_pairs(folder / "pairs.jsonl")
     return OptimizeOptions(
         "minilm",
         str(folder / "pairs.jsonl"),
@@ -56,8 +57,8 @@ def _minilm(folder: Path) -> OptimizeOptions:
         metric="retrieval",
         positive="passage",
         column_of={"TEXT": "query"},
-        num_calibration=192,
-        num_held_out=800,
+        num_calibration=_NUM_CALIBRATION,
+        num_held_out=num_pairs - _NUM_CALIBRATION,
     )
 
 
@@ -158,6 +159,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     good = [one.method for report in judged for one in report.candidates if meets_goal(one)]
     what = f"MiniLM at {GOAL_RATIO:.0%} of the CPU time or less, losing less than {GOAL_LOSS:.1%}"
     print(f"{what}: {', '.join(good) or 'missed by every candidate'}")
+    sure = [one.method for report in judged for one in report.candidates if one.state == "passes" and meets_goal(one)]
+    print(f"and by the gate, which takes the upper end of the interval: {', '.join(sure) or 'none'}")
     return 0 if good else 1
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 _SEED = 0
 _MIN_TITLE_WORDS, _MAX_TITLE_WORDS = 4, 30
-_MIN_BODY_WORDS, _MAX_BODY_WORDS = 15, 48
+_MIN_BODY_WORDS, _MAX_BODY_WORDS = 10, 48
 
 
 class Pair(NamedTuple):

@@ -8,13 +8,12 @@ Usage: ``python protos/generate.py [OUTPUT_DIR]`` (default: ``protos/weft_protos
 """
 
 import re
+import subprocess
 import sys
 import sysconfig
 import tempfile
 from importlib import resources
 from pathlib import Path
-
-from grpc_tools import protoc
 
 PROTO_DIR = Path(__file__).resolve().parent
 OTHER_LANGUAGES = re.compile(r"^option (?:go|java)_\w+ = .*;\n", re.MULTILINE)
@@ -39,8 +38,11 @@ def generate(output_dir: Path) -> list[Path]:
 
 def _run_protoc(proto_dir: Path, output_dir: Path, protos: list[str]) -> None:
     scripts = Path(sysconfig.get_path("scripts"))
-    arguments = [
-        "protoc",
+    # In a process of its own: protoc and OR-tools each bring a protobuf in C++, which abort beside one another.
+    command = [
+        sys.executable,
+        "-m",
+        "grpc_tools.protoc",
         *(f"--plugin={plugin}={scripts / plugin}" for plugin in ("protoc-gen-mypy", "protoc-gen-mypy_grpc")),
         f"-I{proto_dir}",
         f"-I{resources.files('grpc_tools') / '_proto'}",
@@ -50,7 +52,7 @@ def _run_protoc(proto_dir: Path, output_dir: Path, protos: list[str]) -> None:
         f"--mypy_grpc_out=quiet:{output_dir}",
         *protos,
     ]
-    if protoc.main(arguments) != 0:
+    if subprocess.run(command, check=False).returncode != 0:
         raise RuntimeError("protoc failed")
 
 

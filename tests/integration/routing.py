@@ -16,7 +16,7 @@ import grpc
 from weft_common.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult
 from weft_common.server.make_server import make_server
 from weft_common.server.server import add_services
-from weft_common.signature import ModelSignature, TensorSpec
+from weft_common.signature import VERSION_DIGEST_PARAMETER, ModelSignature, TensorSpec
 from weft_common.statistics import ModelStatistics
 from weft_common.tensors import bytes_tensor, encode_bytes, split_bytes
 from weft_protos import grpc_service_pb2 as pb
@@ -30,12 +30,16 @@ class NamingCore(InferenceCore):
     """Each model takes X and gives NAME: its own name behind what X says.
 
     Attributes:
+        models: Names.
         dims: Of X, by model; [1] where nothing else is said.
+        digests: Of the files, by model; none where nothing else is said.
         held: Name of a model whose answers wait until ``is_released``; once one does, ``is_holding``.
     """
 
     def __init__(self) -> None:
+        self.models = MODELS
         self.dims: dict[str, int] = {}
+        self.digests: dict[str, str] = {}
         self.held = ""
         self.is_holding = threading.Event()
         self.is_released = threading.Event()
@@ -51,10 +55,12 @@ class NamingCore(InferenceCore):
         return ModelSignature(name, "1", "naming", 0, (text,), (TensorSpec("NAME", "BYTES", (1,)),))
 
     def config(self, name: str, version: str) -> ModelConfig:
-        return config_of_signature(self.signature(name, version))
+        config = config_of_signature(self.signature(name, version))
+        config.parameters[VERSION_DIGEST_PARAMETER].string_value = self.digests.get(name, "")
+        return config
 
     def index(self, *, ready_only: bool) -> list[IndexEntry]:
-        return [IndexEntry(name, "1", "READY", "") for name in MODELS]
+        return [IndexEntry(name, "1", "READY", "") for name in self.models]
 
     def statistics(self, name: str, version: str) -> list[ModelStatistics]:
         return []

@@ -44,16 +44,17 @@ class Job(NamedTuple):
     files: Mapping[str, bytes]
 
 
-def _command(data: Path, url: str, output: Path, *arguments: str) -> list[str]:
+def _command(data: Path, output: Path, *arguments: str) -> list[str]:
     return [
         *(sys.executable, "-P", "-m", "weft_cli", "batch", "simple", "--input", str(data), "--output", str(output)),
-        *("--url", url, "--rows-per-shard", str(ROWS_PER_SHARD), "--rows-per-request", "1", "--max-inflight", "4"),
+        *("--rows-per-shard", str(ROWS_PER_SHARD), "--rows-per-request", "1", "--max-inflight", "4"),
         *("--json", "--keep", "id", *arguments),
     ]
 
 
 def _on_ray(job: Job, output: Path, *arguments: str) -> "subprocess.Popen[str]":
-    command = _command(job.data, job.url, output, "--engine", "ray", "--ray-address", job.address, *arguments)
+    engine = ("--engine", "ray", "--ray-address", job.address)
+    command = _command(job.data, output, "--url", job.url, *engine, *arguments)
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -82,7 +83,7 @@ def job(mesh: Mapping[str, Endpoint], tmp_path_factory: pytest.TempPathFactory) 
     pq.write_table(table.slice(0, 1_500), folder / "a.parquet", row_group_size=333)
     (folder / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table.slice(1_500).to_pylist()))
     url = mesh["router"].grpc
-    command = _command(folder, url, whole)
+    command = _command(folder, whole, "--url", url)
     with running_cluster() as (address, process_id):
         subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT_S)
         yield Job(folder, url, address, process_id, _files(whole))
@@ -101,6 +102,7 @@ def test_a_worker_that_is_killed_costs_nothing(job: Job, tmp_path: Path) -> None
     assert _files(tmp_path / "o") == job.files
 
 
+@pytest.mark.long
 def test_a_driver_that_ends_leaves_what_can_be_resumed(job: Job, tmp_path: Path) -> None:
     """Ctrl-C, then kill -9, each with --resume, the last time without Ray: the same files byte for byte."""
     output = tmp_path / "o"
@@ -115,7 +117,7 @@ def test_a_driver_that_ends_leaves_what_can_be_resumed(job: Job, tmp_path: Path)
         _until_parts(output, num_parts + 1, process)
         process.kill()
         process.communicate()
-    command = _command(job.data, job.url, output, "--resume")
+    command = _command(job.data, output, "--url", job.url, "--resume")
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["num_skipped"] >= num_parts * ROWS_PER_SHARD
@@ -124,7 +126,8 @@ def test_a_driver_that_ends_leaves_what_can_be_resumed(job: Job, tmp_path: Path)
 
 def test_an_address_without_a_cluster_is_refused_at_once(job: Job, tmp_path: Path) -> None:
     """Ray itself would try it for minutes."""
-    command = _command(job.data, job.url, tmp_path / "o", "--engine", "ray", "--ray-address", "127.0.0.1:1")
+    engine = ("--engine", "ray", "--ray-address", "127.0.0.1:1")
+    command = _command(job.data, tmp_path / "o", "--url", job.url, *engine)
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 1
     assert "UNAVAILABLE: no Ray cluster at '127.0.0.1:1'" in done.stderr

@@ -2,7 +2,10 @@
 
 from pathlib import Path
 
+import pytest
 from examples.distil import CASCADE, MIN_AGREEMENT, STUDENT, TEACHER, distil
+
+pytestmark = pytest.mark.long
 
 
 def test_a_cascade_answers_like_the_teacher_and_seldom_asks_it(tmp_path: Path) -> None:

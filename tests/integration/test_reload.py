@@ -3,6 +3,7 @@
 import asyncio
 import re
 import shutil
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from weft_common.tensors import split_bytes
 from weft_jobs.batch import BatchOptions, run_batch
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+from weft_protos.model_config_pb2 import ModelConfig
 
 NUM_CLIENTS = 4
 TIMEOUT_S = 30.0
@@ -285,8 +287,22 @@ async def test_a_model_that_changes_while_it_serves_takes_with_it_only_what_does
     assert [] == [error.details() for error in clients.failures]
 
 
-async def test_a_job_refuses_a_graph_of_which_a_part_was_edited_in_place(tmp_path: Path) -> None:
-    """Same version and signature, other steps: no row of the new graph stands beside the old; put back, it goes on."""
+async def _until_config(client: V2Client, is_it: Callable[[ModelConfig, ModelConfig], bool]) -> ModelConfig:
+    """The configuration of `outer`, once it is what is wanted; the router asks its models every other second."""
+    config = first = await client.config("outer", timeout_s=TIMEOUT_S)
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not is_it(config, first):
+        assert time.monotonic() < deadline_s
+        await asyncio.sleep(0.05)
+        config = await client.config("outer", timeout_s=TIMEOUT_S)
+    return config
+
+
+async def test_a_job_refuses_a_graph_of_which_a_part_was_replaced_in_place(tmp_path: Path) -> None:
+    """Same version and signature, other steps or other weights: no row of the new graph stands beside the old.
+
+    Put back, it goes on, also beside a model that is new and not the graph's.
+    """
     core = NamingCore()
     repository, output = tmp_path / "graphs", tmp_path / "output"
     (tmp_path / "in.jsonl").write_text("".join(f'{{"X": "{row}"}}\n' for row in range(4)))
@@ -309,6 +325,13 @@ async def test_a_job_refuses_a_graph_of_which_a_part_was_edited_in_place(tmp_pat
                 await run_batch(client, replace(job, resume=True))
             write(repository, graph("alpha"), "named")
             await load(stub)
+            core.models, core.digests["alpha"] = (*MODELS, "new"), "of other weights"
+            config = await _until_config(client, lambda now, was: now != was)
+            assert await client.config("new", timeout_s=TIMEOUT_S)
+            with pytest.raises(InvalidArgumentError, match="lock was"):
+                await run_batch(client, replace(job, resume=True))
+            core.digests.clear()
+            await _until_config(client, lambda now, _: now != config)
             assert (await run_batch(client, replace(job, resume=True))).num_rows == 4
     answers = "".join(path.read_text() for path in sorted((output / "rows").iterdir()))
     assert "beta" not in answers

@@ -255,7 +255,7 @@ def test_one_answer_of_what_can_collect(core: TokenCore, router: Router) -> None
             assert ("7", expected) == (response.id, result.as_numpy(response.outputs[0].name)[0])
             assert response.parameters["graph_trace"].string_param
             config = client.get_model_config(name, as_json=True)["config"]
-            assert {"collects_responses": {"string_value": "true"}} == config["parameters"]
+            assert {"string_value": "true"} == config["parameters"]["collects_responses"]
 
 
 @pytest.mark.parametrize("name", ["all", "whole"])

@@ -3,18 +3,23 @@
 A command's module is imported when the command runs, so that ``weft --help`` loads neither gRPC nor numpy.
 """
 
+import argparse
 import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import argcomplete
 
 from weft_cli.arguments import calls, capacity, files, jobs, mesh, models
 from weft_cli.arguments.parser import CommandParser
-from weft_common.errors import WeftError
+from weft_common.errors import UnsupportedError, WeftError
 from weft_common.text.printable import printable
+
+#: Of commands whose modules import a package that the base has not: what installs it.
+_EXTRAS = {"batch": "jobs", "optimize": "optimize"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argcomplete.autocomplete(parser)  # does nothing unless a shell asks
     options = parser.parse_args(argv)
     try:
-        status: int = import_module(f"weft_cli.commands.{options.module}").run(options)
+        status: int = _module(options).run(options)
         if sys.stdout is not None:
             sys.stdout.flush()
     except WeftError as error:
@@ -49,6 +54,17 @@ def make_parser() -> CommandParser:
             folder = group.__name__.rpartition(".")[2]
             commands.choices[name].set_defaults(module=f"{folder}.{name.replace('-', '_')}")
     return parser
+
+
+def _module(options: argparse.Namespace) -> Any:
+    """The module of the command. Raises UnsupportedError where a package that it needs is not installed."""
+    try:
+        return import_module(f"weft_cli.commands.{options.module}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("weft"):
+            raise
+        extra = _EXTRAS.get(options.command, "mesh")
+        raise UnsupportedError(f"weft {options.command} needs '{error.name}': pip install 'weft[{extra}]'") from error
 
 
 def _version() -> str:

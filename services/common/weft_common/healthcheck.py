@@ -29,7 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except WeftError as error:
         sys.stderr.write(f"{error.message}\n")
         return 2
-    return asyncio.run(_check(options.address, security))
+    try:
+        return asyncio.run(_check(options.address, security))
+    except WeftError as error:  # an address that needs what is not installed
+        sys.stderr.write(f"{error.message}\n")
+        return 2
 
 
 async def _check(address: str, security: ChannelSecurity | None) -> int:

@@ -17,13 +17,27 @@ EMPTY_BATCH_PARAMETER = "allow_empty_batch"
 #: Begins the names of model parameters that note where a version comes from, before its number; no backend reads them.
 PROVENANCE_PARAMETER = "provenance_of_version_"
 
-#: Parameter of a graph's configuration: sha256 of its file and of the graphs that it contains; set by its router.
+#: Parameter of a graph's configuration: sha256 of its file, of the graphs that it contains, and of what the models that
+#: it calls are; set by its router.
 GRAPH_DIGEST_PARAMETER = "graph_digest"
+#: Parameter of a model's configuration: sha256 of the version's files, of large ones in samples; set by its server.
+VERSION_DIGEST_PARAMETER = "version_digest"
+#: Fields of a configuration that say how requests are scheduled, not how they are answered.
+_SCHEDULING_FIELDS = ("instance_group", "dynamic_batching", "model_warmup", "response_cache", "version_policy")
 
 _DATATYPE_BY_ENUM: dict[int, str] = {
     number: ("BYTES" if name == "TYPE_STRING" else name.removeprefix("TYPE_"))
     for name, number in model_config_pb2.DataType.items()
 }
+
+
+def answering_part(config: model_config_pb2.ModelConfig) -> bytes:
+    """The part of a configuration on which answers depend; as bytes, equal where it is."""
+    part = model_config_pb2.ModelConfig()
+    part.CopyFrom(config)
+    for name in _SCHEDULING_FIELDS:
+        part.ClearField(name)  # type: ignore[arg-type]  # the names are fields
+    return part.SerializeToString(deterministic=True)
 
 
 def datatype_name(data_type: int) -> str:

@@ -2,11 +2,11 @@
 
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from weft_common.errors import UnavailableError
+from weft_common.errors import PermissionDeniedError, UnavailableError
 
 LOCK = ".lock"
 _TEMPORARY = ".tmp"
@@ -61,3 +61,14 @@ def held(path: Path) -> Iterator[None]:
         except BlockingIOError:
             raise UnavailableError(f"another job writes to '{path}'; wait for it, or name another --output") from None
         yield
+
+
+def check_writable(folders: Iterable[Path], cure: str) -> None:
+    """Check that files can be made and replaced in folders, before work whose result goes there.
+
+    Raises:
+        PermissionDeniedError: In one they cannot.
+    """
+    for folder in folders:
+        if not os.access(folder, os.W_OK):
+            raise PermissionDeniedError(f"'{folder}' cannot be written; {cure}")

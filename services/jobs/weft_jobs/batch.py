@@ -42,7 +42,7 @@ async def run_batch(
         folder.remove_unfinished()
         num_failed = folder.num_failed()
         worker = ShardWorker(options, target, plan, folder, num_failed)
-        shards = dataset.shards(options.rows_per_shard, plan.layout.columns)
+        shards = dataset.shards(options.rows_per_shard, plan.layout.columns, folder.is_done)
         return await _Job(worker, folder, shards, num_failed, on_progress).run()
 
 

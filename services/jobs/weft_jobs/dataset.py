@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -106,12 +106,16 @@ class Dataset:
         self.files = [DataFile(each, format or _format_of(each), self._digest(each)) for each in paths]
         self._sizes = [int(self._system.size(each) or 0) for each in paths]
 
-    def shards(self, num_rows: int, columns: Sequence[str]) -> Iterator[Shard]:
+    def shards(
+        self, num_rows: int, columns: Sequence[str], is_done: Callable[[int], bool] = lambda _: False
+    ) -> Iterator[Shard]:
         """Shards of ``num_rows`` rows; the last one of each file may have fewer.
 
         Args:
             num_rows: Rows of a shard.
             columns: Those to read.
+            is_done: Whether nobody needs the columns of a shard, by its index. Such shards at the begin of a file are
+                only counted and have none, except those of a compressed file that is not done as a whole.
 
         Raises:
             InvalidArgumentError: A file lacks a column, or is not what its suffix says.
@@ -119,8 +123,17 @@ class Dataset:
         """
         index = first_row = 0
         for number, file in enumerate(self.files):
-            before = 0.0
-            for part in READERS[file.format].parts(self._system, file.path, num_rows, columns):
+            done, start = self._done_at_begin(number, num_rows, index, first_row, is_done)
+            for span in done:
+                for rows in span.num_rows:
+                    part = FilePart(rows, 0.0, {}, is_text=False, faults={})
+                    yield _shard(index, first_row, file.path, part, span.share * rows / sum(span.num_rows))
+                    index += 1
+                    first_row += rows
+            if start is None:
+                continue
+            before = sum(span.share for span in done) / (self._share(number) or 1.0)
+            for part in READERS[file.format].parts(self._system, file.path, num_rows, columns, start):
                 self._check_unchanged(file)
                 share = max(part.fraction - before, 0.0) * self._share(number)
                 yield _shard(index, first_row, file.path, part, share)
@@ -134,18 +147,11 @@ class Dataset:
         Reads all files of text, and of Parquet what they say of themselves. Raises as ``shards``.
         """
         index = first_row = 0
-        for number, file in enumerate(self.files):
-            starts = list(READERS[file.format].starts(self._system, file.path, num_rows))
-            rows_of_file = sum(rows for rows, _ in starts) or 1
-            is_whole = file.format != "parquet" and is_compressed(file.path)
-            together = len(starts) if is_whole else 1
-            for first in range(0, len(starts), together or 1):
-                rows = tuple(count for count, _ in starts[first : first + together])
-                start = 0 if is_whole else starts[first][1]
-                share = sum(rows) / rows_of_file * self._share(number)
-                yield ShardSpan(number, start, index, first_row, rows, share)
-                index += len(rows)
-                first_row += sum(rows)
+        for number in range(len(self.files)):
+            for span in self._spans_of(number, num_rows, index, first_row):
+                yield span
+                index += len(span.num_rows)
+                first_row += sum(span.num_rows)
 
     def read(self, span: ShardSpan, columns: Sequence[str]) -> Iterator[Shard]:
         """The shards of a span; raises as ``shards``.
@@ -169,6 +175,33 @@ class Dataset:
             share = span.share * rows / sum(span.num_rows)
             yield _shard(span.first_index + place, first_row, file.path, part, share)
             first_row += rows
+
+    def _spans_of(self, number: int, num_rows: int, index: int, first_row: int) -> Iterator[ShardSpan]:
+        """Spans of one file, the first with this index and number of its first row."""
+        file = self.files[number]
+        starts = list(READERS[file.format].starts(self._system, file.path, num_rows))
+        rows_of_file = sum(rows for rows, _ in starts) or 1
+        is_whole = file.format != "parquet" and is_compressed(file.path)
+        together = len(starts) if is_whole else 1
+        for first in range(0, len(starts), together or 1):
+            rows = tuple(count for count, _ in starts[first : first + together])
+            start = 0 if is_whole else starts[first][1]
+            yield ShardSpan(number, start, index, first_row, rows, sum(rows) / rows_of_file * self._share(number))
+            index += len(rows)
+            first_row += sum(rows)
+
+    def _done_at_begin(
+        self, number: int, num_rows: int, index: int, first_row: int, is_done: Callable[[int], bool]
+    ) -> tuple[list[ShardSpan], int | None]:
+        """Spans at the begin of a file that are done, and where the next one starts; None: there is none."""
+        done: list[ShardSpan] = []
+        if not is_done(index):
+            return done, 0
+        for span in self._spans_of(number, num_rows, index, first_row):
+            if not all(is_done(span.first_index + place) for place in range(len(span.num_rows))):
+                return done, span.start
+            done.append(span)
+        return done, None
 
     def _share(self, number: int) -> float:
         """How much of the data set a file is."""

@@ -14,7 +14,7 @@ from weft_common.tensors import Array
 from weft_jobs.columns import InputValues
 from weft_jobs.dataset import Dataset, Shard
 from weft_jobs.layout import Layout, make_layout
-from weft_jobs.output import FailedRow, OutputFolder, lock_of
+from weft_jobs.output import FailedRow, OutputFolder, begun_with
 from weft_jobs.shard import ShardResult, run_shard
 from weft_jobs.target import Identity, JobTarget
 from weft_jobs.window import Window
@@ -42,7 +42,7 @@ class BatchOptions:
         binary: Outputs of BYTES that are no text.
         keep: Columns of the data set to write beside the answers.
         parameters: Of every request.
-        rows_per_request: 0: the largest batch of the graph, 1 if it has none; at most 4 where models have priorities,
+        rows_per_request: 0: as the job to resume has it, else the largest batch of the graph, 1 if it has none; at most 4 where models have priorities,
             since a request that runs makes others wait, whatever their priority.
         rows_per_shard: Rows of a file of the output.
         max_inflight: Requests in flight at most.
@@ -165,10 +165,11 @@ async def plan_job(client: V2Client, options: BatchOptions) -> tuple[JobTarget, 
         patience_s=options.patience_s,
         clock_s=time.monotonic,
     )
-    if options.resume and (lock := lock_of(options.output, name)):
-        await target.is_still(lock)  # waits for a mesh that starts
-    identity = await target.identify()
     rows_per_request = options.rows_per_request
+    if options.resume and (begun := begun_with(options.output, name)) is not None:
+        await target.is_still(begun.lock)  # waits for a mesh that starts
+        rows_per_request = rows_per_request or begun.rows_per_request
+    identity = await target.identify()
     if await target.yield_to_others() and not rows_per_request:
         rows_per_request = min(_POLITE_ROWS, max(identity.signature.max_batch_size, 1))
     layout = make_layout(

@@ -15,6 +15,8 @@ from weft_jobs.atomic_files import remove_unfinished, replace_file
 
 MANIFEST = "manifest.json"
 _ROWS, _FAILED, _TRIES = "rows", "failed", ".tries"
+#: What a difference says where its values do not.
+_MEANINGS = {"lock": "the graph, or a model that it calls, is another: "}
 
 
 class FailedRow(NamedTuple):
@@ -133,13 +135,25 @@ def _in_base64(value: Any) -> str:
     return base64.b64encode(value).decode()
 
 
-def lock_of(path: Path, graph: str) -> str:
-    """Digest of ``graph`` and its models that the job in a folder was begun with; "": it was not, or cannot be read."""
+class Begun(NamedTuple):
+    """What a job was begun with.
+
+    Attributes:
+        lock: Digest of its graph and the models that this calls.
+        rows_per_request: Rows of a request.
+    """
+
+    lock: str
+    rows_per_request: int
+
+
+def begun_with(path: Path, graph: str) -> Begun | None:
+    """What the job of ``graph`` in a folder was begun with; None: there is none, or its manifest cannot be read."""
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
-        return str(manifest["lock"]) if manifest["graph"] == graph else ""
+        return Begun(str(manifest["lock"]), int(manifest["rows_per_request"])) if manifest["graph"] == graph else None
     except (OSError, ValueError, KeyError, TypeError):
-        return ""
+        return None
 
 
 def begin(path: Path, manifest: Mapping[str, Any], *, resume: bool) -> None:
@@ -166,12 +180,14 @@ def begin(path: Path, manifest: Mapping[str, Any], *, resume: bool) -> None:
         return
     try:
         before = json.loads(target.read_bytes())
+        if not isinstance(before, dict):
+            raise ValueError(f"it must be an object, got {_short(before)}")
     except FileNotFoundError:
         raise NotFoundError(f"no job was begun in '{path}': it has no {MANIFEST}; leave --resume out") from None
     except ValueError as error:
         raise InvalidArgumentError(f"'{target}' is damaged: {error}; begin again in another folder") from None
     differences = [
-        f"{key} was {_short(before.get(key))}, is {_short(value)}"
+        f"{_MEANINGS.get(key, '')}{key} was {_short(before.get(key))}, is {_short(value)}"
         for key, value in manifest.items()
         if before.get(key) != json.loads(json.dumps(value))
     ]

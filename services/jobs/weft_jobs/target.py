@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from weft_common.client.v2_client import V2Client
 from weft_common.core import InferCall, InferResult, Parameters, RequestedOutput
-from weft_common.errors import InvalidArgumentError, RemoteError, UnsupportedError, WeftError
+from weft_common.errors import InvalidArgumentError, RemoteError, WeftError
 from weft_common.protocol.wire import request_from_call
-from weft_common.signature import ModelSignature
+from weft_common.signature import ModelSignature, answering_part
 from weft_common.tensors import Array, WireTensor, decode
 
 _DESCRIBE_TIMEOUT_S = 30.0
@@ -29,7 +29,8 @@ class Identity(NamedTuple):
 
     Attributes:
         signature: Its inputs and outputs.
-        digest: sha256 of its configuration and of the signatures of all models behind the server.
+        digest: sha256 of its configuration, in which a router of Weft tells of the files of a graph and of all that it
+            calls, and a model's server of the files of its version.
     """
 
     signature: ModelSignature
@@ -103,33 +104,6 @@ class JobTarget:
             RemoteError: The server does not answer, or has no such model.
             InvalidArgumentError: It is decoupled and gives no single answer, or keeps state between requests.
         """
-        return (await self._identify())[0]
-
-    async def is_still(self, digest: str) -> bool:
-        """Whether it is what had this digest; waits while the server, or a part of the mesh behind it, is away.
-
-        Raises:
-            RemoteError: They were away for longer than ``patience_s``.
-            InvalidArgumentError: As ``identify``.
-        """
-        start_s, delay_s = self._clock_s(), _FIRST_DELAY_S
-        while True:
-            try:
-                identity, is_whole = await self._identify()
-            except RemoteError as error:
-                may_come_back = error.code in BUSY | {"DEADLINE_EXCEEDED", "NOT_FOUND"}
-                if not may_come_back or self._clock_s() - start_s > self._patience_s:
-                    raise
-            else:
-                if identity.digest == digest:
-                    return True
-                if is_whole or self._clock_s() - start_s > self._patience_s:
-                    return False
-            await self._sleep(delay_s)
-            delay_s = min(2.0 * delay_s, _MAX_DELAY_S)
-
-    async def _identify(self) -> tuple[Identity, bool]:
-        """What it is, and whether all that is known to be behind the server is there."""
         config = await self._client.config(self._name, self._version, timeout_s=_DESCRIBE_TIMEOUT_S)
         metadata = await self._client.model_metadata(self._name, self._version, timeout_s=_DESCRIBE_TIMEOUT_S)
         if not self._version:
@@ -140,10 +114,27 @@ class JobTarget:
             raise InvalidArgumentError(f"'{self._name}' gives any number of responses to a request; a job needs one")
         if signature.is_stateful:
             raise InvalidArgumentError(f"'{self._name}' keeps state between requests; rows of a job have no order")
-        digest = hashlib.sha256(config.SerializeToString(deterministic=True))
-        lock, is_whole = await self._lock()
-        digest.update(lock)
-        return Identity(signature, digest.hexdigest()), is_whole
+        return Identity(signature, hashlib.sha256(answering_part(config)).hexdigest())
+
+    async def is_still(self, digest: str) -> bool:
+        """Whether it is what had this digest; waits while the server is away, or does not know it yet.
+
+        Raises:
+            RemoteError: It was away for longer than ``patience_s``.
+            InvalidArgumentError: As ``identify``.
+        """
+        start_s, delay_s = self._clock_s(), _FIRST_DELAY_S
+        while True:
+            try:
+                identity = await self.identify()
+            except RemoteError as error:
+                may_come_back = error.code in BUSY | {"DEADLINE_EXCEEDED", "NOT_FOUND"}
+                if not may_come_back or self._clock_s() - start_s > self._patience_s:
+                    raise
+            else:
+                return identity.digest == digest
+            await self._sleep(delay_s)
+            delay_s = min(2.0 * delay_s, _MAX_DELAY_S)
 
     async def yield_to_others(self) -> bool:
         """Send every request at the lowest priority that all models behind the server know, unless one is given.
@@ -167,18 +158,6 @@ class JobTarget:
         if priority := min(filter(None, levels), default=0):
             self._parameters["priority"] = priority
         return priority > 0
-
-    async def _lock(self) -> tuple[bytes, bool]:
-        """Signatures of the models that are ready, and whether those are all."""
-        try:
-            models = await self._client.target_signatures(timeout_s=_DESCRIBE_TIMEOUT_S)
-        except RemoteError as error:
-            if error.code == UnsupportedError.code:  # no router of Weft
-                return b"", True
-            raise
-        is_whole = not models.unreachable_target and not models.not_ready
-        del models.unreachable_target[:], models.not_ready[:]
-        return models.SerializeToString(deterministic=True), is_whole
 
     async def infer(self, inputs: Mapping[str, WireTensor], on_busy: Callable[[], None]) -> dict[str, Array]:
         """The outputs of one request, by name.

@@ -12,6 +12,7 @@ from weft_common.processes.process import Endpoint
 from weft_mesh.preflight import MeshError
 
 _STOP_TIMEOUT_S = 40.0
+_MAX_ERROR_CHARACTERS = 400
 
 
 @contextmanager
@@ -50,3 +51,25 @@ def running_mesh(
                 process.wait(_STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
+
+
+def last_error(log: Path, start: int = 0) -> str:
+    """The last error that a service of a mesh logged, else what ``weft up`` said; at most 400 characters.
+
+    Args:
+        log: What was given to ``running_mesh``, as a file.
+        start: Offset in it from which on to read, bytes.
+    """
+    with log.open("rb") as stream:
+        stream.seek(start)
+        lines = stream.read().decode(errors="replace").splitlines()
+    error, told = "", []
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            told.append(line.removeprefix("weft: ").strip())
+            continue
+        if isinstance(record, dict) and record.get("level") in ("error", "critical"):
+            error = str(record.get("message", ""))
+    return (error or "; ".join(told))[:_MAX_ERROR_CHARACTERS] or "it logged nothing"

@@ -13,14 +13,13 @@ from weft_jobs.columns import InputValues
 from weft_jobs.layout import Layout, make_layout
 from weft_jobs.target import JobTarget, RowsFailed
 from weft_mesh.preflight import MeshError
-from weft_mesh.running import running_mesh
+from weft_mesh.running import last_error, running_mesh
 from weft_optimize.answers import RowAnswers, answer_rows
 from weft_optimize.rows import DataRows
 
 #: Rows of one request, at most, and requests at once: a full batch waits for the next one, and no longer.
 _MAX_ROWS_PER_REQUEST = 32
 _NUM_INFLIGHT = 2
-_MAX_LOG_CHARACTERS = 2000
 
 
 def evaluate(
@@ -58,7 +57,7 @@ def evaluate(
         with running_mesh(repository, log=log) as endpoints:
             return asyncio.run(_ask(endpoints["router"].grpc, graph, version, rows, columns, outputs, timeout_s))
     except MeshError as error:
-        raise UnavailableError(f"the mesh cannot serve it: {error}{_last_error(Path(log.name), start)}") from error
+        raise UnavailableError(f"the mesh cannot serve it: {last_error(Path(log.name), start)}") from error
 
 
 async def _ask(
@@ -102,11 +101,3 @@ async def _ask(
 
             answers.append(await answer_rows(rows, layout, send))
     return answers
-
-
-def _last_error(log: Path, start: int) -> str:
-    """What the services logged as an error, if anything, since an offset."""
-    with log.open(errors="replace") as stream:
-        stream.seek(start)
-        lines = [line.strip() for line in stream if '"error"' in line or "error:" in line.lower()]
-    return f"; its log: {lines[-1][:_MAX_LOG_CHARACTERS]}" if lines else ""

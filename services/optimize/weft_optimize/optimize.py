@@ -23,7 +23,7 @@ from weft_optimize.recording import recording_mesh
 from weft_optimize.report import Report
 from weft_optimize.repository.graphs import check_pinned, choose_graph, graphs_that_call
 from weft_optimize.repository.provenance import noted_versions
-from weft_optimize.repository.publishing import held_model
+from weft_optimize.repository.publishing import check_publishable, held_model
 from weft_optimize.repository.source import find_model, model_files
 from weft_optimize.rows import read_rows
 from weft_optimize.trial_mesh import TrialMesh
@@ -106,6 +106,8 @@ def optimize(options: OptimizeOptions, tell: Callable[[str], None] = lambda _: N
     plan = choose_graph(options.graph, model, uses)
     number = max([*model.versions, *noted_versions(model.source.config)]) + 1
     check_pinned(model, number, uses)
+    if not options.is_dry_run:
+        check_publishable(model.folder)
     with (
         held_model(model.folder),
         workspace() as work,

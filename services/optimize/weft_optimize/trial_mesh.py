@@ -11,7 +11,7 @@ from weft_optimize.evaluation import evaluate
 from weft_optimize.metrics.metric import AnswerMetric
 from weft_optimize.model_process import VersionProcess
 from weft_optimize.repository.source import RepositoryModel
-from weft_optimize.repository.staging import alone, stage, staged_config
+from weft_optimize.repository.staging import alone, stage_version, staged_config
 from weft_optimize.rows import DataRows
 from weft_router.graph import GraphPlan
 
@@ -47,7 +47,7 @@ class TrialMesh:
     def repository(self, name: str, files: Path, parameters: Mapping[str, str]) -> Path:
         """A repository with the version and all that the graph needs. Raises OSError."""
         config = staged_config(self.model, parameters)
-        return stage(self.folder / name, self.model, files, config, plan=self.plan)
+        return stage_version(self.folder / name, self.model, files, config, plan=self.plan)
 
     def answers(self, repository: Path, rows: DataRows, metric: AnswerMetric) -> list[RowAnswers]:
         """Answers to rows from a mesh over a repository, for each pass of the metric. Raises as ``evaluate``."""
@@ -71,7 +71,7 @@ class TrialMesh:
         """
         model = self.model
         config = alone(staged_config(model, parameters))
-        repository = stage(self.folder / f"{name}-alone", model, files, config, plan=None)
+        repository = stage_version(self.folder / f"{name}-alone", model, files, config, plan=None)
         has_batch = model.source.config.max_batch_size > 0
         try:
             return VersionProcess(repository, model.service, model.source.name, has_batch=has_batch)

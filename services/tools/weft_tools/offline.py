@@ -99,6 +99,16 @@ def repository_of(graph: Path) -> Path | None:
     return _DEFAULT_REPOSITORY if _DEFAULT_REPOSITORY.is_dir() else None
 
 
+def model_folders(repository: Path) -> dict[str, tuple[str, Path]]:
+    """Service and folder of each model by name; of two of one name the first, as a router takes it. Raises OSError."""
+    found: dict[str, tuple[str, Path]] = {}
+    for service, folder in (folders_of_models(repository, tuple(BACKENDS)) or {"model": repository}).items():
+        for name in ModelRepository(folder).names():
+            if is_model_folder(folder / name):
+                found.setdefault(name, (service, folder / name))
+    return found
+
+
 def define_offline(config: Path) -> ModelDefinition:
     """The model that a ``config.pbtxt`` declares, checked as the server does.
 

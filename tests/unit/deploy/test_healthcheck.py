@@ -31,3 +31,12 @@ def test_without_an_address_the_usage_is_shown(capsys: pytest.CaptureFixture[str
     """Status 2 and one line that says how."""
     assert healthcheck.main([]) == 2
     assert "HOST:PORT" in capsys.readouterr().err
+
+
+def test_an_address_that_needs_what_is_not_installed_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status 2, and what installs it."""
+    monkeypatch.setattr("weft_common.client.channels.HAS_GRPCIO", False)
+    assert healthcheck.main(["xds:///router"]) == 2
+    assert "pip install 'weft[grpcio]'" in capsys.readouterr().err

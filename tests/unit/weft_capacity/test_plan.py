@@ -18,6 +18,7 @@ from weft_capacity.plan.subjects import find_subjects
 from weft_capacity.plan.target import ThisMachine
 from weft_cli.__main__ import main
 
+SAMPLES = Path(__file__).resolve().parents[3] / "model_repository"
 SIDE = 512
 CONFIG = """
 backend: "{backend}"
@@ -110,6 +111,38 @@ def test_open_shapes_are_asked_for_by_name(repository: Path, capsys: pytest.Capt
     assert "'Z' is no input" in told(repository, capsys, "open", "--device", "T4", "--shape", "Z=7")
 
 
+def test_one_model_that_cannot_be_planned_leaves_the_others(
+    repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is told with its cause and the status is 1; no half of a plan is saved or compared; declared it is planned."""
+    (broken := repository / "fixed" / "config.pbtxt").write_text((text := broken.read_text()) + "nonsense: 1")
+    try:
+        status = main(["plan", "--repository", str(repository), "--device", "H100"])
+    finally:
+        broken.write_text(text)
+    out = capsys.readouterr().out
+    assert status == 1
+    assert "open is not planned: model 'open' has inputs of open shape; give what your requests have" in out
+    assert "fixed is not planned: " in out
+    assert "nonsense" in out
+    assert "H100-80GB-0: chat" in out
+    saved = tmp_path / "plan.json"
+    assert f"--shape X=Nx{SIDE}" in told(repository, capsys, "--device", "H100", "--save", str(saved))
+    assert not saved.exists()
+    declared = ("--device", "H100", "--declare", "open=10:1")
+    assert planned(repository, capsys, *declared, "--save", str(saved))[0] == 0
+    assert f"--shape X=Nx{SIDE}" in told(repository, capsys, "--device", "H100", "--check", str(saved))
+
+
+def test_a_graph_is_planned_by_the_models_that_it_calls(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each once, also of one version of it; what is neither graph nor model gets a hint from both."""
+    for name in ("digits_cascade", "digits_cascade/1"):
+        _, report = planned(SAMPLES, capsys, name, "digits_tiny", "--device", "T4")
+        assert len(report["estimates"]) == len({one["model"] for one in report["estimates"]})
+        assert {"digits_tiny", "digits_committee", "decode_digit"} <= {one["model"] for one in report["estimates"]}
+    assert "did you mean 'digits_cascade'?" in told(SAMPLES, capsys, "digits_cascad", "--device", "T4")
+
+
 def test_a_python_model_is_declared(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing is guessed of it; and nothing is declared of what is known."""
     _, report = planned(repository, capsys, "code", "--device", "T4")
@@ -147,11 +180,13 @@ def test_what_does_not_fit_is_told_by_how_much(
 
 def test_names_that_are_not_there_get_a_hint(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Models, devices, repositories, rates."""
-    assert "no model 'fixd'" in (error := told(repository, capsys, "fixd", "--device", "T4"))
+    assert "no model or graph 'fixd'" in (error := told(repository, capsys, "fixd", "--device", "T4"))
     assert "did you mean 'fixed'?" in error
     assert "is not known" in told(repository, capsys, "fixed", "--device", "T44")
     assert "no folder" in told(repository / "missing", capsys, "--device", "T4")
     assert "none of the planned models" in told(repository, capsys, "fixed", "--device", "T4", "--rate", "fixxed=1")
+    error = told(repository, capsys, "fixed", "--device", "T4", "--rate", "fixed=1e12")
+    assert "replicas; at most 5000 can be planned: give a lower --rate" in error
     (repository / "fixed" / "1").rename(repository / "fixed" / "gone")
     try:
         assert "build or fetch the model" in told(repository, capsys, "fixed", "--device", "T4")

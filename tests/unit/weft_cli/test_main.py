@@ -85,3 +85,18 @@ def test_wrong_arguments_of_the_router_are_told_before_anything_starts(
     """With the words of the router itself."""
     assert main(["up", *arguments]) == 2
     assert capsys.readouterr().err == f"weft: {fault}\n"
+
+
+@pytest.mark.parametrize(("arguments", "extra"), [("batch g --input i --output o", "jobs"), ("optimize m", "optimize")])
+def test_a_package_that_is_missing_is_told_by_what_installs_it(
+    arguments: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where only the base is installed, a command that needs more says so in one line."""
+    for name in ("weft_cli.commands.jobs.batch", "weft_cli.commands.models.optimize"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    assert 1 == main([*arguments.split(), *(["--data", "d", "--max-loss", "1%"] if extra == "optimize" else [])])
+    told = capsys.readouterr().err
+    assert f"pip install 'weft[{extra}]'" in told
+    assert "Traceback" not in told

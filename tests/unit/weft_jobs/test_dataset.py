@@ -103,6 +103,28 @@ def test_each_shard_can_be_read_alone(tmp_path: Path) -> None:
     assert [len(span.num_rows) for span in dataset.spans(4)] == [1, 1, 1, 1, 1, 1, 2]
 
 
+@pytest.mark.parametrize(
+    "done", [{0}, {0, 1, 2}, {1}, {0, 2, 3}, set(range(6)), set(range(20)), {5, 6, 7, 8, 9}, set()]
+)
+def test_shards_that_are_done_are_counted_and_the_rest_is_as_ever(tmp_path: Path, done: set[int]) -> None:
+    """Whatever is done of each file: indices, rows and shares of all shards, and the columns of those to do."""
+    pq.write_table(pa.table({"x": [f"p{row}" for row in range(11)]}), tmp_path / "a.parquet", row_group_size=4)
+    (tmp_path / "b.jsonl").write_text("".join(f'{{"x": "\u00e4{row}"}}\n\n' for row in range(7)))
+    (tmp_path / "c.csv").write_text('x,y\n"a\nb",1\n\nc,2\nd,3\ne,4\n')
+    with gzip.open(tmp_path / "d.jsonl.gz", "wt") as stream:
+        stream.write("".join(f'{{"x": {row}}}\n' for row in range(7)))
+    dataset = Dataset(str(tmp_path))
+    whole = list(dataset.shards(3, ["x"]))
+    resumed = list(dataset.shards(3, ["x"], done.__contains__))
+    assert [_content(shard) for shard in resumed if shard.index not in done] == [
+        _content(shard) for shard in whole if shard.index not in done
+    ]
+    assert [_place(shard) for shard in resumed] == [_place(shard) for shard in whole]
+    assert sum(shard.share for shard in resumed) == pytest.approx(1.0, abs=0.1)
+    if {0, 1} <= done:
+        assert [shard.columns for shard in resumed[:2]] == [{}, {}]
+
+
 def test_a_machine_that_sees_another_file_is_refused(tmp_path: Path) -> None:
     """A file of another size, or with other rows, than the driver of the job saw."""
     path = tmp_path / "a.jsonl"
@@ -115,6 +137,10 @@ def test_a_machine_that_sees_another_file_is_refused(tmp_path: Path) -> None:
     path.write_text('{"x": 1}         \n')
     with pytest.raises(InvalidArgumentError, match="has other rows than when the job began"):
         list(dataset.read(span, ["x"]))
+
+
+def _place(shard: Shard) -> tuple[object, ...]:
+    return shard.index, shard.first_row, shard.num_rows, shard.file
 
 
 def _content(shard: Shard) -> tuple[object, ...]:

@@ -76,6 +76,7 @@ def test_one_job_at_a_time_holds_a_folder(tmp_path: Path) -> None:
         ({"graph": "b"}, 'graph was "a", is "b"'),
         ({"files": [2]}, "files was [1], is [2]"),
         ({"new": 1}, "new was null"),
+        ({"lock": "b"}, 'a model that it calls, is another: lock was null, is "b"'),
     ],
 )
 def test_a_job_goes_on_with_what_it_began_with(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -100,6 +101,7 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path: Path) -> None:
         begin(tmp_path, {}, resume=False)
     os.unlink(tmp_path / "notes.txt")
     begin(tmp_path, {}, resume=False)
-    (tmp_path / "manifest.json").write_text("{")
-    with pytest.raises(InvalidArgumentError, match="is damaged"):
-        begin(tmp_path, {}, resume=True)
+    for content in ("", "{", "[]", "3"):
+        (tmp_path / "manifest.json").write_text(content)
+        with pytest.raises(InvalidArgumentError, match="is damaged"):
+            begin(tmp_path, {}, resume=True)

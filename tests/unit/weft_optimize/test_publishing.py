@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from weft_common.errors import AlreadyExistsError, UnavailableError
-from weft_optimize.repository.publishing import held_model, publish
+from weft_common.errors import AlreadyExistsError, PermissionDeniedError, UnavailableError
+from weft_optimize.repository.publishing import check_publishable, held_model, publish
 from weft_serving.lifecycle.repository import ModelRepository
 
 
@@ -49,6 +49,21 @@ def test_a_version_appears_beside_the_others(model: Path, files: Path) -> None:
     } == state(model)
     assert (model / "1").stat().st_mode == (model / "2").stat().st_mode
     assert 0o640 == (model / "config.pbtxt").stat().st_mode & 0o777
+
+
+@pytest.mark.parametrize("name", [".", "m", "../configs"])
+def test_what_cannot_be_written_is_told_before_work_begins(
+    model: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The folder of the models, the model's, and that of its configuration; with the way to go on without."""
+    (configs := model.parent.parent / "configs").mkdir()
+    (model / "config.pbtxt").rename(configs / "config.pbtxt")
+    (model / "config.pbtxt").symlink_to(configs / "config.pbtxt")
+    check_publishable(model)
+    locked = (model.parent / name).resolve()
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != locked)  # root may write anything
+    with pytest.raises(PermissionDeniedError, match=f"'{locked}' cannot be written; --dry-run"):
+        check_publishable(model)
 
 
 def test_a_version_is_never_written_over(model: Path, files: Path) -> None:

@@ -9,7 +9,7 @@ from weft_common.errors import InvalidArgumentError, NotFoundError, WeftError
 from weft_common.text.pbtxt import PbtxtError, parse
 from weft_optimize.repository.graphs import GraphUse, check_pinned, choose_graph, graphs_that_call
 from weft_optimize.repository.source import RepositoryModel, find_model, model_files
-from weft_optimize.repository.staging import alone, stage, staged_config
+from weft_optimize.repository.staging import alone, stage_version, staged_config
 from weft_protos.model_config_pb2 import ModelConfig
 
 TENSORS = """max_batch_size: 4
@@ -68,6 +68,7 @@ def test_the_version_that_is_served_is_found(repository: Path) -> None:
     ("name", "version", "told"),
     [
         ("mm", None, "has no model 'mm'; did you mean 'm'"),
+        ("outer", None, "has no model 'outer'; a graph has that name: give one of the models that it calls"),
         ("m", 2, "'m' has no version 2; it has 1, 3"),
         ("../m", None, "Invalid model name"),
         ("code", None, "runs on the backend 'python'; there are methods for onnxruntime and pytorch"),
@@ -148,7 +149,7 @@ def test_a_stage_has_the_version_and_what_the_graph_needs(repository: Path, tmp_
     model = find_model(repository, "m")
     plan = choose_graph("outer", model, graphs_that_call(repository, "m"))
     config = staged_config(model, {"a": "b"})
-    staged = stage(tmp_path / "stage", model, files, config, plan=plan)
+    staged = stage_version(tmp_path / "stage", model, files, config, plan=plan)
     assert ["inner", "outer"] == sorted(os.listdir(staged / "graphs"))
     assert ["m", "other"] == sorted(os.listdir(staged / "model"))
     assert ["3", "config.pbtxt", "labels.txt"] == sorted(os.listdir(staged / "model/m"))
@@ -164,7 +165,7 @@ def test_a_graph_with_code_has_every_model_beside_it(repository: Path, tmp_path:
     add_graph(repository, "coded", 'model_name: "m"', 'model_name: "code"')
     model = find_model(repository, "m")
     plan = choose_graph("coded", model, graphs_that_call(repository, "m"))
-    staged = stage(tmp_path / "stage", model, model.source.folder, staged_config(model, {}), plan=plan)
+    staged = stage_version(tmp_path / "stage", model, model.source.folder, staged_config(model, {}), plan=plan)
     assert ["code", "m", "other", "unused"] == sorted(os.listdir(staged / "model"))
     assert ["before"] == os.listdir(staged / "preprocess")
 
@@ -173,7 +174,7 @@ def test_models_side_by_side_are_staged_so(tmp_path: Path) -> None:
     """As Triton Inference Server has them."""
     add_model(tmp_path / "repository", "m")
     model = find_model(tmp_path / "repository", "m")
-    staged = stage(tmp_path / "stage", model, model.source.folder, staged_config(model, {}), plan=None)
+    staged = stage_version(tmp_path / "stage", model, model.source.folder, staged_config(model, {}), plan=None)
     assert "" == model.service
     assert ["1", "config.pbtxt"] == sorted(os.listdir(staged / "m"))
 

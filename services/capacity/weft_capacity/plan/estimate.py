@@ -55,6 +55,7 @@ class Estimate:
         cost_per_million: Of requests or tokens, in the currency of ``--cost-per-hour``.
         missing_bytes: By how much the model does not fit into the device; 0: it fits.
         notes: What the reader should know.
+        fault: Why nothing could be estimated, although it could be asked for; "": nothing is wrong.
     """
 
     model: str
@@ -76,6 +77,7 @@ class Estimate:
     cost_per_million: float | None = None
     missing_bytes: int = 0
     notes: tuple[str, ...] = ()
+    fault: str = ""
 
 
 @dataclass(frozen=True)

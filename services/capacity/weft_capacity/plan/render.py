@@ -39,6 +39,8 @@ def render_estimates(estimates: Sequence[Estimate]) -> str:
                 f"{each.model} does not fit into {each.device}: {each.missing_bytes / _MIB:.0f} MiB are missing"
             )
         text += [f"{each.model}: {note}" for note in each.notes]
+        if each.fault:
+            text.append(f"{each.model} is not planned: {each.fault}")
     return "\n".join(text)
 
 
@@ -52,7 +54,7 @@ def _cells(each: Estimate) -> list[str]:
             for size in (memory.weights, memory.activations, memory.arena, memory.kv, memory.runtime, memory.total)
         ]
     )
-    fits = f"{each.largest_batch} rows" if memory else "-"
+    fits = f"{each.largest_batch} rows" if each.largest_batch or each.missing_bytes else "-"
     if each.unit == "tokens":
         fits = f"{each.largest_batch} x {each.context}, {each.largest_context} alone"
     bounds = [timing.bound for timing in (each.time_1, each.time_max) if timing is not None]
@@ -61,7 +63,7 @@ def _cells(each: Estimate) -> list[str]:
         str(each.num_instances),
         *sizes,
         _time(each.time_1),
-        f"{each.max_batch}: {_time(each.time_max)}",
+        f"{each.max_batch}: {_time(each.time_max)}" if each.time_max else "-",
         ", ".join(dict.fromkeys(bounds)) or "-",
         "-" if each.ridge_batch is None else str(each.ridge_batch),
         fits,

@@ -11,13 +11,14 @@ from weft_capacity.placement import Device, Problem, Solution, Workload, place
 from weft_capacity.placement.check import Checked, check_change
 from weft_capacity.placement.fleet import read_fleet
 from weft_capacity.placement.mig import mig_profiles
+from weft_capacity.placement.problem import MAX_REPLICAS
 from weft_capacity.placement.saved import load
 from weft_capacity.plan.declared import with_declared
 from weft_capacity.plan.estimate import Assumptions, Estimate
 from weft_capacity.plan.estimates import estimate
-from weft_capacity.plan.subjects import find_subjects, shapes_of
+from weft_capacity.plan.subjects import Subject, find_models, read_subject, shapes_of
 from weft_capacity.plan.target import PlannedDevice, find_target
-from weft_common.errors import InvalidArgumentError
+from weft_common.errors import InvalidArgumentError, WeftError
 from weft_common.text.suggestion import suggestion
 
 #: Share of a device's time that is planned for; the rest is for bursts.
@@ -82,27 +83,42 @@ class PlanReport:
     checked: Checked | None = None
 
     @property
+    def fault(self) -> str:
+        """Why the first model that could not be estimated is not; "": all were."""
+        return next((each.fault for each in self.estimates if each.fault), "")
+
+    @property
     def fits(self) -> bool:
-        """Whether every model fits into the device, every replica has a place, and none that is in use moves."""
+        """Whether every model is known and fits, every replica has a place, and none that is in use moves."""
         return (
-            not any(each.missing_bytes for each in self.estimates)
+            not self.fault
+            and not any(each.missing_bytes for each in self.estimates)
             and not (self.solution is not None and self.solution.unplaced)
             and (self.checked is None or self.checked.is_unmoved)
         )
 
 
 def make_report(options: PlanOptions, announce: Callable[[str], None] = lambda _: None) -> PlanReport:
-    """Estimate and place.
+    """Estimate and place. Of several models one that cannot be estimated is told with its cause, and left out.
 
     Args:
         options: What is asked.
         announce: Called with a sentence before something takes long.
 
     Raises:
-        WeftError: A model, device, shape or number is not known or wrong; the message gives the cure.
+        WeftError: A model, device, shape or number is not known or wrong; the message gives the cure. No model can be
+            estimated; or one cannot, and a plan in use is to be checked.
     """
-    subjects = find_subjects(options.repository, options.models)
-    names = [subject.name for subject in subjects]
+    subjects: dict[str, Subject] = {}
+    faults: dict[str, WeftError] = {}
+    names = find_models(options.repository, options.models)
+    for name, (service, folder) in names.items():
+        try:
+            subjects[name] = read_subject(service, folder)
+        except WeftError as error:
+            faults[name] = error
+    if names and not subjects:
+        raise next(iter(faults.values()))
     in_use = None if options.check is None else load(options.check)
     for option, given in (
         ("--rate", options.rates),
@@ -113,18 +129,27 @@ def make_report(options: PlanOptions, announce: Callable[[str], None] = lambda _
             if name not in names:
                 raise InvalidArgumentError(f"{option}: '{name}' is none of the planned models{suggestion(name, names)}")
     shapes = shapes_of(options.shapes)
-    known = {spec.name for subject in subjects for spec in subject.context.signature.inputs}
+    known = {spec.name for subject in subjects.values() for spec in subject.context.signature.inputs}
     for name in shapes:
         if name.rpartition(".")[2] not in known:
             raise InvalidArgumentError(f"--shape: '{name}' is no input of the planned models{suggestion(name, known)}")
     target = find_target(options.device, options.profile_file, announce)
     assumptions = Assumptions(options.batch, shapes, options.context, options.num_output_tokens, options.cost_per_hour)
     estimates = []
-    for subject in subjects:
-        one = estimate(subject, target, assumptions)
-        if subject.name in options.declared:
-            one = with_declared(one, options.declared[subject.name], target.spec, options.cost_per_hour)
-        estimates.append(one)
+    for name in names:
+        one = Estimate(name, "", target.spec.name, 1)
+        if (subject := subjects.get(name)) is not None:
+            one = Estimate(name, subject.backend, target.spec.name, subject.num_instances)
+            try:
+                one = estimate(subject, target, assumptions)
+            except WeftError as error:
+                faults[name] = error
+            if name in options.declared:
+                faults.pop(name, None)
+                one = with_declared(one, options.declared[name], target.spec, options.cost_per_hour)
+        estimates.append(replace(one, fault=faults[name].message) if name in faults else one)
+    if faults and (len(faults) == len(names) or in_use is not None):
+        raise next(iter(faults.values()))
     problem = problem_of(estimates, target, options)
     if problem is None or in_use is None:
         return PlanReport(target.spec, tuple(estimates), problem, None if problem is None else place(problem))
@@ -169,6 +194,11 @@ def _workload(each: Estimate, spec: DeviceSpec, rate: float, least: int, num_dom
     device_per_s = each.requests_per_s * max(spec.num_cores, 1)
     busy = rate / device_per_s if device_per_s else 0.0
     num_replicas = max(math.ceil(busy / _MAX_LOAD - 1e-9), least)
+    if num_replicas > MAX_REPLICAS:
+        raise InvalidArgumentError(
+            f"'{each.model}' is to have {num_replicas} replicas; at most {MAX_REPLICAS} can be planned: give a "
+            "lower --rate or --replicas"
+        )
     return Workload(
         each.model,
         each.memory.own,

@@ -1,17 +1,18 @@
 """The models that are planned for, as a repository's files declare them."""
 
 import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from weft_common.errors import InvalidArgumentError, NotFoundError, WeftError
-from weft_common.repository.layout import CONFIG_FILENAME, folders_of_models, is_ensemble, is_model_folder
+from weft_common.repository.layout import CONFIG_FILENAME
 from weft_common.text.suggestion import suggestion
+from weft_router.repository.files import GraphRepository
 from weft_serving.backends.base import InstanceContext, ModelContext
 from weft_serving.config.definition import ModelDefinition
-from weft_serving.lifecycle.repository import ModelRepository
-from weft_tools.offline import BACKENDS, define_offline
+from weft_tools.compiled import load_plan
+from weft_tools.offline import GRAPH_FOLDER, define_offline, model_folders
 
 _MODEL_SERVICE = "model"
 
@@ -44,49 +45,50 @@ class Subject:
 
 
 def find_subjects(repository: Path, names: Sequence[str]) -> list[Subject]:
-    """The models of these names; without names, all of the model service.
+    """The models of these names. Raises what ``find_models`` and ``read_subject`` do."""
+    return [read_subject(*place) for place in find_models(repository, names).values()]
+
+
+def find_models(repository: Path, names: Sequence[str]) -> dict[str, tuple[str, Path]]:
+    """Service and folder of models by name: of those named, and of those that graphs named call.
+
+    Without names it is all of the model service.
 
     Raises:
-        NotFoundError: A name is that of no model; or there is no repository, or no model in it.
-        WeftError: A configuration is wrong.
-        OSError: A file cannot be read.
+        NotFoundError: A name is that of no model or graph; or there is no repository, or no model in it.
+        WeftError: A graph has errors.
     """
     if not repository.is_dir():
         raise NotFoundError(f"there is no folder {repository}; give the model repository with --repository")
-    found = _folders(repository)
+    found = model_folders(repository)
     if not names:
         names = [name for name, (service, _) in found.items() if service == _MODEL_SERVICE]
         if not names:
             raise NotFoundError(f"{repository} has no model; give the model repository with --repository")
-    subjects = []
-    for name in dict.fromkeys(names):
-        if name not in found:
-            hint = "; a graph is planned by its models" if (repository / "graphs" / name).is_dir() else ""
-            raise NotFoundError(f"there is no model '{name}' in {repository}{hint or suggestion(name, found)}")
-        service, folder = found[name]
-        subjects.append(_subject(service, folder))
-    return subjects
+    called = (model for name in names for model in ([name] if name in found else _called(name, repository, found)))
+    return {name: found[name] for name in called}
 
 
-def _folders(repository: Path) -> dict[str, tuple[str, Path]]:
-    """Service and folder of each model by name."""
-    services = folders_of_models(repository, tuple(BACKENDS)) or {_MODEL_SERVICE: repository}
-    return {
-        name: (service, folder / name)
-        for service, folder in services.items()
-        if folder.is_dir()
-        for name in sorted(ModelRepository(folder).names())
-        if is_model_folder(folder / name) and not is_ensemble_folder(folder / name)
-    }
+def _called(name: str, repository: Path, models: Collection[str]) -> list[str]:
+    """The models that the steps of a graph call."""
+    graphs = GraphRepository(repository / GRAPH_FOLDER).scan() if (repository / GRAPH_FOLDER).is_dir() else {}
+    if name.partition("/")[0] not in graphs:
+        raise NotFoundError(
+            f"there is no model or graph '{name}' in {repository}{suggestion(name, [*models, *graphs])}"
+        )
+    called = sorted({model for _, model in load_plan(name, repository).dependencies})
+    if missing := [model for model in called if model not in models]:
+        raise NotFoundError(f"graph '{name}' calls '{missing[0]}', which is no model of {repository}")
+    return called
 
 
-def is_ensemble_folder(folder: Path) -> bool:
-    """Whether a folder's configuration declares an ensemble, which a router serves."""
-    config = folder / CONFIG_FILENAME
-    return config.is_file() and is_ensemble(config)
+def read_subject(service: str, folder: Path) -> Subject:
+    """A model as its files declare it.
 
-
-def _subject(service: str, folder: Path) -> Subject:
+    Raises:
+        WeftError: Its configuration is wrong, or there is no version.
+        OSError: A file cannot be read.
+    """
     config = folder / CONFIG_FILENAME
     if not config.is_file():
         raise NotFoundError(f"there is no {config}; a model is planned by its configuration")

@@ -16,9 +16,12 @@ def write_outputs(report: PlanReport, saved: Path | None, kubernetes: Path | Non
     """Write the files that are asked for; returns them.
 
     Raises:
-        InvalidArgumentError: Nothing was placed, so there is nothing to write; or a folder is named, not a file.
+        InvalidArgumentError: A model could not be estimated, or none was placed, so there is nothing to write; or a
+            folder is named, not a file.
         OSError: A file cannot be written.
     """
+    if (saved or kubernetes) and report.fault:
+        raise InvalidArgumentError(f"the plan lacks a model, so nothing is written: {report.fault}")
     if (saved or kubernetes) and (report.problem is None or report.solution is None):
         raise InvalidArgumentError("no model could be placed, so nothing is written; declare its needs with --declare")
     for path in filter(None, (saved, kubernetes)):

@@ -1,20 +1,20 @@
 """The models that a graph calls, with the files that are needed to serve it."""
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from weft_capacity.tuning.settings import TunedModel
 from weft_common.errors import NotFoundError, WeftError
-from weft_common.repository.layout import CONFIG_FILENAME, folders_of_models, is_ensemble, is_model_folder
+from weft_common.repository.layout import CONFIG_FILENAME, is_ensemble
 from weft_common.text.pbtxt import parse
 from weft_common.text.suggestion import suggestion
 from weft_protos.model_config_pb2 import ModelConfig
 from weft_router.graph.plan import CallPlan, GraphPlan
 from weft_router.repository.readiness import steps_of
 from weft_tools.compiled import load_plan
-from weft_tools.offline import BACKENDS, GRAPH_FOLDER
+from weft_tools.offline import BACKENDS, GRAPH_FOLDER, model_folders
 
 #: In a ``model.py`` that calls other models.
 _CALLS = "InferenceRequest"
@@ -49,7 +49,7 @@ def read_graph(name: str, repository: Path) -> TunedGraph:
     """
     if not repository.is_dir():
         raise NotFoundError(f"no such folder: '{repository}'; --repository DIR names the model repository")
-    known = dict(_model_folders(repository))
+    known = model_folders(repository)
     plain = name.partition("/")[0]
     graphs: set[str] = set()
     batch_sizes: dict[str, int] = {}
@@ -73,18 +73,6 @@ def read_graph(name: str, repository: Path) -> TunedGraph:
     folders = [known[model][1].relative_to(repository) for model in models]
     folders += [folder.relative_to(repository) for folder in _graph_folders(repository) if folder.name in graphs]
     return TunedGraph(name, repository, models, tuple(folders))
-
-
-def _model_folders(repository: Path) -> Iterator[tuple[str, tuple[str, Path]]]:
-    """Service and folder of each model, by name; of two of one name the first."""
-    seen: set[str] = set()
-    for service, folder in (folders_of_models(repository, tuple(BACKENDS)) or {"model": repository}).items():
-        for entry in sorted(folder.iterdir()):
-            config = entry / CONFIG_FILENAME
-            is_graph = config.is_file() and is_ensemble(config)
-            if entry.name not in seen and not entry.name.startswith(".") and is_model_folder(entry) and not is_graph:
-                seen.add(entry.name)
-                yield entry.name, (service, entry)
 
 
 def _graph_folders(repository: Path) -> list[Path]:

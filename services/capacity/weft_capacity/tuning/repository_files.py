@@ -1,6 +1,5 @@
 """Files of repositories: one staged for a trial; the pick in the user's, all or nothing, or in a copy of it."""
 
-import os
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -10,12 +9,12 @@ from weft_capacity.tuning.graph_models import TunedGraph
 from weft_common.errors import InvalidArgumentError
 from weft_common.repository.layout import CONFIG_FILENAME
 from weft_jobs.atomic_files import replace_file
-from weft_tools.offline import GRAPH_FOLDER
+from weft_tools.staging import stage
 
 _SAVED = ".before-tune"
 
 
-def stage(graph: TunedGraph, texts: Mapping[str, str], folder: Path) -> Path:
+def stage_graph(graph: TunedGraph, texts: Mapping[str, str], folder: Path) -> Path:
     """Make the repository in ``folder``, which is emptied first; what ``graph`` does not need is left out.
 
     Args:
@@ -26,22 +25,9 @@ def stage(graph: TunedGraph, texts: Mapping[str, str], folder: Path) -> Path:
     Raises:
         OSError: It cannot be written.
     """
-    if folder.exists():
-        shutil.rmtree(folder)
-    if any(len(relative.parts) > 1 for relative in graph.folders):  # else models lie side by side
-        (folder / GRAPH_FOLDER).mkdir(parents=True)
-    for relative in graph.folders:
-        target = folder / relative
-        target.mkdir(parents=True, exist_ok=True)
-        for entry in (graph.repository / relative).resolve().iterdir():
-            if entry.name.startswith("."):
-                continue
-            is_changed = entry.name == CONFIG_FILENAME and relative.name in texts and _is_model(graph, relative)
-            if not is_changed:
-                os.symlink(entry, target / entry.name)
-        if relative.name in texts and _is_model(graph, relative):
-            (target / CONFIG_FILENAME).write_text(texts[relative.name])
-    return folder
+    places = {name: graph.models[name].folder.relative_to(graph.repository) / CONFIG_FILENAME for name in texts}
+    replaced = {place: texts[name] for name, place in places.items()}
+    return stage(graph.repository, graph.folders, replaced, folder)
 
 
 def restage(graph: TunedGraph, model: str, text: str | None, folder: Path) -> None:
@@ -128,9 +114,3 @@ def _save(path: Path, text: str) -> None:
         number += 1
         saved = path.with_name(f"{path.name}{_SAVED}-{number}")
     replace_file(saved, text.encode())
-
-
-def _is_model(graph: TunedGraph, relative: Path) -> bool:
-    """Whether the folder is a model's: a graph may have the same name."""
-    model = graph.models.get(relative.name)
-    return model is not None and model.folder == graph.repository / relative

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 from weft_capacity.tuning.config_text import Edit, edited
@@ -125,14 +126,14 @@ class SearchSpace:
             incumbent: The best configuration so far.
             costs: Of the models, by name; one that is not there did nothing.
         """
-        yield from ({**incumbent, **step} for step in self._joint_steps(costs))
+        yield from ({**incumbent, **step} for step in self._joint_steps(incumbent, costs))
         dearest = sorted(costs, key=lambda name: costs[name].share, reverse=True)
         keys = [key for name in dearest for kind in KINDS if (key := f"{name}.{kind}") in self.settings] + [IN_PROCESS]
         for distance in range(1, max(map(len, map(self._choices, keys)))):
             for key in keys:
                 yield from self._at_distance(incumbent, key, distance)
 
-    def _joint_steps(self, costs: Mapping[str, Cost]) -> Iterator[dict[str, Value]]:
+    def _joint_steps(self, incumbent: Configuration, costs: Mapping[str, Cost]) -> Iterator[dict[str, Value]]:
         fused: dict[str, Value] = {IN_PROCESS: self.settings[IN_PROCESS].choices[-1]}
         cheap = [name for name, cost in costs.items() if cost.execution_us <= _MAX_INLINE_US]
         inline: dict[str, Value] = {
@@ -141,7 +142,13 @@ class SearchSpace:
         unbatched: dict[str, Value] = {
             key: OFF for name in cheap if OFF in self._choices(key := f"{name}.queue_delay_us")
         }
-        for step in (fused, fused | inline, inline, fused | inline | unbatched):
+        more: dict[str, Value] = {}
+        for name in costs:
+            key = f"{name}.instances"
+            for number, next_number in pairwise(self._choices(key)):
+                if number == incumbent[key]:
+                    more[key] = next_number
+        for step in (fused, fused | inline, more, inline, fused | inline | unbatched):
             if step:
                 yield step
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -10,11 +9,11 @@ from pathlib import Path
 
 from weft_capacity.tuning.contest import TrialError
 from weft_capacity.tuning.graph_models import TunedGraph
-from weft_capacity.tuning.repository_files import restage, stage
+from weft_capacity.tuning.repository_files import restage, stage_graph
 from weft_common.client.v2_client import V2Client
 from weft_common.errors import WeftError
 from weft_mesh.preflight import MeshError
-from weft_mesh.running import running_mesh
+from weft_mesh.running import last_error, running_mesh
 
 #: Most of an error's text that a trial keeps, in characters.
 MAX_REASON = 400
@@ -42,7 +41,7 @@ class StagedMesh:
     def __init__(self, graph: TunedGraph, place: Path, texts: Mapping[str, str], arguments: Sequence[str]) -> None:
         self._graph = graph
         self._texts = dict(texts)
-        self._repository = stage(graph, texts, place)
+        self._repository = stage_graph(graph, texts, place)
         self._log = place.with_name(f"{place.name}.log")
         self.arguments = tuple(arguments)
         self.is_sound = True
@@ -54,7 +53,7 @@ class StagedMesh:
                 log = stack.enter_context(self._log.open("w"))
                 self.endpoints = stack.enter_context(running_mesh(self._repository, started, log=log))
             except MeshError:
-                raise TrialError(f"the mesh does not start: {_reason(self._log)}") from None
+                raise TrialError(f"the mesh does not start: {last_error(self._log)}") from None
             self._stack = stack.pop_all()
         router = self.endpoints["router"].pid
         self._supervisor = int(Path(f"/proc/{router}/stat").read_text().rpartition(")")[2].split()[1])
@@ -111,17 +110,3 @@ def _process_tree(pid: int) -> list[int]:
             with contextlib.suppress(FileNotFoundError):  # the thread has ended
                 found += [int(child) for child in (thread / "children").read_text().split()]
     return found
-
-
-def _reason(log: Path) -> str:
-    """The last error that a service logged; else what ``weft up`` said."""
-    error, told = "", ""
-    for line in log.read_text(errors="replace").splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            told = f"{told}; {line.removeprefix('weft: ').strip()}" if told else line.removeprefix("weft: ").strip()
-            continue
-        if isinstance(record, dict) and record.get("level") in ("error", "critical"):
-            error = str(record.get("message", ""))
-    return (error or told)[:MAX_REASON] or "it logged nothing"

@@ -27,7 +27,7 @@ from weft_capacity.tuning.trials import TrialLog, TrialRecord
 from weft_common.errors import InvalidArgumentError, NotFoundError
 from weft_common.repository.layout import CONFIG_FILENAME
 from weft_common.signature import ModelSignature
-from weft_jobs.atomic_files import held, replace_file
+from weft_jobs.atomic_files import check_writable, held, replace_file
 
 _TRIALS, _REPORT = "trials.log", "report.json"
 _MARKER = "weft tune: "
@@ -122,6 +122,9 @@ def tune(options: TuneOptions, on_trial: Callable[[TrialRecord, SearchSpace], No
         open_data(path, "--recorded" if options.recorded else "--data")  # what is wrong with it, before a mesh starts
     machine = Machine(len(os.sched_getaffinity(0)), min(limit.limit_ms for limit in options.limits))
     space = make_space(list(graph.models.values()), machine)
+    if options.write:
+        folders = {(model.folder / CONFIG_FILENAME).resolve().parent for model in space.models.values()}
+        check_writable(sorted(folders), "--output DIR writes a copy of the repository")
     goal = Goal(options.limits, options.objective)
     load = _load(options, machine)
     with held(options.study):
@@ -160,9 +163,14 @@ def tune(options: TuneOptions, on_trial: Callable[[TrialRecord, SearchSpace], No
             result,
             {**setup, "load": _load_text(options, load), "requests": _source(bench)},
         )
+        _keep(options, found)  # also if the configurations cannot be written
         outcome = _write(options, graph, space, result, found)
-        replace_file(options.study / _REPORT, (json.dumps(outcome.facts, indent=2) + "\n").encode())
+        _keep(options, outcome.facts)
         return outcome
+
+
+def _keep(options: TuneOptions, found: Mapping[str, Any]) -> None:
+    replace_file(options.study / _REPORT, (json.dumps(found, indent=2) + "\n").encode())
 
 
 def _write(

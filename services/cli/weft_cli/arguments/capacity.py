@@ -28,7 +28,12 @@ def _add_plan(commands: "Commands") -> None:
         epilog="example: weft plan minilm --device H100 --shape input_ids=128 --shape attention_mask=128 "
         "--shape token_type_ids=128 --rate minilm=2000 --cost-per-hour 2.5",
     )
-    parser.add_argument("models", nargs="*", metavar="MODEL", help="default: all of the model service")
+    parser.add_argument(
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help="or a graph, for the models that it calls; default: all of the model service",
+    )
     parser.add_argument(
         "--repository", type=Path, default=Path("model_repository"), metavar="DIR", help="default: model_repository"
     )

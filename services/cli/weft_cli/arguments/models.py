@@ -43,7 +43,7 @@ def _add_optimize(commands: "Commands") -> None:
         type=share,
         required=True,
         metavar="0.5%",
-        help="most that the upper end of the loss's 95%% interval may be",
+        help="most that the upper end of the loss's 95%% interval may be; 0.005 is 0.5%%",
     )
     parser.add_argument(
         "--graph",

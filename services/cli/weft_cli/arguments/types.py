@@ -105,8 +105,10 @@ def graph_version(text: str) -> str:
 
 
 def share(text: str) -> float:
-    """A share such as 0.01 or 1%, 0 or more."""
+    """A share such as 0.01 or 1%, 0 or more; from 1 on with a percent sign, since a 1 may well mean 1%."""
     value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    if 1 <= value < math.inf and not text.endswith("%"):
+        raise argparse.ArgumentTypeError(f"'{text}' would be {value:.0%}; write {text}% or {value:.0%}")
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"'{text}' is no share; give a number from 0 on such as 0.01, or 1%")
     return value

@@ -26,7 +26,7 @@ FILES, BATCHES = "/v1/files", "/v1/batches"
 #: Largest file, as with OpenAI.
 MAX_FILE_BYTES = 200 << 20
 _WINDOW, _WINDOW_S = "24h", 86_400
-_MAX_LIST, _DEFAULT_LIST = 100, 20
+_MAX_LIST, _DEFAULT_LIST, _MAX_DIGITS = 100, 20, 9
 
 
 class Batches:
@@ -161,7 +161,7 @@ class Batches:
     async def _list(self, kind: str, request: Request, context: RequestContext) -> ASGIApp:
         found = await asyncio.to_thread(self._store.all, kind, await self._owner(context))
         text = request.query_params.get("limit", str(_DEFAULT_LIST))
-        if not text.isdecimal() or not 1 <= int(text) <= _MAX_LIST:
+        if not text.isdecimal() or len(text) > _MAX_DIGITS or not 1 <= int(text) <= _MAX_LIST:
             raise RequestError(f"limit must be from 1 to {_MAX_LIST}, got '{text[:20]}'", param="limit")
         if after := request.query_params.get("after"):
             ids = [facts["id"] for facts in found]

@@ -57,6 +57,8 @@ class BackgroundRunner:
         self._app = app
         self._window = Window(_MAX_INFLIGHT, time.monotonic_ns)
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        #: Batches whose files a thread puts together, which cannot be cancelled.
+        self._finalizing: set[str] = set()
 
     async def resume(self) -> None:
         """Go on with the batches of owners without keys."""
@@ -75,8 +77,7 @@ class BackgroundRunner:
         """End a batch early: what is answered stays; requests in flight are cancelled."""
         if batch["status"] not in ("in_progress", "cancelling"):
             return dict(batch)
-        if task := self._tasks.get(batch["id"]):
-            await cancel_and_wait([task])
+        await self._stop(batch["id"])
         current = await asyncio.to_thread(self._store.find, batch["id"], "batch", owner)
         if current["status"] in _OPEN:
             current |= {"status": "cancelling", "cancelling_at": int(time.time())}
@@ -86,20 +87,34 @@ class BackgroundRunner:
 
     async def close(self) -> None:
         """Stop; batches go on when the gateway is started again."""
-        for task in list(self._tasks.values()):
+        for own_id in list(self._tasks):
+            await self._stop(own_id)
+
+    async def _stop(self, own_id: str) -> None:
+        """A batch does not run any more: it is cancelled, or, where it is about to be finished, awaited."""
+        task = self._tasks.get(own_id)
+        if task is not None and own_id in self._finalizing:
+            await asyncio.wait([task])
+        elif task is not None:
             await cancel_and_wait([task])
 
     async def _run(self, batch: dict[str, Any], owner: str, headers: Headers) -> None:
         try:
             if batch["status"] == "in_progress":
                 await self._answer_all(batch, owner, headers)
+            self._finalizing.add(batch["id"])
             await asyncio.to_thread(self._finalize, batch, owner)
         except (OSError, WeftError) as error:
             message = error.message if isinstance(error, WeftError) else str(error)
             _log.error("batch '%s' waits for a restart of the gateway: %s", batch["id"], message)
+        except Exception:
+            _log.exception("batch '%s' waits for a restart of the gateway", batch["id"])
+        finally:
+            self._finalizing.discard(batch["id"])
 
     async def _answer_all(self, batch: dict[str, Any], owner: str, headers: Headers) -> None:
         folder = self._store.path(batch["id"])
+        counts = {"completed": 0, "failed": 0}
         shards = Dataset(str(self._store.content(batch["input_file_id"])), "jsonl").shards(_REQUESTS_PER_PART, _COLUMNS)
         try:
             async with asyncio.timeout(max(0.0, batch["expires_at"] - time.time())):
@@ -108,7 +123,8 @@ class BackgroundRunner:
                     if not part.exists():
                         lines = await self._answer_shard(batch["id"], shard, headers)
                         await asyncio.to_thread(replace_file, part, lines)
-                    counts = await asyncio.to_thread(_counts, folder)
+                    for name, number in (await asyncio.to_thread(_counts, part)).items():
+                        counts[name] += number
                     batch["request_counts"] |= counts
                     await asyncio.to_thread(self._store.save, batch, owner)
         except TimeoutError:
@@ -124,7 +140,8 @@ class BackgroundRunner:
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(answer(row)) for row in range(shard.num_rows)]
-        return "".join(json.dumps(task.result(), ensure_ascii=False) + "\n" for task in tasks).encode()
+        lines = "".join(json.dumps(task.result(), ensure_ascii=False) + "\n" for task in tasks)
+        return lines.encode("utf-8", "backslashreplace")  # half a surrogate pair is written as it was read
 
     async def _answer(self, url: str, body: bytes, headers: Headers) -> _Answer:
         async with self._window.place() as place:
@@ -240,8 +257,8 @@ def _parts(folder: Path) -> list[Path]:
     return sorted(folder.glob("part-*.jsonl"))
 
 
-def _counts(folder: Path) -> dict[str, int]:
-    lines = [_is_answered(line) for part in _parts(folder) for line in part.read_bytes().splitlines()]
+def _counts(part: Path) -> dict[str, int]:
+    lines = [_is_answered(line) for line in part.read_bytes().splitlines()]
     return {"completed": sum(lines), "failed": len(lines) - sum(lines)}
 
 

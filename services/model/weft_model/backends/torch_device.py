@@ -12,8 +12,6 @@ import numpy as np
 
 from weft_common.tensors import NUMPY_BY_DATATYPE, Array
 
-_BFLOAT16 = NUMPY_BY_DATATYPE["BF16"]
-
 
 class TorchDevice:
     """The device of one instance; on a GPU with a CUDA stream of its own, the only one that it waits for.
@@ -66,7 +64,7 @@ class TorchDevice:
         """
         if not array.flags.writeable:
             array = array.copy()  # torch has no read-only tensors
-        if array.dtype == _BFLOAT16:
+        if array.dtype.name == "bfloat16":
             tensor = self._torch.from_numpy(array.view(np.int16)).view(self._torch.bfloat16)
         else:
             tensor = self._torch.from_numpy(array)
@@ -87,7 +85,7 @@ class TorchDevice:
         """The host tensor as an array, which shares its memory if possible."""
         array: Array
         if tensor.dtype == self._torch.bfloat16:
-            array = tensor.contiguous().view(self._torch.int16).numpy().view(_BFLOAT16)
+            array = tensor.contiguous().view(self._torch.int16).numpy().view(NUMPY_BY_DATATYPE["BF16"])
         else:
             array = tensor.numpy()
         return array

@@ -1,14 +1,15 @@
 """The graphs of a repository that call the model, and the one that the data goes through."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from weft_common.errors import InvalidArgumentError, WeftError
 from weft_optimize.repository.source import RepositoryModel
 from weft_router.graph import GraphPlan
-from weft_router.graph.plan import CallPlan, NodePlan, StepPlan
+from weft_router.graph.plan import CallPlan
 from weft_router.repository.files import GraphRepository
+from weft_router.repository.readiness import steps_of
 from weft_tools.compiled import load_plan
 from weft_tools.offline import GRAPH_FOLDER
 
@@ -33,7 +34,7 @@ def graphs_that_call(repository: Path, name: str) -> list[GraphUse]:
             plan = load_plan(graph, repository)
         except (WeftError, OSError):
             continue
-        calls = [step.action for step in steps_of(plan.root) if isinstance(step.action, CallPlan)]
+        calls = [step.action for _, step in steps_of(plan.root) if isinstance(step.action, CallPlan)]
         own = [call.model_version for call in calls if call.model_name == name]
         if own or any(model == name for _, model in plan.dependencies):
             found.append(GraphUse(graph, frozenset(int(version) for version in own if version)))
@@ -45,21 +46,9 @@ def _graph_names(repository: Path) -> list[str]:
     return sorted(GraphRepository(folder if folder.is_dir() else repository).scan())
 
 
-def steps_of(node: NodePlan) -> Iterator[StepPlan]:
-    """Every step of a node and of the nodes inside it, fallbacks and shadows too."""
-    for first in (*node.steps, *node.shadows, *node.customs):
-        step: StepPlan | None = first
-        while step is not None:
-            yield step
-            if isinstance(step.action, NodePlan):
-                yield from steps_of(step.action)
-            step = step.fallback
-
-
 def nested_graphs(plan: GraphPlan) -> set[str]:
     """Names of the graphs that run inside a graph."""
-    nodes = (step.action for step in steps_of(plan.root))
-    return {node.graph.partition("/")[0] for node in nodes if isinstance(node, NodePlan) and node.graph}
+    return {node.graph.partition("/")[0] for node, _ in steps_of(plan.root) if node.graph}
 
 
 def choose_graph(asked: str, model: RepositoryModel, uses: Sequence[GraphUse]) -> GraphPlan | None:

@@ -12,7 +12,13 @@ from pathlib import Path
 from weft_common.errors import AlreadyExistsError, UnavailableError
 from weft_common.repository.layout import CONFIG_FILENAME
 from weft_common.versions import is_version
-from weft_jobs.atomic_files import replace_file
+from weft_jobs.atomic_files import check_writable, replace_file
+
+
+def check_publishable(folder: Path) -> None:
+    """Check that a version could be added to a model. Raises PermissionDeniedError."""
+    config = (folder / CONFIG_FILENAME).resolve()
+    check_writable((folder.parent, folder, config.parent), "--dry-run does all but that")
 
 
 @contextlib.contextmanager

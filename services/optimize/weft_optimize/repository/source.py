@@ -14,7 +14,7 @@ from weft_common.versions import versions_to_serve
 from weft_optimize.methods.method import SourceModel
 from weft_protos.model_config_pb2 import ModelConfig
 from weft_serving.lifecycle.repository import ModelRepository, check_name
-from weft_tools.offline import BACKENDS, define_offline
+from weft_tools.offline import BACKENDS, GRAPH_FOLDER, define_offline
 
 #: The model file of a version folder by backend, where ``default_model_filename`` names no other.
 _MODEL_FILES: Mapping[str, str] = {"onnxruntime": "model.onnx", "pytorch": "model.pt2"}
@@ -71,7 +71,9 @@ def find_model(repository: Path, name: str, version: int | None = None) -> Repos
     service = next((service for service, folder in folders.items() if is_model_folder(folder / name)), None)
     if service is None:
         known = [name for folder in folders.values() for name in ModelRepository(folder).names()]
-        raise NotFoundError(f"'{repository}' has no model '{name}'{suggestion(name, known)}")
+        is_graph = (repository / GRAPH_FOLDER / name).is_dir()
+        hint = "; a graph has that name: give one of the models that it calls" if is_graph else suggestion(name, known)
+        raise NotFoundError(f"'{repository}' has no model '{name}'{hint}")
     folder = folders[service] / name
     config_file = folder / CONFIG_FILENAME
     if not config_file.is_file():

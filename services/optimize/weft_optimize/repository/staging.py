@@ -1,18 +1,17 @@
 """A repository for one version of a model, made of links: what a mesh serves while the version is judged."""
 
-import os
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from google.protobuf import text_format
 
 from weft_common.repository.layout import CONFIG_FILENAME, folders_of_models, is_model_folder
-from weft_common.versions import is_version
 from weft_optimize.repository.graphs import nested_graphs
 from weft_optimize.repository.source import RepositoryModel
 from weft_protos.model_config_pb2 import ModelConfig
 from weft_router.graph import GraphPlan
 from weft_tools.offline import BACKENDS, GRAPH_FOLDER
+from weft_tools.staging import stage
 
 
 def staged_config(model: RepositoryModel, parameters: Mapping[str, str]) -> ModelConfig:
@@ -26,7 +25,7 @@ def staged_config(model: RepositoryModel, parameters: Mapping[str, str]) -> Mode
     return config
 
 
-def stage(
+def stage_version(
     folder: Path, model: RepositoryModel, version_folder: Path, config: ModelConfig, *, plan: GraphPlan | None
 ) -> Path:
     """Make a repository in which ``version_folder`` is the only version of the model.
@@ -50,21 +49,18 @@ def stage(
     """
     own_folders = folders_of_models(model.repository, (*BACKENDS, GRAPH_FOLDER)) or {"": model.repository}
     services = {service: path for service, path in own_folders.items() if service != GRAPH_FOLDER}
+    own = Path(model.service, model.source.name)
     wanted = _wanted(plan, services)
+    folders = [own]  # a service without models need not start
     for service, path in services.items():
-        if names := [name for name in wanted if is_model_folder(path / name)]:  # an empty service need not start
-            _link(path, folder / service, names, model)
+        folders += [Path(service, name) for name in wanted if is_model_folder(path / name)]
     graphs = set() if plan is None else {plan.signature.name, *nested_graphs(plan)}
-    graph_folder = own_folders.get(GRAPH_FOLDER, model.repository)
-    _link(graph_folder, folder / (GRAPH_FOLDER if model.service else ""), sorted(graphs), model)
-    own = folder / model.service / model.source.name
-    own.mkdir(parents=True)
-    for entry in model.folder.iterdir():
-        if entry.name != CONFIG_FILENAME and not is_version(entry.name):
-            (own / entry.name).symlink_to(entry.resolve())
-    (own / CONFIG_FILENAME).write_text(text_format.MessageToString(config, as_utf8=True))
-    (own / str(model.version)).symlink_to(version_folder.resolve())
-    return folder
+    graph_folder = Path(GRAPH_FOLDER if model.service else "")
+    folders += [graph_folder / name for name in sorted(graphs) if (model.repository / graph_folder / name).is_dir()]
+    replaced: dict[Path, str | Path | None] = {own / str(version): None for version in model.versions}
+    replaced[own / str(model.version)] = version_folder
+    replaced[own / CONFIG_FILENAME] = text_format.MessageToString(config, as_utf8=True)
+    return stage(model.repository, folders, replaced, folder)
 
 
 def _wanted(plan: GraphPlan | None, services: Mapping[str, Path]) -> Collection[str]:
@@ -76,13 +72,6 @@ def _wanted(plan: GraphPlan | None, services: Mapping[str, Path]) -> Collection[
 
 def _runs_code(folder: Path) -> bool:
     return any(folder.glob("*/model.py"))
-
-
-def _link(source: Path, target: Path, names: Iterable[str], model: RepositoryModel) -> None:
-    target.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        if source / name != model.folder and not (target / name).exists() and os.path.isdir(source / name):
-            (target / name).symlink_to((source / name).resolve())
 
 
 def alone(config: ModelConfig) -> ModelConfig:

@@ -1,7 +1,7 @@
 """Graphs and signatures as ``ModelConfig`` messages."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from weft_common.signature import (
     COLLECTS_PARAMETER,
@@ -9,6 +9,7 @@ from weft_common.signature import (
     OPTIONAL_OUTPUTS_PARAMETER,
     ModelSignature,
     TensorSpec,
+    answering_part,
 )
 from weft_protos.model_config_pb2 import DataType, ModelConfig
 from weft_router.graph.plan import CallPlan, GraphPlan, NodePlan
@@ -64,9 +65,35 @@ def tell_digest(config: ModelConfig, source: GraphSource, nested: Mapping[tuple[
         *((*key, nested[key]) for key in sorted(nested)),
     ]:
         for text in (name, version, "" if part is None else part.version, b"" if part is None else part.text):
-            content = text.encode() if isinstance(text, str) else text
-            digest.update(len(content).to_bytes(8, "little") + content)
+            _update(digest, text.encode() if isinstance(text, str) else text)
     config.parameters[GRAPH_DIGEST_PARAMETER].string_value = digest.hexdigest()
+
+
+def with_models(config: ModelConfig, models: Iterable[tuple[ModelSignature, ModelConfig | None]]) -> ModelConfig:
+    """The configuration of a graph, its digest now also one of the models that the graph calls.
+
+    Args:
+        config: Of the graph, with the digest of its files.
+        models: Signature and configuration of each, once or more often, in any order; None: it tells none. Where they
+            are served does not count.
+    """
+    digest = hashlib.sha256(config.parameters[GRAPH_DIGEST_PARAMETER].string_value.encode())
+    found = {
+        (signature.name, signature.version): answering_part(own or config_of_signature(signature))
+        for signature, own in models
+    }
+    for (name, version), told in sorted(found.items()):
+        for content in (name.encode(), version.encode(), told):
+            _update(digest, content)
+    complete = ModelConfig()
+    complete.CopyFrom(config)
+    complete.parameters[GRAPH_DIGEST_PARAMETER].string_value = digest.hexdigest()
+    return complete
+
+
+def _update(digest: "hashlib._Hash", content: bytes) -> None:
+    """Add bytes, told apart from those that follow."""
+    digest.update(len(content).to_bytes(8, "little") + content)
 
 
 def config_of_signature(signature: ModelSignature) -> ModelConfig:

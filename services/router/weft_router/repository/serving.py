@@ -13,7 +13,7 @@ from weft_router.executor import GraphExecutor
 from weft_router.graph.plan import CallPlan, GraphPlan
 from weft_router.graph.syntax.source import GraphSource
 from weft_router.reporting.step_counters import StepCounters
-from weft_router.repository.config import config_of_graph, tell_digest
+from weft_router.repository.config import config_of_graph, tell_digest, with_models
 from weft_router.repository.files import GraphRepository
 from weft_router.repository.readiness import Missing, borne_calls, missing_call, steps_of
 from weft_router.runtime import Runtime
@@ -122,6 +122,14 @@ class ServingGraph:
             arm for node in bandits.values() for arm in runtime.bandits.arms(name, node)
         )
         self._nested = dict(graph.nested)
+
+    def config_with(self, catalog: TargetCatalog) -> ModelConfig:
+        """The configuration; its digest differs once a model that the graph calls is not what it was."""
+        models = []
+        for call in self.calls:
+            entry = catalog.entry(call.model_name, call.signature.version)
+            models.append((call.signature, None if entry is None else entry.model.config))
+        return with_models(self.config, models)
 
     def fits(self, catalog: TargetCatalog) -> bool:
         """Whether every known model that it calls has the signature that it was compiled with."""

@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from weft_common.core import IndexEntry
 from weft_common.errors import NotFoundError
 from weft_common.versions import version_number
+from weft_protos.model_config_pb2 import ModelConfig
 from weft_router.graph.plan import GraphPlan
 from weft_router.graph.syntax.source import GraphSource
 from weft_router.reporting.step_counters import StepCounters
-from weft_router.repository.serving import why_degraded, why_not_ready
+from weft_router.repository.serving import ServingGraph, why_degraded, why_not_ready
 from weft_router.repository.versions import Graph, GraphVersion
 from weft_router.targets.catalog import TargetCatalog
 
@@ -86,6 +87,10 @@ class GraphTable:
         """The steps that a ready graph answers without, soft ones or ones with fallbacks; "" if none."""
         serving = entry.serving
         return "" if serving is None or self.why_not_ready(entry) else why_degraded(serving.plan, self._catalog)
+
+    def config(self, serving: ServingGraph) -> ModelConfig:
+        """Configuration of a graph; its digest is that of its files and of the models that it calls now."""
+        return serving.config_with(self._catalog)
 
     def index_entry(self, entry: GraphVersion) -> IndexEntry:
         """State of a version; the reason of a READY one says that its reload failed, or which models are missing."""

@@ -112,7 +112,7 @@ class ServedGraph(NamedTuple):
 
     def config(self) -> ModelConfig:
         """As ``Served``."""
-        return serving_of(self.graph).config
+        return self.table.config(serving_of(self.graph))
 
     def scheduling(self, parameters: Parameters) -> tuple[int, int]:
         """As ``Served``."""

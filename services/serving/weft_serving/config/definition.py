@@ -15,6 +15,7 @@ from weft_common.signature import (
     EMPTY_BATCH_PARAMETER,
     OPTIONAL_OUTPUTS_PARAMETER,
     PROVENANCE_PARAMETER,
+    VERSION_DIGEST_PARAMETER,
     ModelSignature,
 )
 from weft_common.text.pbtxt import parse
@@ -139,6 +140,7 @@ def define_model(
         layout = replace(layout, added_inputs=inputs.input_specs, added_outputs=inputs.output_specs)
     report.raise_if_any()
     config.parameters.pop(COLLECTS_PARAMETER, None)
+    config.parameters.pop(VERSION_DIGEST_PARAMETER, None)  # of a configuration that a client read and gives back
     if backend.can_collect and config.model_transaction_policy.decoupled:
         config.parameters[COLLECTS_PARAMETER].string_value = "true"  # a router asks the configuration
     if ignored := checks.ignored_fields(config):

@@ -13,10 +13,13 @@ from weft_common.caching.coalescing_cache import CoalescingCache
 from weft_common.core import IndexEntry, InferCall
 from weft_common.errors import InternalError, NotFoundError, UnavailableError, WeftError
 from weft_common.observing.logs import get_logger
+from weft_common.signature import VERSION_DIGEST_PARAMETER
 from weft_common.versions import version_number
+from weft_protos.model_config_pb2 import ModelConfig
 from weft_serving.backends.base import ModelContext
 from weft_serving.config import ModelDefinition
 from weft_serving.lifecycle.background import in_daemon_thread
+from weft_serving.lifecycle.digest import version_digest
 from weft_serving.lifecycle.on_demand import OnDemandModel
 from weft_serving.lifecycle.response_cache import CachedModel
 from weft_serving.lifecycle.version import ModelVersion, Served, VersionState
@@ -30,6 +33,9 @@ _UNLOADED = "unloaded"
 DEFINE_LIMIT_S = 180.0
 
 _log = get_logger("weft.serving.lifecycle")
+
+#: A definition, and the configuration of each version with its digest.
+_Digested = tuple[ModelDefinition, Mapping[int, ModelConfig]]
 
 
 class ManagedModel:
@@ -156,7 +162,7 @@ class ManagedModel:
             fresh: dict[int, ModelVersion] = {}
             try:
                 async with contextlib.nullcontext() if is_nested else self._slots:
-                    fresh = self._prepare(await self._define(define))
+                    fresh = self._prepare(*await self._define(partial(_digested, define)))
                     await self._start(fresh)
             except (WeftError, asyncio.CancelledError) as error:
                 self._note_failure(fresh, error.message if isinstance(error, WeftError) else "the load was cancelled")
@@ -196,7 +202,7 @@ class ManagedModel:
         states = [version.state for version in self._versions.values()] or [self._state]
         return VersionState.LOADING in states or VersionState.UNLOADING in states
 
-    async def _define(self, define: Callable[[], ModelDefinition]) -> ModelDefinition:
+    async def _define(self, define: Callable[[], _Digested]) -> _Digested:
         prefix = f"failed to load '{self.name}', failed to poll from model repository"
         try:
             async with asyncio.timeout(DEFINE_LIMIT_S):
@@ -213,9 +219,9 @@ class ManagedModel:
             _log.exception("load failed", extra={"model": self.name, "error_id": failure.error_id})
             raise failure from error
 
-    def _prepare(self, definition: ModelDefinition) -> dict[int, ModelVersion]:
+    def _prepare(self, definition: ModelDefinition, configs: Mapping[int, ModelConfig]) -> dict[int, ModelVersion]:
         return {
-            number: ModelVersion(number, definition.config, self._made(definition, context))
+            number: ModelVersion(number, configs[number], self._made(definition, context))
             for number, context in definition.contexts.items()
         }
 
@@ -294,3 +300,14 @@ class ManagedModel:
         finally:
             version.state, version.reason = VersionState.UNAVAILABLE, _UNLOADED
             del self._draining[version]
+
+
+def _digested(define: Callable[[], ModelDefinition]) -> _Digested:
+    """What ``define`` reads, and for each version the configuration that clients see. Blocks."""
+    definition = define()
+    configs: dict[int, ModelConfig] = {}
+    for number, context in definition.contexts.items():
+        config = configs[number] = ModelConfig()
+        config.CopyFrom(definition.config)
+        config.parameters[VERSION_DIGEST_PARAMETER].string_value = version_digest(context.directory)
+    return definition, configs

@@ -1,5 +1,6 @@
 """Which files a graph needs, a repository for a trial, and the pick written into the user's."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -7,10 +8,12 @@ import pytest
 
 from weft_capacity.tuning import repository_files
 from weft_capacity.tuning.graph_models import TunedGraph, read_graph
-from weft_capacity.tuning.repository_files import stage, write_copy, write_in_place
+from weft_capacity.tuning.measurement import parse_limit
+from weft_capacity.tuning.repository_files import stage_graph, write_copy, write_in_place
 from weft_capacity.tuning.settings import Machine
 from weft_capacity.tuning.space import Cost, SearchSpace, make_space
-from weft_common.errors import InvalidArgumentError, NotFoundError
+from weft_capacity.tuning.tune import TuneOptions, tune
+from weft_common.errors import InvalidArgumentError, NotFoundError, PermissionDeniedError
 from weft_jobs.atomic_files import replace_file
 from weft_tools.check import check, find_files
 
@@ -100,7 +103,7 @@ def test_staged_repository_links_and_differs_where_it_should(root: Path, tmp_pat
     space = space_of(graph)
     texts = space.texts({**space.shipped, "first.instances": 4})
     for _ in range(2):
-        staged = stage(graph, texts, tmp_path / "staged")
+        staged = stage_graph(graph, texts, tmp_path / "staged")
         assert (staged / "model/first/1").resolve() == root / "model/first/1"
         assert "instance_group { count: 4 }" in (staged / "model/first/config.pbtxt").read_text()
         assert (staged / "model/second/config.pbtxt").is_symlink()
@@ -159,6 +162,7 @@ def test_steps_begin_with_what_most_often_helps(root: Path) -> None:
     steps = [space.changes(step) for step in space.steps(space.shipped, costs)]
     assert steps[0] == {"in_process": ("none", "model")}
     assert steps[1] == {"in_process": ("none", "model"), "first.execution": ("thread", "inline")}
+    assert steps[2] == {"first.instances": (1, 2), "second.instances": (1, 2)}
     single = [key for step in steps for key in step if len(step) == 1]
     assert single.index("second.instances") < single.index("first.instances")
 
@@ -167,6 +171,18 @@ def pick(graph: TunedGraph) -> Mapping[str, str]:
     """New configurations of both models."""
     space = space_of(graph)
     return space.texts({**space.shipped, "first.instances": 2, "second.instances": 2})
+
+
+def test_a_repository_that_cannot_be_written_is_told_before_the_search(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the way to have the pick all the same; no study is begun."""
+    locked = (root / "model" / "second").resolve()
+    monkeypatch.setattr(os, "access", lambda path, _: Path(path) != locked)  # root may write anything
+    options = TuneOptions("both", (parse_limit("p99=50ms"),), tmp_path / "study", repository=root, write=True)
+    with pytest.raises(PermissionDeniedError, match=f"'{locked}' cannot be written; --output DIR writes a copy"):
+        tune(options)
+    assert not (tmp_path / "study").exists()
 
 
 def test_write_keeps_what_was_there(root: Path) -> None:

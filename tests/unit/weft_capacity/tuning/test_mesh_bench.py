@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from pathlib import Path
 
 import pytest
 
@@ -39,21 +38,6 @@ def test_cpu_time_of_a_process_is_what_it_used() -> None:
     assert used_s >= 0.003
     assert used_s <= time.process_time() - start_s + 0.001
     assert os.getpid() in staged_mesh._process_tree(os.getppid())
-
-
-@pytest.mark.parametrize(
-    ("log", "reason"),
-    [
-        ('{"level": "info", "message": "a"}\n{"level": "error", "message": "no weights"}\nweft: ended\n', "no weights"),
-        ("weft: 'x' is no repository\nweft: give one\n", "'x' is no repository; give one"),
-        ("", "it logged nothing"),
-        ('[1]\n{"level": "error"', '{"level": "error"'),
-    ],
-)
-def test_reason_is_what_the_log_says(tmp_path: Path, log: str, reason: str) -> None:
-    """The last error of a service before anything else."""
-    (tmp_path / "log").write_text(log)
-    assert staged_mesh._reason(tmp_path / "log") == reason
 
 
 async def test_closed_loop_keeps_so_many_in_work() -> None:

@@ -126,6 +126,17 @@ def test_finds_the_best_of_all(tmp_path: Path, sampler: str) -> None:
     assert BEST in [record.configuration for record in pareto(trials.records)]
 
 
+def test_instances_that_pay_only_together_are_found(tmp_path: Path) -> None:
+    """One more of each model of a pipeline at once: of one model alone the other stays the bottleneck."""
+    keys = ("m.instances", "n.instances")
+    settings = {key: Setting(key, (1, 2, 4), 1) for key in keys} | {"in_process": SPACE.settings["in_process"]}
+    space = SearchSpace({}, settings)
+    bench = Bench(noise=0.02, speed=lambda configuration: float(min(int(configuration[key]) for key in keys)))
+    trials = TrialLog(tmp_path / "t", space, seed=1, sampler="nsga2", setup={})
+    search = Search(space, bench, Contest(GOAL, LOAD), trials, SearchLimits(8, 1e6, 3), clock_s=lambda: 0.0)
+    assert search.run().pick == {"m.instances": 4, "n.instances": 4, "in_process": "none"}
+
+
 def test_no_configuration_is_tried_twice(tmp_path: Path) -> None:
     """The search ends when nothing is left."""
     few = SearchSpace({}, {key: SPACE.settings[key] for key in ("m.threads", "n.execution", "in_process")})

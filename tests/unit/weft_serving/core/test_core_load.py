@@ -6,9 +6,11 @@ import threading
 from typing import Any
 
 import pytest
+from google.protobuf.json_format import MessageToDict
 
 from weft_common.core import IndexEntry
 from weft_common.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError
+from weft_common.signature import VERSION_DIGEST_PARAMETER
 from weft_serving.lifecycle import lifecycle
 
 
@@ -239,3 +241,23 @@ async def test_auto_complete_that_hangs_fails_the_load(repository: Any, gate: An
     gate.is_open.set()
     await core.load("m", {})
     assert 1 == await repository.infer(core)
+
+
+async def test_the_configuration_tells_of_a_versions_files(repository: Any) -> None:
+    """Files replaced under the same configuration are seen after a reload; a digest that a client gives is dropped."""
+    repository.write("m", {1: 1})
+    core = await repository.serve()
+
+    def digest() -> str:
+        return str(core.config("m", "").parameters[VERSION_DIGEST_PARAMETER].string_value)
+
+    first = digest()
+    (repository.root / "m/1/weights").write_bytes(b"others")
+    assert first == digest() != ""
+    await core.load("m", {})
+    second = digest()
+    assert first != second
+    config = MessageToDict(core.config("m", ""), preserving_proto_field_name=True)
+    config["parameters"] = {VERSION_DIGEST_PARAMETER: {"string_value": "forged"}}
+    await core.load("m", {"config": json.dumps(config)})
+    assert second == digest()
