@@ -42,7 +42,7 @@ class BatchOptions:
         binary: Outputs of BYTES that are no text.
         keep: Columns of the data set to write beside the answers.
         parameters: Of every request.
-        rows_per_request: 0: as the job to resume has it, else the largest batch of the graph, 1 if it has none; at most 4
+        rows_per_request: 0: as the job to resume has it, else the largest batch of the graph, or 1; at most 4
             where models have priorities, since a request that runs makes others wait, whatever their priority.
         rows_per_shard: Rows of a file of the output.
         max_inflight: Requests in flight at most.
