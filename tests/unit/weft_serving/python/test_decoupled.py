@@ -466,9 +466,9 @@ async def test_coroutine_that_waits_is_not_collected(serve_python):
 
     async def execute(requests, pb_utils):
         sender = requests[0].get_response_sender()
-        sender.send(response(pb_utils, 1))
         event = asyncio.Event()
         waiting.append(weakref.ref(event))
+        sender.send(response(pb_utils, 1))
         await event.wait()
         sender.send(response(pb_utils, 2), flags=FINAL)
 
