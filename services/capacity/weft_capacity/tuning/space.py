@@ -136,9 +136,10 @@ class SearchSpace:
     def _joint_steps(self, incumbent: Configuration, costs: Mapping[str, Cost]) -> Iterator[dict[str, Value]]:
         fused: dict[str, Value] = {IN_PROCESS: self.settings[IN_PROCESS].choices[-1]}
         cheap = [name for name, cost in costs.items() if cost.execution_us <= _MAX_INLINE_US]
-        inline: dict[str, Value] = {
-            f"{name}.execution": INLINE for name in cheap if f"{name}.execution" in self.settings
+        everywhere: dict[str, Value] = {
+            f"{name}.execution": INLINE for name in costs if f"{name}.execution" in self.settings
         }
+        inline = {key: value for key, value in everywhere.items() if key.partition(".")[0] in cheap}
         unbatched: dict[str, Value] = {
             key: OFF for name in cheap if OFF in self._choices(key := f"{name}.queue_delay_us")
         }
@@ -148,7 +149,7 @@ class SearchSpace:
             for number, next_number in pairwise(self._choices(key)):
                 if number == incumbent[key]:
                     more[key] = next_number
-        for step in (fused, fused | inline, more, inline, fused | inline | unbatched):
+        for step in (fused, fused | inline, fused | everywhere, more, inline, fused | inline | unbatched):
             if step:
                 yield step
 
