@@ -110,7 +110,7 @@ def cpu_model() -> str:
     except OSError:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or "unknown")
+    return next(names, platform.processor() or platform.machine() or "unknown")
 
 
 def _identity() -> dict[str, Any]:

@@ -1,12 +1,11 @@
 """The outcome of a search as facts for JSON, and as text."""
 
 import os
-import platform
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
+from weft_capacity.machine.profile import cpu_model
 from weft_capacity.tuning.contest import Comparison
 from weft_capacity.tuning.measurement import OBJECTIVES, Goal, Measurement
 from weft_capacity.tuning.search import SearchResult
@@ -54,15 +53,7 @@ def provenance(found: Mapping[str, Any], date: str) -> str:
 
 def machine() -> str:
     """CPU and cores of this machine."""
-    model = platform.processor() or platform.machine()
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.partition(":")[2].strip()
-                break
-    except OSError:
-        pass
-    return f"{model}, {len(os.sched_getaffinity(0))} cores"
+    return f"{cpu_model()}, {len(os.sched_getaffinity(0))} cores"
 
 
 def _trial(space: SearchSpace, number: int, record: TrialRecord) -> dict[str, Any]:

@@ -156,7 +156,7 @@ def test_settings_without_effect_are_one_configuration(root: Path) -> None:
 
 
 def test_steps_begin_with_what_most_often_helps(root: Path) -> None:
-    """One process, models on the event loop, cheap ones first, then settings of the model that takes most of the work."""
+    """One process, models on the event loop, cheap ones first, then settings of the dearest model."""
     space = space_of(read_graph("both", root))
     costs = {"first": Cost(100.0, 0.01), "second": Cost(30_000.0, 0.99)}
     steps = [space.changes(step) for step in space.steps(space.shipped, costs)]
