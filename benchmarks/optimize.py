@@ -24,6 +24,7 @@ from benchmarks.resnet import write_pictures, write_resnet
 from benchmarks.retrieval_pairs import write_pairs
 from weft_optimize.cost import VersionCost
 from weft_optimize.optimize import OptimizeOptions, optimize
+from weft_optimize.picture import draw
 from weft_optimize.report import CandidateReport, Report
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -150,6 +151,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"\n{render(report)}")
     options.results.mkdir(parents=True, exist_ok=True)
     path = options.results / f"optimize-{datetime.now(UTC):%Y%m%dT%H%M%SZ}.json"
+    for report in reports:
+        path.with_name(f"{path.stem}-{report.model}.svg").write_text(draw(report))
     facts = {"machine": described, "reports": [report.as_json() for report in reports]}
     path.write_text(json.dumps(facts, indent=2) + "\n")
     print(f"written to {path}")

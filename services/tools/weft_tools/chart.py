@@ -18,7 +18,10 @@ text { font-family: "DejaVu Sans", Verdana, Arial, sans-serif; font-size: 12px; 
 .title { font-size: 14px; font-weight: bold; } .page { fill: #ffffff; }
 .axis { stroke: #8c959f; fill: none; } .grid { stroke: #d8dee4; fill: none; } .line { fill: none; stroke-width: 2; }
 .mark { stroke: #0072b2; stroke-width: 2; fill: #ffffff; } .disc { fill: #0072b2; } .interval { stroke: #0072b2; }
-@media (prefers-color-scheme: dark) { text { fill: #e6edf3; } .page { fill: #0d1117; } .grid { stroke: #2d333b; } }
+.name { paint-order: stroke; stroke: #ffffff; stroke-width: 4px; stroke-linejoin: round; }
+@media (prefers-color-scheme: dark) {
+  text { fill: #e6edf3; } .page { fill: #0d1117; } .grid { stroke: #2d333b; } .name { stroke: #0d1117; }
+}
 """
 
 
@@ -37,7 +40,7 @@ class Mark:
 
     Attributes:
         label: The name.
-        x, y: Where it is; below 0 is at 0, and a ``y`` beyond ``Plot.y_limit`` is at the limit, as a triangle.
+        x, y: Where it is; a ``y`` beyond ``Plot.y_limit`` is at the limit, as a triangle.
         low, high: Interval of y.
         is_filled: A disc, else a ring.
     """
@@ -52,10 +55,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Axes from 0 with some lines and marks. The largest values end the axes.
+    """Axes from 0, or the least interval of a mark, with some lines and marks. The largest values end the axes.
 
     Attributes:
-        y_limit: Ends the y axis before the largest value; 0: none.
+        y_limit: Ends the y axis before the largest value, and the same below 0; 0: none.
     """
 
     title: str
@@ -88,14 +91,17 @@ def render_svg(title: str, plots: Sequence[Plot]) -> str:
 def _plot(plot: Plot, left: float) -> Iterator[str]:
     xs = [x for line in plot.lines for x, _ in line.points] + [mark.x for mark in plot.marks]
     ys = [y for line in plot.lines for _, y in line.points] + [mark.high for mark in plot.marks]
-    axes = _Axes(left, max(xs, default=0) or 1.0, _round_up(min(max(ys, default=0), plot.y_limit or math.inf) or 1.0))
+    limit = plot.y_limit or math.inf
+    y_most, y_least = min(max(ys, default=0), limit), max(min((mark.low for mark in plot.marks), default=0), -limit)
+    axes = _Axes(left, _ticks(0.0, max(xs, default=0)), _ticks(y_least, y_most))
     bottom = _TOP + _HEIGHT
     yield _text(left + _WIDTH / 2, _TOP - 12, plot.title, "middle", "")
-    for i in range(_NUM_TICKS + 1):
-        x, y = left + _WIDTH * i / _NUM_TICKS, bottom - _HEIGHT * i / _NUM_TICKS
-        yield f'<path class="grid" d="M{left:.1f} {y:.1f}h{_WIDTH:g}"/>'
-        yield _text(left - 6, y + 4, f"{axes.y_most * i / _NUM_TICKS:g}", "end", "")
-        yield _text(x, bottom + 16, f"{axes.x_most * i / _NUM_TICKS:.3g}", "middle", "")
+    for tick in axes.y_ticks:
+        y = axes.y(tick)
+        yield f'<path class="{"grid" if tick else "axis"}" d="M{left:.1f} {y:.1f}h{_WIDTH:g}"/>'
+        yield _text(left - 6, y + 4, f"{tick:g}", "end", "")
+    for tick in axes.x_ticks:
+        yield _text(axes.x(tick), bottom + 16, f"{tick:g}", "middle", "")
     yield f'<path class="axis" d="M{left:.1f} {_TOP:g}v{_HEIGHT:g}h{_WIDTH:g}"/>'
     yield _text(left + _WIDTH / 2, bottom + 34, plot.x_title, "middle", "")
     turned = f'transform="rotate(-90 {left - 44:.1f} {_TOP + _HEIGHT / 2:.1f})"'
@@ -114,14 +120,19 @@ def _plot(plot: Plot, left: float) -> Iterator[str]:
 @dataclass(frozen=True, slots=True)
 class _Axes:
     left: float
-    x_most: float
-    y_most: float
+    x_ticks: Sequence[float]
+    y_ticks: Sequence[float]
 
     def x(self, value: float) -> float:
-        return self.left + _WIDTH * min(max(value, 0.0), self.x_most) / self.x_most
+        return self.left + _WIDTH * _share(value, self.x_ticks)
 
     def y(self, value: float) -> float:
-        return _TOP + _HEIGHT * (1 - min(max(value, 0.0), self.y_most) / self.y_most)
+        return _TOP + _HEIGHT * (1 - _share(value, self.y_ticks))
+
+
+def _share(value: float, ticks: Sequence[float]) -> float:
+    """How far along the axis a value is, from 0 to 1."""
+    return (min(max(value, ticks[0]), ticks[-1]) - ticks[0]) / (ticks[-1] - ticks[0])
 
 
 def _marks(marks: Sequence[Mark], axes: _Axes) -> Iterator[str]:
@@ -131,7 +142,7 @@ def _marks(marks: Sequence[Mark], axes: _Axes) -> Iterator[str]:
         x, y = axes.x(mark.x), axes.y(mark.y)
         name = "mark disc" if mark.is_filled else "mark"
         yield f'<path class="interval" d="M{x:.1f} {axes.y(mark.low):.1f}V{axes.y(mark.high):.1f}"/>'
-        if mark.y > axes.y_most:
+        if mark.y > axes.y_ticks[-1]:
             yield f'<path class="{name}" d="M{x:.1f} {y - 6:.1f}l6 10h-12z"/>'
         else:
             yield f'<circle class="{name}" cx="{x:.1f}" cy="{y:.1f}" r="4"/>'
@@ -145,18 +156,18 @@ def _marks(marks: Sequence[Mark], axes: _Axes) -> Iterator[str]:
         names.append((start, start + width, place))
         if place < y - 4:
             yield f'<path class="grid" d="M{x:.1f} {y:.1f}L{x - 8 if is_right else x + 8:.1f} {place:.1f}"/>'
-        yield _text(x - 9 if is_right else x + 9, place + 4, mark.label, "end" if is_right else "start", "")
+        yield _text(x - 9 if is_right else x + 9, place + 4, mark.label, "end" if is_right else "start", "name")
 
 
 def _text(x: float, y: float, text: str, anchor: str, name: str, more: str = "") -> str:
     return f'<text class="{name}" text-anchor="{anchor}" x="{x:.1f}" y="{y:.1f}" {more}>{escape(text)}</text>'
 
 
-def _round_up(value: float) -> float:
-    """The next value that divides well into ticks."""
-    power = 1.0
-    while power * 10 <= value:
-        power *= 10
-    while power > value:
-        power /= 10
-    return next(step * power for step in (1, 1.25, 1.5, 2, 2.5, 3, 4, 5, 7.5, 10) if step * power >= value)
+def _ticks(least: float, most: float) -> list[float]:
+    """Even values from ``least``, or 0, to ``most`` or just beyond."""
+    least, most = min(least, 0.0), max(most, 0.0)
+    wanted = (most - least or 1.0) / _NUM_TICKS
+    power = 10.0 ** math.floor(math.log10(wanted))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= wanted * (1 - 1e-9))
+    first, last = math.floor(least / step + 1e-9), math.ceil(most / step - 1e-9)
+    return [round(number * step, 12) for number in range(first, max(last, first + 1) + 1)]

@@ -38,3 +38,13 @@ def test_a_mark_beyond_the_limit_is_a_triangle_at_the_top() -> None:
     triangle = next(path for path in root.findall(f"{SVG}path") if path.attrib["class"] == "mark disc")
     top = float(triangle.attrib["d"].split()[1].partition("l")[0]) + 6
     assert abs((small - top) - (refused - top) * 2.5) < 0.5
+
+
+def test_ticks_are_round_and_reach_below_0_where_a_mark_does() -> None:
+    """From the least interval to the largest value."""
+    marks = [Mark("gain", 4.58, -0.8, -1.6, 0.1), Mark("loss", 1.0, 0.2, 0.1, 1.05)]
+    root = ET.fromstring(render_svg("a", [Plot("a", "x", "y", [], marks, y_limit=2.0)]))
+    ticks = [text.text for text in root.iter(f"{SVG}text") if text.attrib["class"] == "" and text.text[-1].isdigit()]
+    assert ["-2", "-1", "0", "1", "2", "0", "1", "2", "3", "4", "5"] == ticks
+    gain, loss = root.findall(f"{SVG}circle")
+    assert float(gain.attrib["cy"]) > float(loss.attrib["cy"])
