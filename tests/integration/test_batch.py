@@ -69,6 +69,17 @@ def test_every_row_is_answered_or_has_failed(mesh: Mapping[str, Endpoint], numbe
     assert {row["message"] for row in failed} == {"'INPUT0' has no value"}
 
 
+def test_a_row_that_a_step_refuses_tells_how_far_it_came(mesh: Mapping[str, Endpoint], tmp_path: Path) -> None:
+    """Status, message and way through the graph are those of a request of its own."""
+    source = tmp_path / "pictures.jsonl"
+    source.write_text('{"IMAGE": "no picture"}\n')
+    done = _run("digits", source, tmp_path / "o", mesh["router"].grpc)
+    assert done.returncode == 0, done.stderr
+    (failed,) = [json.loads(line) for line in (tmp_path / "o/failed/part-000000.jsonl").read_text().splitlines()]
+    assert failed["status"] == "INVALID_ARGUMENT"
+    assert "decode" in failed["path"]
+
+
 def test_a_job_that_is_killed_at_any_moment_ends_with_the_same_files(
     mesh: Mapping[str, Endpoint], numbers: Path, tmp_path: Path
 ) -> None:

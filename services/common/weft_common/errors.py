@@ -174,6 +174,7 @@ class RemoteError(WeftError):
         retry_after_ms: The other service's hint, if any.
         is_unanswered: There was no response: the connection failed or was lost.
         error_id: Id for the other service's log, if given.
+        path: Way of the request through a graph as far as it came, if given; ``weft_router.reporting.path``.
     """
 
     def __init__(
@@ -184,8 +185,10 @@ class RemoteError(WeftError):
         retry_after_ms: int | None = None,
         is_unanswered: bool = False,
         error_id: str | None = None,
+        path: str = "",
     ) -> None:
         super().__init__(message)
+        self.path = path
         self.is_unanswered = is_unanswered
         self.error_id = error_id
         self.code = code  # type: ignore[misc]  # the code is instance data here

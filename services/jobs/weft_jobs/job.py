@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -219,7 +219,7 @@ class ShardWorker:
             WeftError: Too many rows have failed, the graph is another by now, or no request can be answered.
             OSError: The shard cannot be written.
         """
-        result = await run_shard(shard, self._plan.layout, self._send)
+        result = await run_shard(shard, self._plan.layout, self._send, self._window)
         check_failures(self._options, self._num_failed, result.failed)
         await self._write(shard, result)
         self._num_failed += len(result.failed)
@@ -234,9 +234,10 @@ class ShardWorker:
             )
         await asyncio.to_thread(self._folder.write, shard.index, result.columns, result.failed)
 
-    async def _send(self, inputs: Mapping[str, InputValues], rows: Sequence[int]) -> dict[str, Array]:
-        async with self._window.place() as place:
-            return await self._target.infer(self._plan.layout.tensors(inputs, rows), place.refused)
+    async def _send(
+        self, inputs: Mapping[str, InputValues], rows: Sequence[int], on_busy: Callable[[], None]
+    ) -> dict[str, Array]:
+        return await self._target.infer(self._plan.layout.tensors(inputs, rows), on_busy)
 
 
 def check_failures(options: BatchOptions, num_failed: int, failed: Sequence[FailedRow]) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +16,10 @@ from weft_jobs.dataset import Shard
 from weft_jobs.layout import ROW, Layout
 from weft_jobs.output import FailedRow
 from weft_jobs.target import RowsFailed
+from weft_jobs.window import Place, Window
 
-#: Sends the rows ``indices`` of a shard's inputs as one request.
-SendRows = Callable[[Mapping[str, InputValues], Sequence[int]], Awaitable[dict[str, Array]]]
+#: Sends some rows of a shard's inputs, by their indices, as one request; calls the function if the server is busy.
+SendRows = Callable[[Mapping[str, InputValues], Sequence[int], Callable[[], None]], Awaitable[dict[str, Array]]]
 
 
 class ShardResult(NamedTuple):
@@ -34,10 +35,11 @@ class ShardResult(NamedTuple):
 
 
 class _ShardRun:
-    def __init__(self, shard: Shard, layout: Layout, send: SendRows) -> None:
+    def __init__(self, shard: Shard, layout: Layout, send: SendRows, window: Window | None) -> None:
         self._shard = shard
         self._layout = layout
         self._send = send
+        self._window = window
         self._inputs: dict[str, InputValues] = {}
         #: Rows that were answered together, and their outputs.
         self._answers: list[tuple[Sequence[int], Mapping[str, Array]]] = []
@@ -45,9 +47,12 @@ class _ShardRun:
 
     async def run(self) -> ShardResult:
         await asyncio.to_thread(self._read)
+        requests = self._requests()
+        remaining = iter(requests)
+        num_at_once = min(len(requests), self._window.maximum) if self._window is not None else len(requests)
         async with asyncio.TaskGroup() as group:
-            for rows in self._requests():
-                group.create_task(self._request(rows))
+            for _ in range(num_at_once):
+                group.create_task(self._answer(remaining))
         return await asyncio.to_thread(self._result)
 
     def _read(self) -> None:
@@ -77,17 +82,27 @@ class _ShardRun:
             requests[-1].append(row)
         return list(requests)
 
-    async def _request(self, rows: Sequence[int]) -> None:
+    async def _answer(self, remaining: Iterator[Sequence[int]]) -> None:
+        """Take one request after another, until none is left."""
+        if self._window is None:
+            for rows in remaining:
+                await self._request(rows, None)
+            return
+        async with self._window.place() as place:
+            for rows in remaining:
+                await self._request(rows, place)
+
+    async def _request(self, rows: Sequence[int], place: Place | None) -> None:
         """Answer the rows; if they fail together, each half is tried, down to the rows that are at fault."""
         try:
-            outputs = await self._send(self._inputs, rows)
+            outputs = await self._outputs(rows, place)
         except RowsFailed as failure:
             if len(rows) == 1:
                 self._fail(rows[0], failure.error, failure.path)
                 return
             middle = len(rows) // 2
-            await self._request(rows[:middle])
-            await self._request(rows[middle:])
+            await self._request(rows[:middle], place)
+            await self._request(rows[middle:], place)
             return
         for spec in self._layout.outputs:
             value = outputs.get(spec.name)
@@ -96,6 +111,15 @@ class _ShardRun:
             if value is not None and self._layout.has_batch and (not value.shape or value.shape[0] != len(rows)):
                 raise InternalError(f"output '{spec.name}' has shape {list(value.shape)} for {len(rows)} rows")
         self._answers.append((rows, outputs))
+
+    async def _outputs(self, rows: Sequence[int], place: Place | None) -> dict[str, Array]:
+        if place is None:
+            return await self._send(self._inputs, rows, lambda: None)
+        await place.begin()
+        try:
+            return await self._send(self._inputs, rows, place.refused)
+        finally:
+            place.end()
 
     def _fail(self, row: int, error: WeftError, path: str = "") -> None:
         number = self._shard.first_row + row
@@ -113,8 +137,8 @@ class _ShardRun:
             except InvalidArgumentError:
                 self._drop_undecodable(spec)
                 return self._result()
-        rows = [row for own, _ in self._answers for row in own]
-        columns[ROW] = pa.array([shard.first_row + row for row in rows], pa.int64())
+        rows = np.fromiter((row for own, _ in self._answers for row in own), np.int64)
+        columns[ROW] = pa.array(shard.first_row + rows)
         for name in layout.keep:
             values: Any = shard.columns[name]
             plain = values if isinstance(values, list) else values.to_pylist()
@@ -158,15 +182,16 @@ def _kept(value: Any) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value, default=str)
 
 
-async def run_shard(shard: Shard, layout: Layout, send: SendRows) -> ShardResult:
+async def run_shard(shard: Shard, layout: Layout, send: SendRows, window: Window | None = None) -> ShardResult:
     """Answer every row of a shard, or say why it has no answer.
 
     Args:
         shard: The rows.
         layout: What belongs where.
         send: Sends some rows and returns their outputs; raises RowsFailed.
+        window: Of the requests in flight; None: all at once.
 
     Raises:
         ExceptionGroup: ``send`` raised anything else.
     """
-    return await _ShardRun(shard, layout, send).run()
+    return await _ShardRun(shard, layout, send, window).run()

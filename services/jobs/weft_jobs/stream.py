@@ -260,8 +260,10 @@ class MessageStream:
             bare = Publication(message.id, b"", {name: headers[name] for name in ("weft-status", "weft-source")})
             await self._insist(lambda: self._source.publish(topic, [bare]))
 
-    async def _send(self, inputs: Mapping[str, InputValues], rows: Sequence[int]) -> dict[str, Array]:
-        return await self._graph.infer(self._layout.tensors(inputs, rows), lambda: None)
+    async def _send(
+        self, inputs: Mapping[str, InputValues], rows: Sequence[int], on_busy: Callable[[], None]
+    ) -> dict[str, Array]:
+        return await self._graph.infer(self._layout.tensors(inputs, rows), on_busy)
 
     async def _insist(self, act: Callable[[], Awaitable[_T]]) -> _T:
         """Do what the broker must do, as often as it takes while it is away."""

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 from weft_common.client.v2_client import V2Client
 from weft_common.core import InferCall, InferResult, Parameters, RequestedOutput
 from weft_common.errors import InvalidArgumentError, RemoteError, WeftError
-from weft_common.protocol.wire import request_from_call
 from weft_common.signature import ModelSignature, answering_part
 from weft_common.tensors import Array, WireTensor, decode
 
@@ -20,7 +19,6 @@ _MAY_PASS = frozenset({"DEADLINE_EXCEEDED", "INTERNAL", "UNKNOWN", "ABORTED"})
 BUSY = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED"})
 #: Errors that every row would meet.
 _FATAL = frozenset({"NOT_FOUND", "UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED"})
-_PATH_HEADER = "x-graph-path"
 _FIRST_DELAY_S, _MAX_DELAY_S = 0.05, 2.0
 
 
@@ -173,14 +171,11 @@ class JobTarget:
         num_failures = num_delays = 0
         while True:
             call = InferCall(self._name, self._version, "", dict(self._parameters), dict(inputs), self._outputs)
-            trailer: dict[str, str] = {}
             try:
-                result = await self._client.infer(request_from_call(call), timeout_s=self._timeout_s, trailer=trailer)
-                outputs = _decoded(result)
+                outputs = _decoded(await self._client.infer(call, timeout_s=self._timeout_s))
             except WeftError as error:
                 if error.code in _FATAL and error.code not in self._busy:
                     raise
-                path = trailer.get(_PATH_HEADER, "")
                 if error.code in self._busy:
                     on_busy()
                     if self._clock_s() - self._last_answer_s > self._patience_s:
@@ -189,7 +184,7 @@ class JobTarget:
                     num_failures += 1
                     self._last_answer_s = self._clock_s()
                     if error.code not in _MAY_PASS or num_failures >= self._num_tries:
-                        raise RowsFailed(error, path) from None
+                        raise RowsFailed(error, error.path if isinstance(error, RemoteError) else "") from None
                 await self._sleep(min(_FIRST_DELAY_S * 2.0**num_delays, _MAX_DELAY_S))
                 num_delays += 1
                 continue

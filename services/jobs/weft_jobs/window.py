@@ -2,8 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 
 from weft_common.adaptive_limit import AdaptiveLimit, Outcome
 
@@ -16,12 +15,16 @@ class Window:
     Args:
         maximum: Never more than these.
         clock_ns: Monotonic.
+
+    Attributes:
+        maximum: As given.
     """
 
     def __init__(self, maximum: int, clock_ns: Callable[[], int]) -> None:
+        self.maximum = maximum
         self._limit = AdaptiveLimit(maximum)
         self._clock_ns = clock_ns
-        self._num_inflight = 0
+        self._num_taken = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     @property
@@ -29,58 +32,94 @@ class Window:
         """Requests that may be in flight now."""
         return self._limit.limit
 
-    @asynccontextmanager
-    async def place(self) -> AsyncIterator["Place"]:
-        """A place for one request, in the order asked for."""
-        if self._waiting or self._num_inflight >= self._limit.limit:
-            turn = asyncio.get_running_loop().create_future()
-            self._waiting.append(turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self._leave()
-                raise
-        else:
-            self._num_inflight += 1
-        place = Place(self._limit, self._clock_ns)
-        try:
-            yield place
-        finally:
-            place.leave()
-            self._leave()
+    def place(self) -> "Place":
+        """A place for one request after another: ``async with window.place() as place``; given in the order asked."""
+        return Place(self)
 
-    def _leave(self) -> None:
-        """Give up a place, and give those that are free to who waits longest."""
-        self._num_inflight -= 1
-        while self._waiting and self._num_inflight < self._limit.limit:
+    async def enter(self) -> None:
+        """Take a place, once one is free."""
+        if not self._waiting and self._num_taken < self._limit.limit:
+            self._num_taken += 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Give up a place."""
+        self._num_taken -= 1
+        self._admit()
+
+    @property
+    def is_too_full(self) -> bool:
+        """Whether more places are taken than there are, as these became fewer."""
+        return self._num_taken > self._limit.limit
+
+    def begin(self) -> int:
+        """A request is sent; returns the time in ns."""
+        now_ns = self._clock_ns()
+        self._limit.enter(now_ns)
+        return now_ns
+
+    def end(self, since_ns: int, outcome: Outcome) -> None:
+        """The request that was sent at ``since_ns`` has ended."""
+        now_ns = self._clock_ns()
+        self._limit.leave(now_ns - since_ns, now_ns, outcome)
+        self._admit()
+
+    def _admit(self) -> None:
+        """Give the places that are free to who waits longest."""
+        while self._waiting and self._num_taken < self._limit.limit:
             turn = self._waiting.popleft()
             if not turn.done():
-                self._num_inflight += 1
+                self._num_taken += 1
                 turn.set_result(None)
 
 
 class Place:
-    """A request's place in the window, from which its server may refuse it several times."""
+    """A place in the window for one request at a time, which its server may refuse several times.
 
-    def __init__(self, limit: AdaptiveLimit, clock_ns: Callable[[], int]) -> None:
-        self._limit = limit
-        self._clock_ns = clock_ns
-        self._enter()
+    Who has many requests keeps the place for all of them: to ask for one again costs 5 us a request, of the 18 that a
+    job spends on one outside of its call (8 rows of 16 numbers; AMD EPYC).
+    """
+
+    __slots__ = ("_is_taken", "_since_ns", "_window")
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+        self._is_taken = False
+        self._since_ns = 0
+
+    async def __aenter__(self) -> "Place":
+        await self._window.enter()
+        self._is_taken = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._is_taken:  # else the wait for it was cancelled
+            self._leave()
+
+    def _leave(self) -> None:
+        self._is_taken = False
+        self._window.leave()
+
+    async def begin(self) -> None:
+        """A request is sent now, or as soon as the window has room for it, if there is less of that than before."""
+        if self._window.is_too_full:
+            self._leave()
+            await self.__aenter__()
+        self._since_ns = self._window.begin()
 
     def refused(self) -> None:
         """The server had too much to do; the request is tried again."""
-        self._end(Outcome.REFUSED)
-        self._enter()
+        self._window.end(self._since_ns, Outcome.REFUSED)
+        self._since_ns = self._window.begin()
 
-    def leave(self) -> None:
+    def end(self) -> None:
         """The request was answered."""
-        self._end(Outcome.ANSWERED)
-
-    def _enter(self) -> None:
-        self._since_ns = self._clock_ns()
-        self._limit.enter(self._since_ns)
-
-    def _end(self, outcome: Outcome) -> None:
-        now_ns = self._clock_ns()
-        self._limit.leave(now_ns - self._since_ns, now_ns, outcome)
+        self._window.end(self._since_ns, Outcome.ANSWERED)

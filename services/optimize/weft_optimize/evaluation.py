@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -86,11 +86,14 @@ async def _ask(
             )
 
             async def send(
-                inputs: Mapping[str, InputValues], indices: Sequence[int], layout: Layout = layout
+                inputs: Mapping[str, InputValues],
+                indices: Sequence[int],
+                on_busy: Callable[[], None],
+                layout: Layout = layout,
             ) -> dict[str, Array]:
                 async with places:
                     try:
-                        return await target.infer(layout.tensors(inputs, indices), lambda: None)
+                        return await target.infer(layout.tensors(inputs, indices), on_busy)
                     except RowsFailed as failure:
                         if failure.error.code != DeadlineExceededError.code:
                             raise

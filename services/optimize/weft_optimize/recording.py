@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
@@ -92,7 +92,9 @@ class RecordingMesh:
         layout = make_layout(signature, column_of=column_of, rows_per_request=rows_per_request)
         places = asyncio.Semaphore(_NUM_INFLIGHT)
 
-        async def send(inputs: Mapping[str, InputValues], indices: Sequence[int]) -> dict[str, Array]:
+        async def send(
+            inputs: Mapping[str, InputValues], indices: Sequence[int], on_busy: Callable[[], None]
+        ) -> dict[str, Array]:
             call = InferCall(graph, version, inputs=layout.tensors(inputs, indices), num_rows=len(indices))
             _row.set(indices[0])
             async with places:

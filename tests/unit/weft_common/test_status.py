@@ -150,6 +150,15 @@ def test_a_refusal_is_told_by_the_server_that_refused():
     assert [] == trailing_pairs(RemoteError("UNAVAILABLE", "draining").refused())
 
 
+def test_way_through_a_graph_is_in_the_error():
+    """As far as the request came; "" where the server tells none."""
+    assert (
+        "g/1: root>a"
+        == from_rpc_error(rpc_error(grpc.StatusCode.INTERNAL, "x", [("x-graph-path", "g/1: root>a")]), WHERE).path
+    )
+    assert "" == from_rpc_error(rpc_error(grpc.StatusCode.INTERNAL, "x"), WHERE).path
+
+
 def test_empty_text_gets_one():
     """A peer that sends a status without text does not leave the message empty."""
     message = from_rpc_error(rpc_error(grpc.StatusCode.NOT_FOUND, ""), WHERE).message

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from weft_common.core import InferResult
-from weft_common.protocol.wire import call_from_request
+from weft_common.core import InferCall, InferResult
 from weft_jobs import dataset as dataset_module
 from weft_jobs.batch import BatchOptions, run_batch
 from weft_protos import grpc_service_pb2 as pb
@@ -37,8 +36,7 @@ class _Echo:
     async def index(self, **_: Any) -> Sequence[Any]:
         return []
 
-    async def infer(self, request: pb.ModelInferRequest, **_: Any) -> InferResult:
-        call = call_from_request(request)
+    async def infer(self, call: InferCall, **_: Any) -> InferResult:
         return InferResult("echo", "1", "", {}, {"Y": call.inputs["X"]})
 
 

@@ -1,7 +1,8 @@
 """Rows of a shard as requests, and their answers."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from weft_jobs.dataset import Shard
 from weft_jobs.layout import Layout
 from weft_jobs.shard import run_shard
 from weft_jobs.target import RowsFailed
+from weft_jobs.window import Window
 
 X = TensorSpec("X", "INT32", (-1,))
 LAYOUT = Layout((X,), {"X": "x"}, (TensorSpec("Y", "INT32", (-1,)),), frozenset(), ("id",), True, 4)
@@ -25,7 +27,9 @@ class _Server:
     def __init__(self) -> None:
         self.requests: list[list[int]] = []
 
-    async def send(self, inputs: Mapping[str, InputValues], rows: Sequence[int]) -> dict[str, Array]:
+    async def send(
+        self, inputs: Mapping[str, InputValues], rows: Sequence[int], on_busy: Callable[[], None]
+    ) -> dict[str, Array]:
         self.requests.append(list(rows))
         value = decode(inputs["X"].tensor(rows))
         if (value < 0).any():
@@ -49,6 +53,30 @@ def test_the_rows_at_fault_are_found_by_halves() -> None:
     assert sorted(server.requests) == [[0], [0, 1], [0, 1, 2, 3], [1], [2, 3], [4]]
 
 
+def test_no_more_requests_are_in_flight_than_the_window_lets_through() -> None:
+    """Of ten requests at most three at once, in their order; each row is answered once, also those of halves."""
+    server, now, most = _Server(), 0, 0
+
+    async def send(
+        inputs: Mapping[str, InputValues], rows: Sequence[int], on_busy: Callable[[], None]
+    ) -> dict[str, Array]:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0)
+        on_busy()  # refused once
+        await asyncio.sleep(0)
+        now -= 1
+        return await server.send(inputs, rows, on_busy)
+
+    shard = _shard([[row if row != 17 else -1] for row in range(40)])
+    columns, failed = asyncio.run(run_shard(shard, LAYOUT, send, Window(3, time.monotonic_ns)))
+    assert (most, [row.row for row in failed]) == (3, [117])
+    assert columns["Y"].to_pylist() == [[row] for row in range(40) if row != 17]
+    whole = [rows for rows in server.requests if len(rows) == 4]
+    assert whole == sorted(whole)
+
+
 def test_requests_have_rows_of_one_shape() -> None:
     """Adjacent rows of equal shapes go together, as many as a request may have; rows without a value go nowhere."""
     server = _Server()
@@ -70,7 +98,9 @@ def test_an_answer_that_is_no_text_fails_its_row() -> None:
     """Bytes that are not UTF-8 fail their row with the cure; as binary they are kept."""
     text = TensorSpec("Y", "BYTES", (1,))
 
-    async def send(inputs: Mapping[str, InputValues], rows: Sequence[int]) -> dict[str, Array]:
+    async def send(
+        inputs: Mapping[str, InputValues], rows: Sequence[int], on_busy: Callable[[], None]
+    ) -> dict[str, Array]:
         return {"Y": np.array([[b"\xff" if row == 1 else b"ok"] for row in rows], np.object_)}
 
     layout = Layout((X,), {"X": "x"}, (text,), frozenset(), (), True, 4)
@@ -84,7 +114,9 @@ def test_an_answer_that_is_no_text_fails_its_row() -> None:
 def test_what_stops_a_job_stops_the_shard() -> None:
     """An error that says nothing of the rows ends the shard; nothing of it is returned."""
 
-    async def send(inputs: Mapping[str, InputValues], rows: Sequence[int]) -> dict[str, Array]:
+    async def send(
+        inputs: Mapping[str, InputValues], rows: Sequence[int], on_busy: Callable[[], None]
+    ) -> dict[str, Array]:
         raise UnavailableError("gone")
 
     with pytest.raises(ExceptionGroup) as caught:

@@ -1,6 +1,7 @@
 """The window of a job's requests."""
 
 import asyncio
+import time
 
 from weft_jobs.window import Window
 
@@ -43,3 +44,65 @@ async def test_a_cancelled_wait_takes_no_place() -> None:
     await asyncio.gather(*holders)
     first.cancel()
     await asyncio.wait_for(second, 10)
+
+
+async def test_a_place_is_given_up_when_the_window_gets_smaller() -> None:
+    """While the server refuses, those with a place wait for another before their next request, and lose none."""
+    now_ns = 0
+
+    def clock_ns() -> int:
+        nonlocal now_ns
+        now_ns += 1_000_000
+        return now_ns
+
+    window = Window(16, clock_ns)
+    inflight = most_at_end = num_answered = 0
+
+    async def work() -> None:
+        nonlocal inflight, most_at_end, num_answered
+        async with window.place() as place:
+            for number in range(200):
+                await place.begin()
+                inflight += 1
+                await asyncio.sleep(0)
+                if number < 150:
+                    place.refused()
+                    await asyncio.sleep(0)
+                if number > 100:
+                    most_at_end = max(most_at_end, inflight - window.limit)
+                inflight -= 1
+                place.end()
+                num_answered += 1
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(16):
+            group.create_task(work())
+    assert window.limit < 16
+    assert most_at_end <= 1  # whoever was sent before the window shrank
+    assert num_answered == 16 * 200
+
+
+async def test_a_wait_for_another_place_that_is_cancelled_takes_none() -> None:
+    """Whoever gave a place up and is cancelled before the next does not give up a second one."""
+    window = Window(2, time.monotonic_ns)
+    first, second = window.place(), window.place()
+    await first.__aenter__()
+    await second.__aenter__()
+    window._limit.limit = 1
+
+    async def next_request() -> None:
+        await first.begin()
+
+    waiting = asyncio.create_task(next_request())
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    await first.__aexit__()
+    assert not window.is_too_full
+    async with asyncio.timeout(10):
+        await second.__aexit__()
+        async with window.place():
+            entering = asyncio.create_task(window.enter())
+            await asyncio.sleep(0)
+            assert not entering.done()
+            entering.cancel()

@@ -81,7 +81,7 @@ def trailing_pairs(error: WeftError) -> list[tuple[str, str]]:
 
 
 def from_rpc_error(error: grpc.aio.AioRpcError, where: str) -> RemoteError:
-    """Convert the error of a call, with its code, ``retry-after-ms``, ``x-error-id`` and ``x-refused``.
+    """Convert the error of a call: code, ``retry-after-ms``, ``x-error-id``, ``x-graph-path`` and ``x-refused``.
 
     Args:
         error: As raised by a gRPC call.
@@ -104,12 +104,15 @@ def from_rpc_error(error: grpc.aio.AioRpcError, where: str) -> RemoteError:
     if is_unanswered:
         details = f"{where} {_UNREACHABLE}: {details or 'connection lost'}"
     retry_after_ms = error_id = None
+    path = ""
     trailing: Any = error.trailing_metadata() or ()
     for key, value in trailing:
         if key == "retry-after-ms" and str(value).isdecimal():
             retry_after_ms = int(value)
         elif key == "x-error-id":
             error_id = str(value)
+        elif key == "x-graph-path":
+            path = str(value)
         is_refused = is_refused or (key, value) == _REFUSED
     failure = RemoteError(
         code.name,
@@ -117,5 +120,6 @@ def from_rpc_error(error: grpc.aio.AioRpcError, where: str) -> RemoteError:
         retry_after_ms=retry_after_ms,
         is_unanswered=is_unanswered,
         error_id=error_id,
+        path=path,
     )
     return failure.refused() if is_refused else failure

@@ -145,11 +145,15 @@ class BackgroundRunner:
 
     async def _answer(self, url: str, body: bytes, headers: Headers) -> _Answer:
         async with self._window.place() as place:
-            while True:
-                given = await self._call(url, body, headers)
-                if given.status not in _BUSY:
-                    return given
-                await self._wait(place)
+            await place.begin()
+            try:
+                while True:
+                    given = await self._call(url, body, headers)
+                    if given.status not in _BUSY:
+                        return given
+                    await self._wait(place)
+            finally:
+                place.end()
 
     async def _wait(self, place: Place) -> None:
         place.refused()
