@@ -15,7 +15,7 @@ from benchmarks.report import machine_lines, write_json
 CASES: dict[str, tuple[Callable[[], list[Figure]], Callable[[], list[Figure]]]] = {
     "kills": (lambda: kills.measure(100_000, 5_000, 50), lambda: kills.measure(4_000, 200, 6)),
     "online": (lambda: online.measure(5, 8.0), lambda: online.measure(1, 4.0)),
-    "throughput": (lambda: throughput.measure(24_000, 400), lambda: throughput.measure(2_000, 60)),
+    "throughput": (lambda: throughput.measure(100_000, 400), lambda: throughput.measure(2_000, 60)),
     "streams": (lambda: streams.measure(200_000, 3), lambda: streams.measure(5_000, 1)),
 }
 

@@ -16,14 +16,13 @@ from benchmarks.language_model.figures import Figure, Target, figure
 from benchmarks.requests import SEED, texts
 from weft_common.client.v2_client import V2Client
 from weft_common.core import InferCall
-from weft_common.protocol.wire import request_from_call
 from weft_common.tensors import Array, decode, encode
 from weft_jobs.batch import BatchOptions, run_batch
 from weft_mesh.running import running_mesh
 
 _CASE = "throughput"
 _WINDOWS = (4, 8, 16, 32)
-_NUM_ROUNDS = 5
+_NUM_ROUNDS = 7
 _TIMEOUT_S = 60.0
 _MAX_WORDS = 40
 _NOTE = (
@@ -125,7 +124,7 @@ async def _bare(client: V2Client, case: _Case, source: Path, output: Path, windo
             end = start + case.rows_per_request
             tensors = {name: encode(rows[start:end]) for name, rows in inputs.items()}
             call = InferCall(case.graph, inputs=tensors)
-            result = await client.infer(request_from_call(call), timeout_s=_TIMEOUT_S)
+            result = await client.infer(call, timeout_s=_TIMEOUT_S)
             answers[start] = {name: decode(tensor, name=name) for name, tensor in result.outputs.items()}
 
     await asyncio.gather(*(ask() for _ in range(window)))

@@ -3,7 +3,7 @@
 import base64
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,9 +121,20 @@ class OutputFolder:
 
 def _parquet(table: pa.Table) -> bytes:
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd")
+    # A dictionary of 8192 rows of 16 random numbers takes 5.2 ms of 7.3 and makes the file half as large again.
+    pq.write_table(table, sink, compression="zstd", use_dictionary=list(_with_dictionary(table.schema)))
     content: bytes = sink.getvalue().to_pybytes()
     return content
+
+
+def _with_dictionary(schema: pa.Schema) -> Iterator[str]:
+    """Columns whose values may be alike, as Parquet names them: all but lists of numbers, such as embeddings."""
+    for field in schema:
+        name, element = field.name, field.type
+        while pa.types.is_list(element):
+            name, element = f"{name}.list.element", element.value_type
+        if element == field.type or not pa.types.is_primitive(element):
+            yield name
 
 
 def _json_lines(table: pa.Table) -> bytes:

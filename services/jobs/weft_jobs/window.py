@@ -4,11 +4,11 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from weft_common.adaptive_limit import AdaptiveLimit, Outcome
+from weft_jobs.throughput_limit import ThroughputLimit
 
 
 class Window:
-    """Lets through as many requests as the servers work on at once, and a tenth more; see ``AdaptiveLimit``.
+    """Lets through no more requests than make the servers faster; see ``ThroughputLimit``.
 
     Not thread-safe. A cancelled wait takes no place.
 
@@ -22,7 +22,7 @@ class Window:
 
     def __init__(self, maximum: int, clock_ns: Callable[[], int]) -> None:
         self.maximum = maximum
-        self._limit = AdaptiveLimit(maximum)
+        self._limit = ThroughputLimit(maximum)
         self._clock_ns = clock_ns
         self._num_taken = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -60,16 +60,13 @@ class Window:
         """Whether more places are taken than there are, as these became fewer."""
         return self._num_taken > self._limit.limit
 
-    def begin(self) -> int:
-        """A request is sent; returns the time in ns."""
-        now_ns = self._clock_ns()
-        self._limit.enter(now_ns)
-        return now_ns
+    def begin(self) -> None:
+        """A request is sent."""
+        self._limit.enter(self._clock_ns())
 
-    def end(self, since_ns: int, outcome: Outcome) -> None:
-        """The request that was sent at ``since_ns`` has ended."""
-        now_ns = self._clock_ns()
-        self._limit.leave(now_ns - since_ns, now_ns, outcome)
+    def end(self, *, is_refused: bool = False) -> None:
+        """A request has ended, or the server had too much to do for it."""
+        self._limit.leave(self._clock_ns(), is_refused=is_refused)
         self._admit()
 
     def _admit(self) -> None:
@@ -88,12 +85,11 @@ class Place:
     job spends on one outside of its call (8 rows of 16 numbers; AMD EPYC).
     """
 
-    __slots__ = ("_is_taken", "_since_ns", "_window")
+    __slots__ = ("_is_taken", "_window")
 
     def __init__(self, window: Window) -> None:
         self._window = window
         self._is_taken = False
-        self._since_ns = 0
 
     async def __aenter__(self) -> "Place":
         await self._window.enter()
@@ -113,13 +109,13 @@ class Place:
         if self._window.is_too_full:
             self._leave()
             await self.__aenter__()
-        self._since_ns = self._window.begin()
+        self._window.begin()
 
     def refused(self) -> None:
         """The server had too much to do; the request is tried again."""
-        self._window.end(self._since_ns, Outcome.REFUSED)
-        self._since_ns = self._window.begin()
+        self._window.end(is_refused=True)
+        self._window.begin()
 
     def end(self) -> None:
         """The request was answered."""
-        self._window.end(self._since_ns, Outcome.ANSWERED)
+        self._window.end()
