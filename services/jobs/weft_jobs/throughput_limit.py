@@ -1,14 +1,14 @@
 """A limit on requests in flight that is the least at which the servers are about as fast as they can be."""
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import NamedTuple, TypeAlias
 
 #: Requests in flight before anything is known.
-_INITIAL = 4
-#: How many times as much must be answered with twice as many in flight, to be worth it.
+_INITIAL = 16
+#: How many times as much must be answered with more in flight, to be worth it.
 _GAIN = 1.04
 #: A window lasts as long, and until so many requests have ended, by the limit and at the least.
-_WINDOW_NS = 200_000_000
+_WINDOW_NS = 300_000_000
 _ENDED_BY_LIMIT, _MIN_ENDED = 2, 10
 #: Time between two looks for a better limit; it doubles while there is none.
 _MIN_REST_NS, _MAX_REST_NS = 2_000_000_000, 16_000_000_000
@@ -28,14 +28,14 @@ _Search: TypeAlias = Generator[_Window, float, None]
 
 
 class ThroughputLimit:
-    """Holds as few requests in flight as answer, but for 4 %, as many a second as twice as many would.
+    """Holds the fewest requests in flight with which, but for 4 %, as many a second are answered as with any.
 
     For whom throughput is all and latency nothing: requests that share a batch, a system call or a turn of an event
     loop cost less each, so servers that are busy all the time still answer more when more is in flight, where
     ``AdaptiveLimit`` sees a queue. Beyond that, more in flight only makes others wait.
 
-    The limit doubles until that does not pay. From then on it is compared with its double and its half from time to
-    time. Time in which it is not used does not count.
+    The limit doubles until that does not pay, twice. From then on it is compared with its double and its half from time
+    to time. Time in which it is not used does not count.
 
     Args:
         maximum: The limit is never above it.
@@ -91,37 +91,36 @@ class ThroughputLimit:
         self._begin(now_ns)
 
     def _ramp(self, limit: int) -> _Search:
-        """Double the limit for as long as that pays, then follow."""
-        rate = yield _Window(limit)
-        while (double := min(2 * limit, self._maximum)) > limit:
-            before, rate = rate, (yield _Window(double))
-            if rate < _GAIN * before:
+        """Double the limit until two doublings in a row do not pay, then follow."""
+        rates: dict[int, float] = {}
+        while True:
+            rates[limit] = yield _Window(limit)
+            best = _least_of_the_best(rates)
+            if limit == self._maximum or limit >= 4 * best:
                 break
-            limit = double
-        yield from self._follow(limit)
+            limit = min(2 * limit, self._maximum)
+        yield from self._follow(best)
 
     def _follow(self, limit: int) -> _Search:
-        """Look for a better limit from time to time: more if that pays, else less if that costs nothing."""
+        """Look for a better limit from time to time."""
         rest_ns = _MIN_REST_NS
         while True:
             yield _Window(limit, rest_ns)
             before = limit
-            limit = yield from self._climb(limit, is_upward=True)
-            if limit == before:
-                limit = yield from self._climb(limit, is_upward=False)
+            while (best := (yield from self._best_near(limit))) != limit:
+                limit = best
             rest_ns = _MIN_REST_NS if limit != before else min(2 * rest_ns, _MAX_REST_NS)
 
-    def _climb(self, limit: int, *, is_upward: bool) -> Generator[_Window, float, int]:
-        """Double the limit while that pays, or halve it while twice as much does not."""
-        while True:
-            other = min(2 * limit, self._maximum) if is_upward else limit // 2
-            if other in (0, limit):
-                return limit
-            low, high = sorted((limit, other))
-            gain = 1.0
-            # In this order servers that slowly become faster or slower favour neither.
-            for each, power in ((low, -0.5), (high, 0.5), (high, 0.5), (low, -0.5)):
-                gain *= (yield _Window(each)) ** power
-            if (gain >= _GAIN) is not is_upward:
-                return limit
-            limit = other
+    def _best_near(self, limit: int) -> Generator[_Window, float, int]:
+        """The limit, its half or its double, each measured twice."""
+        limits = sorted({max(limit // 2, 1), limit, min(2 * limit, self._maximum)})
+        rates = dict.fromkeys(limits, 0.0)
+        for each in (*limits, *reversed(limits)):  # so servers that slowly become slower or faster favour none
+            rates[each] += yield _Window(each)
+        return _least_of_the_best(rates)
+
+
+def _least_of_the_best(rates: Mapping[int, float]) -> int:
+    """The least limit of those that answer about as many requests as any."""
+    most = max(rates.values())
+    return min(limit for limit, rate in rates.items() if rate * _GAIN >= most)

@@ -114,4 +114,4 @@ def test_a_limit_that_is_not_used_stays() -> None:
     """Few requests say nothing of more."""
     limit = ThroughputLimit(64)
     _run(limit, _workers(16, 5.0, 0), 60.0, demand=2)
-    assert limit.limit == 4
+    assert limit.limit == 16
