@@ -118,10 +118,12 @@ class JobPlan(NamedTuple):
     Attributes:
         identity: The graph or model.
         layout: Columns and tensors.
+        yields: Whether its requests give way to those of better priority.
     """
 
     identity: Identity
     layout: Layout
+    yields: bool
 
     def manifest(self, options: BatchOptions, dataset: Dataset) -> dict[str, Any]:
         """All that the rows of the output depend on."""
@@ -170,7 +172,8 @@ async def plan_job(client: V2Client, options: BatchOptions) -> tuple[JobTarget, 
         await target.is_still(begun.lock)  # waits for a mesh that starts
         rows_per_request = rows_per_request or begun.rows_per_request
     identity = await target.identify()
-    if await target.yield_to_others() and not rows_per_request:
+    yields = await target.yield_to_others()
+    if yields and not rows_per_request:
         rows_per_request = min(_POLITE_ROWS, max(identity.signature.max_batch_size, 1))
     layout = make_layout(
         identity.signature,
@@ -180,7 +183,7 @@ async def plan_job(client: V2Client, options: BatchOptions) -> tuple[JobTarget, 
         keep=options.keep,
         rows_per_request=rows_per_request,
     )
-    return target, JobPlan(identity, layout)
+    return target, JobPlan(identity, layout, yields)
 
 
 class ShardWorker:
@@ -202,7 +205,7 @@ class ShardWorker:
         self._plan = plan
         self._folder = folder
         self._num_failed = num_failed
-        self._window = Window(options.max_inflight, time.monotonic_ns)
+        self._window = Window(options.max_inflight, time.monotonic_ns, yields=plan.yields)
 
     @property
     def window(self) -> int:

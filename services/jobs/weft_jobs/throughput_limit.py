@@ -3,8 +3,6 @@
 from collections.abc import Generator, Mapping
 from typing import NamedTuple, TypeAlias
 
-#: Requests in flight before anything is known.
-_INITIAL = 16
 #: How many times as much must be answered with more in flight, to be worth it.
 _GAIN = 1.04
 #: A window lasts as long, and until so many requests have ended, by the limit and at the least.
@@ -39,17 +37,18 @@ class ThroughputLimit:
 
     Args:
         maximum: The limit is never above it.
+        initial: The limit before anything is known.
 
     Attributes:
         limit: Requests in flight.
     """
 
-    def __init__(self, maximum: int) -> None:
+    def __init__(self, maximum: int, initial: int) -> None:
         self._maximum = max(maximum, 1)
         self._num_inflight = self._peak = self._num_ended = self._num_refused = 0
         self._since_ns: int | None = None
         self._num_settling = 0  # requests that end before the window begins
-        self.limit = min(_INITIAL, self._maximum)
+        self.limit = min(initial, self._maximum)
         self._search = self._ramp(self.limit)
         self._window = next(self._search)
 

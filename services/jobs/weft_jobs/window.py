@@ -11,6 +11,8 @@ from weft_jobs.throughput_limit import ThroughputLimit
 #: halves of 64, and 3,800 where each of 32 comes by itself; a wait of 5 ms is little to requests that are slow.
 _NUM_GROUPS = 2
 _MAX_WAIT_S = 0.005
+#: Requests in flight before anything is known.
+_INITIAL, _INITIAL_YIELDING = 16, 4
 
 
 class Window:
@@ -21,14 +23,16 @@ class Window:
     Args:
         maximum: Never more than these.
         clock_ns: Monotonic.
+        yields: Others go first: it begins with few requests, and these set off one by one.
 
     Attributes:
         maximum: As given.
     """
 
-    def __init__(self, maximum: int, clock_ns: Callable[[], int]) -> None:
+    def __init__(self, maximum: int, clock_ns: Callable[[], int], *, yields: bool = False) -> None:
         self.maximum = maximum
-        self._limit = ThroughputLimit(maximum)
+        self._limit = ThroughputLimit(maximum, _INITIAL_YIELDING if yields else _INITIAL)
+        self._num_groups = maximum if yields else _NUM_GROUPS
         self._clock_ns = clock_ns
         self._num_taken = self._num_inflight = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -70,7 +74,7 @@ class Window:
 
     async def set_off(self) -> None:
         """Wait for others who want to send, for 5 ms at most."""
-        size = self._limit.limit // _NUM_GROUPS
+        size = self._limit.limit // self._num_groups
         if size <= 1:
             return
         loop = asyncio.get_running_loop()

@@ -66,7 +66,7 @@ def _run(
 @pytest.mark.parametrize("num_workers", [1, 4, 24])
 def test_it_becomes_what_the_servers_can_work_on(num_workers: int, seed: int) -> None:
     """From as many as they work on at once to twice that, as it knows powers of two; also where all starts too high."""
-    limit = ThroughputLimit(256)
+    limit = ThroughputLimit(256, 16)
     server = _workers(num_workers, 5.0, seed)
     _run(limit, server, 30.0)
     assert num_workers <= limit.limit <= max(2 * num_workers, 2)
@@ -74,14 +74,14 @@ def test_it_becomes_what_the_servers_can_work_on(num_workers: int, seed: int) ->
 
 def test_it_grows_for_batches_until_they_are_full() -> None:
     """A batch of one takes nearly as long as one of 32, so that all that is in flight pays."""
-    limit = ThroughputLimit(256)
+    limit = ThroughputLimit(256, 16)
     _run(limit, _batches(32, 10.0, 0.2), 60.0)
     assert 32 <= limit.limit <= 128
 
 
 def test_it_follows_servers_that_become_more_and_fewer() -> None:
     """Up within half a minute, and down again."""
-    limit = ThroughputLimit(256)
+    limit = ThroughputLimit(256, 16)
     _run(limit, _workers(4, 5.0, 0), 30.0)
     _run(limit, _workers(32, 5.0, 1), 60.0, start_s=30.0)
     assert 32 <= limit.limit <= 64
@@ -92,7 +92,7 @@ def test_it_follows_servers_that_become_more_and_fewer() -> None:
 def test_noise_does_not_make_it_wander() -> None:
     """Requests that take from a third to three times as long: mostly within a factor of two of what is right."""
     limits = []
-    limit, server = ThroughputLimit(256), _workers(8, 5.0, 3, spread=0.6)
+    limit, server = ThroughputLimit(256, 16), _workers(8, 5.0, 3, spread=0.6)
     for minute in range(20):
         _run(limit, server, 15.0, start_s=15.0 * minute)
         limits.append(limit.limit)
@@ -101,17 +101,17 @@ def test_noise_does_not_make_it_wander() -> None:
 
 def test_refusals_make_it_smaller_and_the_maximum_holds() -> None:
     """A server that refuses above six in flight is not asked for more for long; a maximum is never passed."""
-    limit = ThroughputLimit(64)
+    limit = ThroughputLimit(64, 16)
     _run(limit, _workers(16, 5.0, 0, refused_above=6), 60.0)
     assert limit.limit <= 8
     for maximum in (1, 3):
-        limit = ThroughputLimit(maximum)
+        limit = ThroughputLimit(maximum, 16)
         _run(limit, _workers(16, 5.0, 0), 20.0)
         assert limit.limit == maximum
 
 
 def test_a_limit_that_is_not_used_stays() -> None:
     """Few requests say nothing of more."""
-    limit = ThroughputLimit(64)
+    limit = ThroughputLimit(64, 16)
     _run(limit, _workers(16, 5.0, 0), 60.0, demand=2)
     assert limit.limit == 16

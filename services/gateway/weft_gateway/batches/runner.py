@@ -55,7 +55,7 @@ class BackgroundRunner:
     def __init__(self, store: Store, app: ASGIApp) -> None:
         self._store = store
         self._app = app
-        self._window = Window(_MAX_INFLIGHT, time.monotonic_ns)
+        self._window = Window(_MAX_INFLIGHT, time.monotonic_ns, yields=True)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         #: Batches whose files a thread puts together, which cannot be cancelled.
         self._finalizing: set[str] = set()
