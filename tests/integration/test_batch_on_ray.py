@@ -1,8 +1,10 @@
 """Batch jobs on a real Ray cluster of two nodes: the files are those of a job in one process, whoever dies."""
 
+import contextlib
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +24,7 @@ from weft_common.processes.process import Endpoint
 if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is not installed", allow_module_level=True)
 
+SAMPLES = Path(__file__).resolve().parents[2] / "model_repository"
 NUM_ROWS, ROWS_PER_SHARD = 2_400, 200
 TIMEOUT_S = 120
 
@@ -122,6 +125,23 @@ def test_a_driver_that_ends_leaves_what_can_be_resumed(job: Job, tmp_path: Path)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["num_skipped"] >= num_parts * ROWS_PER_SHARD
     assert _files(output) == job.files
+
+
+@pytest.mark.long
+def test_models_in_the_workers_answer_as_those_of_a_mesh(job: Job, tmp_path: Path) -> None:
+    """With --in-process each worker runs a mesh of its own: the same files, and no process of it is left."""
+    repository = tmp_path / "repository"
+    shutil.copytree(SAMPLES / "model" / "simple", repository / "model" / "simple")
+    (repository / "graphs").mkdir()
+    engine = ("--engine", "ray", "--ray-address", job.address, "--in-process", "--repository", str(repository))
+    command = _command(job.data, tmp_path / "o", *engine)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["num_rows"] == NUM_ROWS
+    assert _files(tmp_path / "o") == job.files
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended
+            assert str(repository).encode() not in path.read_bytes()
 
 
 def test_an_address_without_a_cluster_is_refused_at_once(job: Job, tmp_path: Path) -> None:
