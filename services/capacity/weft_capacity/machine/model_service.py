@@ -1,6 +1,7 @@
 """A model service that is measured: its memory, its CPU time, and how long its answers take."""
 
 import asyncio
+import contextlib
 import json
 import math
 import os
@@ -8,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +34,10 @@ class Answered(NamedTuple):
     wall_s: float
     cpu_s: float
 
+    def best(self, other: "Answered") -> "Answered":
+        """The lesser of each figure."""
+        return Answered(min(self.wall_s, other.wall_s), min(self.cpu_s, other.cpu_s))
+
 
 class ModelService(NamedTuple):
     """A running service.
@@ -40,10 +45,12 @@ class ModelService(NamedTuple):
     Attributes:
         address: ``host:port`` of its V2 service.
         pid: Of its process.
+        num_threads: That a model computes on.
     """
 
     address: str
     pid: int
+    num_threads: int = 1
 
     def rss_bytes(self) -> int:
         """Resident memory of its process."""
@@ -60,7 +67,33 @@ class ModelService(NamedTuple):
         Raises:
             WeftError: It failed.
         """
-        return asyncio.run(self._answered(call, num_at_once))
+        with self._apart():
+            return asyncio.run(self._answered(call, num_at_once))
+
+    @contextmanager
+    def _apart(self) -> Iterator[None]:
+        """Client and service on processors of their own for as long as the block lasts.
+
+        Where the operating system places them, a request of 0.2 ms takes from 0.18 to 0.30 ms, from one start of the
+        service to the next; apart 0.22 (2 cores). If a model computes on all processors, only the thread that talks
+        to the client keeps away from it.
+        """
+        before = os.sched_getaffinity(0)
+        *others, last = sorted(before)
+        if not others:
+            yield
+            return
+        threads = [path.name for path in Path(f"/proc/{self.pid}/task").iterdir()]
+        kept = threads if self.num_threads <= len(others) else [str(self.pid)]
+        try:
+            for thread in kept:
+                _set_processors(int(thread), others)
+            os.sched_setaffinity(0, {last})
+            yield
+        finally:
+            os.sched_setaffinity(0, before)
+            for thread in kept:
+                _set_processors(int(thread), before)
 
     async def _answered(self, call: InferCall, num_at_once: int) -> Answered:
         async with V2Client(self.address) as client:
@@ -83,13 +116,20 @@ class ModelService(NamedTuple):
                     await together()
                     walls.append(time.perf_counter() - start)
                 cpu_s = (self.cpu_s() - before) / runs
-                best = Answered(min(best.wall_s, sorted(walls)[len(walls) // 2]), min(best.cpu_s, cpu_s))
+                best = best.best(Answered(sorted(walls)[len(walls) // 2], cpu_s))
         return best
 
 
 @contextmanager
-def running_service(repository: Path, environment: Mapping[str, str] | None = None) -> Iterator[ModelService]:
+def running_service(
+    repository: Path, environment: Mapping[str, str] | None = None, *, num_threads: int = 1
+) -> Iterator[ModelService]:
     """A model service with every model of a folder, on a free port; it ends with the block.
+
+    Args:
+        repository: The folder.
+        environment: Variables of the process beside those of this one.
+        num_threads: That its models compute on.
 
     Raises:
         UnavailableError: It did not start; its log, on standard error, says why.
@@ -111,7 +151,7 @@ def running_service(repository: Path, environment: Mapping[str, str] | None = No
             if not line:
                 raise UnavailableError(f"the model service ended with exit status {process.wait(_TIMEOUT_S)}")
             endpoints = json.loads(line)
-            yield ModelService(endpoints["grpc"], process.pid)
+            yield ModelService(endpoints["grpc"], process.pid, num_threads)
         finally:
             process.terminate()
             try:
@@ -125,6 +165,11 @@ def call_of(model: str, inputs: Mapping[str, Array], parameters: Mapping[str, in
     tensors = {name: encode(array) for name, array in inputs.items()}
     rows = next(iter(tensors.values())).shape[0] if tensors else 1
     return InferCall(model, inputs=tensors, parameters=dict(parameters or {}), num_rows=int(rows))
+
+
+def _set_processors(thread: int, processors: Iterable[int]) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        os.sched_setaffinity(thread, processors)
 
 
 def _thread_cpu_s(thread: Path) -> float:
