@@ -71,16 +71,18 @@ class ThroughputLimit:
         self._num_ended += not is_refused
         duration_ns = now_ns - (self._since_ns or 0)
         num_wanted = max(_MIN_ENDED, _ENDED_BY_LIMIT * self.limit)
-        if duration_ns >= self._window.duration_ns and self._num_ended + self._num_refused >= num_wanted:
-            self._end_window(now_ns, duration_ns)
+        is_refusing = self._num_refused > _MAX_REFUSED * self._num_ended
+        wanted_ns = _WINDOW_NS if is_refusing else self._window.duration_ns
+        if duration_ns >= wanted_ns and self._num_ended + self._num_refused >= num_wanted:
+            self._end_window(now_ns, duration_ns, is_refusing=is_refusing)
 
     def _begin(self, now_ns: int) -> None:
         self._since_ns = now_ns
         self._peak = self._num_inflight
         self._num_ended = self._num_refused = 0
 
-    def _end_window(self, now_ns: int, duration_ns: int) -> None:
-        if self._num_refused > _MAX_REFUSED * self._num_ended:
+    def _end_window(self, now_ns: int, duration_ns: int, *, is_refusing: bool) -> None:
+        if is_refusing:
             self._search = self._follow(max(int(_REFUSED_CUT * self.limit), 1))
             self._window = next(self._search)
         elif self._peak >= self.limit:
