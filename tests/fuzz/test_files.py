@@ -63,7 +63,7 @@ def test_a_changed_configuration(data: st.DataObject) -> None:
     define("".join(pieces))
 
 
-@MANY
+@settings(FUZZ, max_examples=NUM_INPUTS * 10)  # 80 ms for one
 @given(any_message(ModelConfig.DESCRIPTOR))
 def test_any_configuration(config: ModelConfig) -> None:
     """With any field set to anything."""

@@ -24,6 +24,8 @@ from weft_common.processes.process import Endpoint
 if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is not installed", allow_module_level=True)
 
+pytestmark = pytest.mark.long
+
 SAMPLES = Path(__file__).resolve().parents[2] / "model_repository"
 NUM_ROWS, ROWS_PER_SHARD = 2_400, 200
 TIMEOUT_S = 120
@@ -114,7 +116,6 @@ def test_a_worker_that_is_killed_costs_nothing(job: Job, tmp_path: Path) -> None
     assert _files(tmp_path / "o") == job.files
 
 
-@pytest.mark.long
 def test_a_driver_that_ends_leaves_what_can_be_resumed(job: Job, tmp_path: Path) -> None:
     """Ctrl-C, then kill -9, each with --resume, the last time without Ray: the same files byte for byte."""
     output = tmp_path / "o"
@@ -136,7 +137,6 @@ def test_a_driver_that_ends_leaves_what_can_be_resumed(job: Job, tmp_path: Path)
     assert _files(output) == job.files
 
 
-@pytest.mark.long
 def test_models_in_the_workers_answer_as_those_of_a_mesh(job: Job, tmp_path: Path) -> None:
     """With --in-process each worker runs a mesh of its own: the same files, and no process of it is left."""
     repository = tmp_path / "repository"
