@@ -133,7 +133,6 @@ class V2Client:
         *,
         timeout_s: float | None,
         metadata: Metadata = (),
-        trailer: dict[str, str] | None = None,
         failed: Callable[[RpcFailure], WeftError] | None = None,
     ) -> AsyncGenerator[InferResult, None]:
         """Every response to one request; only the last ``is_final``. Closing the generator cancels the call.
@@ -146,7 +145,6 @@ class V2Client:
             request: To a decoupled model or any other.
             timeout_s: Deadline of the whole stream from now, in seconds; None: none.
             metadata: Sent with the call.
-            trailer: Receives the trailing metadata of an error.
             failed: Converts the error to raise; None: ``failure``.
         """
         rpc: Any = None
@@ -166,8 +164,6 @@ class V2Client:
             if is_final:
                 await drain(rpc)
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
-            if trailer is not None and isinstance(error, grpc.aio.AioRpcError):
-                trailer.update(_pairs(error.trailing_metadata()))
             raise (failed or self.failure)(error) from error
         finally:
             if rpc is not None:

@@ -63,7 +63,7 @@ async def _infer(options: argparse.Namespace, named: Mapping[str, str], elements
             outputs = tuple(RequestedOutput(output, {}) for output in options.output)
             request = request_from_call(InferCall(name, version, options.request_id, parameters, inputs, outputs))
             if is_decoupled:
-                results = client.stream(request, timeout_s=timeout_s, metadata=options.header, trailer=trailer)
+                results = client.stream(request, timeout_s=timeout_s, metadata=options.header)
                 ending, duration_ms = await print_stream(name, results, as_json=options.json)
                 if options.trace and not options.json:
                     _print_trace(ending, duration_ms)
@@ -72,8 +72,8 @@ async def _infer(options: argparse.Namespace, named: Mapping[str, str], elements
             result = await client.infer(request, timeout_s=timeout_s, metadata=options.header, trailer=trailer)
             duration_ms = (time.perf_counter_ns() - start_ns) / 1e6
         except RemoteError as error:
-            if options.trace and _PATH_HEADER in trailer:  # as far as the request came
-                print(printable(f"path: {trailer[_PATH_HEADER]}"), file=sys.stderr)
+            if options.trace and error.path:
+                print(printable(f"path: {error.path}"), file=sys.stderr)
             if error.message == _GRPC_LATE:
                 text = f"'{options.url}' did not answer within {options.timeout_ms:g} ms; --timeout-ms allows longer"
                 raise error.with_message(text) from error
