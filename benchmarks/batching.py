@@ -20,8 +20,8 @@ from benchmarks import machine, requests
 from benchmarks.load import Bounds, caller, closed_loop
 from benchmarks.report import Row, make_row, render, write_json
 from benchmarks.service import running_model_service
-from weft_common.client.channels import open_channel
-from weft_common.processes.process import Endpoint
+from weft.base.processes.process import Endpoint
+from weft.v2.client.channels import open_channel
 
 ROOT = Path(__file__).resolve().parents[1]
 _WIDTH, _NUM_LAYERS, _CONCURRENCY = 2048, 3, 64

@@ -28,16 +28,16 @@ from grpc.aio import _channel
 
 from benchmarks import fused
 from benchmarks.report import table
-from weft_common.client.wires import WireName
-from weft_common.core import CallContext, InferCall
-from weft_common.server.server import ClosableCore, Extension, add_services
-from weft_common.tensors import encode
-from weft_model.backends import BACKENDS
+from weft.backends import BACKENDS
+from weft.base.core import CallContext, InferCall
+from weft.base.tensors import encode
+from weft.router.core import RouterCore
+from weft.router.targets.connect import make_target
+from weft.serving.core import ServingCore
+from weft.v2.client.wires import WireName
+from weft.v2.server.server import ClosableCore, Extension, add_services
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from weft_router.core import RouterCore
-from weft_router.targets.connect import make_target
-from weft_serving.core import ServingCore
 
 ROOT = Path(__file__).resolve().parents[1]
 _OWN = str(ROOT / "services")

@@ -22,15 +22,15 @@ from google.protobuf import text_format
 
 from benchmarks import machine
 from benchmarks.report import table
-from weft_capacity.costs.formats import FILENAMES, cost_model
-from weft_capacity.costs.language_model import LanguageModel, read_language_model
-from weft_capacity.machine.model_service import ModelService, call_of, running_service, settled_rss_bytes
-from weft_capacity.machine.profile import ENGINE, LINEAR, ONNX, RUNTIMES, TORCH, MachineProfile
-from weft_capacity.machine.runtimes import generation_call
-from weft_capacity.plan.subjects import Subject, find_subjects
-from weft_capacity.plan.target import ThisMachine
-from weft_common.text.pbtxt import parse
-from weft_model.backends.llm.settings import read_settings
+from weft.backends.llm.settings import read_settings
+from weft.base.text.pbtxt import parse
+from weft.capacity.costs.formats import FILENAMES, cost_model
+from weft.capacity.costs.language_model import LanguageModel, read_language_model
+from weft.capacity.machine.model_service import ModelService, call_of, running_service, settled_rss_bytes
+from weft.capacity.machine.profile import ENGINE, LINEAR, ONNX, RUNTIMES, TORCH, MachineProfile
+from weft.capacity.machine.runtimes import generation_call
+from weft.capacity.plan.subjects import Subject, find_subjects
+from weft.capacity.plan.target import ThisMachine
 from weft_protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -213,7 +213,7 @@ def _generation_s(model: LanguageModel, timer: Any, num_at_once: int, prompt: in
 
 
 def _float32(folder: Path) -> Any:
-    from weft_model.llm.model.model_config import TransformerConfig  # noqa: PLC0415
+    from weft.llm.models.model_config import TransformerConfig  # noqa: PLC0415
 
     return TransformerConfig.from_folder(folder)
 

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from benchmarks import machine
-from weft_common.client.channels import open_channel
-from weft_common.processes.process import Endpoint
-from weft_common.tensors import bytes_tensor
-from weft_mesh.preflight import MeshError
-from weft_mesh.running import running_mesh
+from weft.base.processes.process import Endpoint
+from weft.base.tensors import bytes_tensor
+from weft.mesh.preflight import MeshError
+from weft.mesh.running import running_mesh
+from weft.v2.client.channels import open_channel
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 

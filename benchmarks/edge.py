@@ -1,4 +1,4 @@
-"""``python -m benchmarks.edge``: what ``pip install 'weft[edge]'`` takes: disk, memory, time to the first answer.
+"""``python -m benchmarks.edge``: what ``pip install 'weft-mesh[edge]'`` takes: disk, memory, time to the first answer.
 
 It makes a fresh virtual environment, installs this repository with the extra `edge` from the package index, and starts
 ``weft edge`` over the sample model `simple`, several times. Sizes are of the installed files, in units of a million
@@ -31,11 +31,11 @@ import numpy as np
 
 from benchmarks import machine
 from benchmarks.report import machine_lines, table, write_json
-from weft_common.client.v2_client import V2Client
-from weft_common.client.wires import WireName
-from weft_common.core import InferCall
-from weft_common.errors import WeftError
-from weft_common.tensors import decode, encode
+from weft.base.core import InferCall
+from weft.base.errors import WeftError
+from weft.base.tensors import decode, encode
+from weft.v2.client.v2_client import V2Client
+from weft.v2.client.wires import WireName
 
 ROOT = Path(__file__).resolve().parents[1]
 _MODEL = ROOT / "model_repository" / "model" / "simple"
@@ -211,7 +211,7 @@ def _memory_mb(pid: int) -> dict[str, float]:
 
 def _aarch64(environment: Path, sizes: dict[str, tuple[str, float]], folder: Path) -> dict[str, float]:
     """Unpacked MB of the wheels of the same packages for Linux on aarch64."""
-    wanted = [f"{name}=={version}" for name, (version, _) in sizes.items() if name != "weft"]
+    wanted = [f"{name}=={version}" for name, (version, _) in sizes.items() if name != "weft-mesh"]
     platforms = [part for tag in _AARCH64 for part in ("--platform", tag)]
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     try:
@@ -252,7 +252,7 @@ def _report(figures: Figures) -> int:
     ]
     if wheels:
         lines.append(
-            _line("wheels for aarch64, unpacked, MB", sum(wheels.values()) + sizes["weft"][1], MOST_INSTALLED_MB)
+            _line("wheels for aarch64, unpacked, MB", sum(wheels.values()) + sizes["weft-mesh"][1], MOST_INSTALLED_MB)
         )
     heavy = sorted({name for start in starts for name in start.heavy})
     lines.append(["mapped of " + ", ".join(_HEAVY), ", ".join(heavy) or "none", "none", "MISSED" if heavy else ""])

@@ -25,12 +25,12 @@ import uvloop
 from benchmarks import machine
 from benchmarks.executor_cases import CASES, Case, InstantTarget
 from benchmarks.report import machine_lines, table, write_json
-from weft_common.core import CallContext, InferCall
-from weft_router.compile import compile_graph
-from weft_router.core import RouterCore
-from weft_router.executor import GraphExecutor
-from weft_router.graph import GraphSource
-from weft_router.runtime import Runtime
+from weft.base.core import CallContext, InferCall
+from weft.language import GraphSource
+from weft.router.compile import compile_graph
+from weft.router.core import RouterCore
+from weft.router.executor import GraphExecutor
+from weft.router.runtime import Runtime
 
 ROOT = Path(__file__).resolve().parents[1]
 _NUM_SHOWN = 16

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from weft_common.core import CallContext, InferCall, InferResult
-from weft_common.signature import ModelSignature, TensorSpec
-from weft_common.tensors import WireTensor, encode
-from weft_router.repository.config import config_of_signature
-from weft_router.target import TargetModel
+from weft.base.core import CallContext, InferCall, InferResult
+from weft.base.signature import ModelSignature, TensorSpec
+from weft.base.tensors import WireTensor, encode
+from weft.router.repository.config import config_of_signature
+from weft.router.target import TargetModel
 
 MAX_BATCH_SIZE = 32
 #: Rows whose first element is above this are what ``accept`` of the cascades takes.

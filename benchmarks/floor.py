@@ -1,6 +1,6 @@
 """``python -m benchmarks.floor``: a bare server whose only method gives its bytes back; the floor of a hop.
 
-It is of grpcio, or with ``--wire weft`` of ``weft_wire``. It has what every service has (asyncio server, uvloop, the
+It is of grpcio, or with ``--wire weft`` of ``weft.wire``. It has what every service has (asyncio server, uvloop, the
 same options) and nothing else: no protobuf, no checks, no queue. With ``--unix-socket PATH`` it listens there too. It
 prints one JSON line with its address and process id, and ends with its standard input.
 """
@@ -20,21 +20,21 @@ from typing import Any
 import grpc
 import uvloop
 
-from weft_common.client.channels import server_options
-from weft_common.processes.malloc import keep_freed_memory
-from weft_common.processes.process import Endpoint
+from weft.base.processes.malloc import keep_freed_memory
+from weft.base.processes.process import Endpoint
+from weft.v2.client.channels import server_options
 
 SERVICE, METHOD = "inference.GRPCInferenceService", "ModelInfer"
 
 
 def wire_server() -> Any:
-    """Class of ``weft_wire``'s server; None where the package has none."""
-    return _class_of("weft_wire.server", "Server")
+    """Class of ``weft.wire``'s server; None where the package has none."""
+    return _class_of("weft.wire.server", "Server")
 
 
 def wire_channel() -> Any:
-    """Class of ``weft_wire``'s channel; None where the package has none."""
-    return _class_of("weft_wire.client", "Channel")
+    """Class of ``weft.wire``'s channel; None where the package has none."""
+    return _class_of("weft.wire.client", "Channel")
 
 
 def _class_of(module: str, name: str) -> Any:

@@ -29,14 +29,14 @@ import uvloop
 from benchmarks import machine
 from benchmarks.fused_wire import listening, send
 from benchmarks.report import machine_lines, table, write_json
-from weft_common.core import CallContext, InferCall
-from weft_common.protocol.wire import call_from_request, request_from_call, response_from_result
-from weft_common.tensors import encode
-from weft_mesh.fused.core import FusedCore
-from weft_model.backends import BACKENDS
+from weft.backends import BACKENDS
+from weft.base.core import CallContext, InferCall
+from weft.base.tensors import encode
+from weft.mesh.fused.core import FusedCore
+from weft.router.core import RouterCore
+from weft.serving.core import ServingCore
+from weft.v2.protocol.wire import call_from_request, request_from_call, response_from_result
 from weft_protos import grpc_service_pb2 as pb
-from weft_router.core import RouterCore
-from weft_serving.core import ServingCore
 
 ROOT = Path(__file__).resolve().parents[1]
 _NEVER_S = 3600.0

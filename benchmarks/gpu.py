@@ -24,14 +24,14 @@ from onnx import TensorProto, helper
 
 from benchmarks import machine
 from benchmarks.report import machine_lines, table, write_json
-from weft_common.core import CallContext, InferCall
-from weft_common.signature import ModelSignature, TensorSpec
-from weft_common.tensors import encode
-from weft_model.backends.onnxruntime import OnnxRuntimeBackend
-from weft_model.backends.pytorch import PyTorchBackend
-from weft_serving.backends.base import Backend, Batch, InstanceContext, ModelContext
-from weft_serving.config.placement import count_gpus
-from weft_serving.request.request import InferenceRequest, InferenceResponse
+from weft.backends.onnxruntime import OnnxRuntimeBackend
+from weft.backends.pytorch import PyTorchBackend
+from weft.base.core import CallContext, InferCall
+from weft.base.signature import ModelSignature, TensorSpec
+from weft.base.tensors import encode
+from weft.serving.backends.base import Backend, Batch, InstanceContext, ModelContext
+from weft.serving.config.placement import count_gpus
+from weft.serving.request.request import InferenceRequest, InferenceResponse
 
 ROOT = Path(__file__).resolve().parents[1]
 _PICTURE, _NUM_ROWS, _NUM_REQUESTS, _CHAIN = (3, 224, 224), 32, 8, 60

@@ -11,11 +11,11 @@ from benchmarks.floor import running_floor, wire_channel, wire_server
 from benchmarks.framed import FramedClient
 from benchmarks.load import caller
 from benchmarks.transport_services import running
-from weft_common.client.channels import open_channel
-from weft_common.core import CallContext, InferCall
-from weft_common.protocol.wire import request_from_call
-from weft_common.tensors import WireTensor
-from weft_router.targets.grpc_target import GrpcTarget
+from weft.base.core import CallContext, InferCall
+from weft.base.tensors import WireTensor
+from weft.router.targets.grpc_target import GrpcTarget
+from weft.v2.client.channels import open_channel
+from weft.v2.protocol.wire import request_from_call
 
 SERVICES = "benchmarks.transport_services"
 TCP, UNIX = "TCP", "Unix socket"

@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from weft_capacity.placement import Assignment, Bin, Device, Problem, Solution, Unplaced, Workload
-from weft_capacity.placement.solution import TOLERANCE
+from weft.capacity.placement import Assignment, Bin, Device, Problem, Solution, Unplaced, Workload
+from weft.capacity.placement.solution import TOLERANCE
 
 _MAX_SCORE = 100
 _SPREAD_WEIGHT = 2

@@ -23,12 +23,12 @@ import numpy as np
 
 from benchmarks import machine
 from benchmarks.report import machine_lines, table, write_json
-from weft_model.llm.config import EngineConfig
-from weft_model.llm.request import EngineRequest
-from weft_model.llm.sampling_params import SamplingParams
-from weft_model.llm.scheduler.blocks import BlockPool
-from weft_model.llm.scheduler.scheduler import Scheduler
-from weft_model.llm.scheduler.sequence import Sequence
+from weft.llm.config import EngineConfig
+from weft.llm.request import EngineRequest
+from weft.llm.sampling_params import SamplingParams
+from weft.llm.scheduler.blocks import BlockPool
+from weft.llm.scheduler.scheduler import Scheduler
+from weft.llm.scheduler.sequence import Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
 _BUDGET_TOKENS = 2048

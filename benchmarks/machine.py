@@ -7,7 +7,17 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-_PACKAGES = ("weft", "grpcio", "protobuf", "uvloop", "numpy", "onnxruntime-gpu", "torch", "transformers", "tokenizers")
+_PACKAGES = (
+    "weft-mesh",
+    "grpcio",
+    "protobuf",
+    "uvloop",
+    "numpy",
+    "onnxruntime-gpu",
+    "torch",
+    "transformers",
+    "tokenizers",
+)
 
 
 def cpu_seconds(pids: Mapping[str, int]) -> dict[str, float]:

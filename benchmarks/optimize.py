@@ -22,10 +22,10 @@ from benchmarks import machine
 from benchmarks.report import machine_lines, table
 from benchmarks.resnet import write_pictures, write_resnet
 from benchmarks.retrieval_pairs import write_pairs
-from weft_optimize.cost import VersionCost
-from weft_optimize.optimize import OptimizeOptions, optimize
-from weft_optimize.picture import draw
-from weft_optimize.report import CandidateReport, Report
+from weft.optimize.cost import VersionCost
+from weft.optimize.optimize import OptimizeOptions, optimize
+from weft.optimize.picture import draw
+from weft.optimize.report import CandidateReport, Report
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLES = ROOT / "model_repository"

@@ -25,14 +25,14 @@ from benchmarks.floor import METHOD, SERVICE
 from benchmarks.load import Bounds, Call, closed_loop, open_loop
 from benchmarks.report import machine_lines, table, write_json
 from benchmarks.requests import SEED
-from weft_common.client.channels import open_channel
-from weft_common.core import InferCall
-from weft_common.processes.process import Endpoint
-from weft_common.protocol.wire import request_from_call
-from weft_common.tensors import encode
-from weft_mesh.preflight import MeshError
-from weft_mesh.running import running_mesh
-from weft_tools.chart import Line, Plot, render_svg
+from weft.base.core import InferCall
+from weft.base.processes.process import Endpoint
+from weft.base.tensors import encode
+from weft.mesh.preflight import MeshError
+from weft.mesh.running import running_mesh
+from weft.tools.chart import Line, Plot, render_svg
+from weft.v2.client.channels import open_channel
+from weft.v2.protocol.wire import request_from_call
 
 ROOT = Path(__file__).resolve().parents[1]
 GRAPH = "work"

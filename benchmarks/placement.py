@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from benchmarks.kube_scheduler import schedule
 from benchmarks.report import table
-from weft_capacity.placement import Device, Problem, Solution, Workload, place
-from weft_capacity.placement.exact import improved
-from weft_capacity.placement.first_fit import first_fit
-from weft_capacity.placement.mig import MIG_PROFILES
-from weft_capacity.placement.solution import cost_per_hour, faults, use_of
+from weft.capacity.placement import Device, Problem, Solution, Workload, place
+from weft.capacity.placement.exact import improved
+from weft.capacity.placement.first_fit import first_fit
+from weft.capacity.placement.mig import MIG_PROFILES
+from weft.capacity.placement.solution import cost_per_hour, faults, use_of
 
 GIB = 1 << 30
 #: Class, GiB, price per hour, compute as a multiple of the first.

@@ -21,11 +21,11 @@ from benchmarks.load import Bounds, Load, caller, closed_loop, open_loop
 from benchmarks.report import Row, make_row, render, write_json
 from benchmarks.requests import SEED
 from benchmarks.service import running_model_service
-from weft_common.client.channels import open_channel
-from weft_common.core import InferCall
-from weft_common.processes.process import Endpoint
-from weft_common.protocol.wire import request_from_call
-from weft_common.tensors import encode
+from weft.base.core import InferCall
+from weft.base.processes.process import Endpoint
+from weft.base.tensors import encode
+from weft.v2.client.channels import open_channel
+from weft.v2.protocol.wire import request_from_call
 
 ROOT = Path(__file__).resolve().parents[1]
 _EXECUTION_S = 0.0054

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weft_common.core import InferCall
-from weft_common.protocol.wire import request_from_call
-from weft_common.tensors import Array, encode
+from weft.base.core import InferCall
+from weft.base.tensors import Array, encode
+from weft.v2.protocol.wire import request_from_call
 
 SEED = 20
 MIN_WORDS, MAX_WORDS = 5, 200

@@ -16,10 +16,10 @@ from benchmarks import machine, requests
 from benchmarks.floor import running_floor
 from benchmarks.load import Bounds, caller, closed_loop, open_loop
 from benchmarks.report import Row, make_row, render, write_json
-from weft_common.client.channels import open_channel
-from weft_common.processes.process import Endpoint
-from weft_mesh.preflight import MeshError
-from weft_mesh.running import running_mesh
+from weft.base.processes.process import Endpoint
+from weft.mesh.preflight import MeshError
+from weft.mesh.running import running_mesh
+from weft.v2.client.channels import open_channel
 
 ROOT = Path(__file__).resolve().parents[1]
 _NUM_TEXTS = 64

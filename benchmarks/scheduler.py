@@ -21,17 +21,17 @@ import uvloop
 
 from benchmarks import machine
 from benchmarks.report import machine_lines, table, write_json
-from weft_common.core import CallContext, InferCall
-from weft_common.signature import ModelSignature, TensorSpec
-from weft_common.tensors import encode
-from weft_serving.backends.base import Backend, Batch, InstanceContext, ModelContext
-from weft_serving.backends.layout import BatchLayout
-from weft_serving.request.request import InferenceRequest, InferenceResponse, Outcome
-from weft_serving.scheduler.batcher import make_batcher
-from weft_serving.scheduler.grouping import LengthBuckets, make_batch_key
-from weft_serving.scheduler.queue import PriorityQueue
-from weft_serving.scheduler.settings import SchedulerSettings
-from weft_serving.served.model import ServedModel
+from weft.base.core import CallContext, InferCall
+from weft.base.signature import ModelSignature, TensorSpec
+from weft.base.tensors import encode
+from weft.serving.backends.base import Backend, Batch, InstanceContext, ModelContext
+from weft.serving.backends.layout import BatchLayout
+from weft.serving.request.request import InferenceRequest, InferenceResponse, Outcome
+from weft.serving.runtime.model import ServedModel
+from weft.serving.scheduler.batcher import make_batcher
+from weft.serving.scheduler.grouping import LengthBuckets, make_batch_key
+from weft.serving.scheduler.queue import PriorityQueue
+from weft.serving.scheduler.settings import SchedulerSettings
 
 ROOT = Path(__file__).resolve().parents[1]
 _MAX_BATCH_SIZE = 32

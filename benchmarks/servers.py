@@ -8,11 +8,11 @@ import numpy as np
 
 from benchmarks import machine
 from benchmarks.load import caller
-from weft_common.client.channels import open_channel
-from weft_common.client.wires import WireName
-from weft_common.processes.process import Endpoint
-from weft_common.protocol.wire import result_from_response
-from weft_common.tensors import Array, decode
+from weft.base.processes.process import Endpoint
+from weft.base.tensors import Array, decode
+from weft.v2.client.channels import open_channel
+from weft.v2.client.wires import WireName
+from weft.v2.protocol.wire import result_from_response
 from weft_protos import grpc_service_pb2 as pb
 
 #: Largest difference of two answers that counts as equal: batches of other sizes add up in another order.

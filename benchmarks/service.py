@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from weft_common.processes.process import Endpoint
+from weft.base.processes.process import Endpoint
 
 
 @contextmanager
 def running_model_service(repository: Path) -> Iterator[Endpoint]:
     """A model service process with every model of a repository; it is ready, and ended when the block is left."""
     command = [
-        sys.executable, "-P", "-m", "weft_model", "--repository", str(repository), "--grpc-port", "0",
+        sys.executable, "-P", "-m", "weft.services.model", "--repository", str(repository), "--grpc-port", "0",
         "--metrics-port", "0", "--stop-with-stdin", "--log-level", "error",
     ]  # fmt: skip
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -24,8 +24,8 @@ from benchmarks.report import table
 from benchmarks.retrieval_pairs import pairs
 from benchmarks.servers import Server, answers, differences, mesh_server
 from benchmarks.tis import running_tis
-from weft_common.client.channels import open_channel
-from weft_mesh.running import running_mesh
+from weft.mesh.running import running_mesh
+from weft.v2.client.channels import open_channel
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLES = ROOT / "model_repository"
@@ -79,8 +79,8 @@ def write_int8(folder: Path) -> Path:
     import tokenizers  # noqa: PLC0415  # the benchmark of the other models does without
     from google.protobuf import text_format  # noqa: PLC0415
 
-    from weft_optimize.methods import METHODS  # noqa: PLC0415
-    from weft_optimize.methods.method import SourceModel  # noqa: PLC0415
+    from weft.optimize.methods import METHODS  # noqa: PLC0415
+    from weft.optimize.methods.method import SourceModel  # noqa: PLC0415
     from weft_protos.model_config_pb2 import ModelConfig  # noqa: PLC0415
 
     tokenizer: Any = tokenizers.Tokenizer.from_file(str(SAMPLES / "preprocess/tokenize_minilm/1/tokenizer.json"))

@@ -17,10 +17,10 @@ import grpc
 import uvloop
 
 from benchmarks.floor import wire_server
-from weft_common.client.channels import server_options
-from weft_common.core import CallContext, InferCall, InferResult
-from weft_common.processes.process import Endpoint
-from weft_common.server.server import add_services
+from weft.base.core import CallContext, InferCall, InferResult
+from weft.base.processes.process import Endpoint
+from weft.v2.client.channels import server_options
+from weft.v2.server.server import add_services
 
 
 @contextlib.contextmanager

@@ -22,17 +22,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.requests import texts
-from weft_capacity.tuning.contest import Bench, Comparison, Contest, Load, TrialError
-from weft_capacity.tuning.graph_models import read_graph
-from weft_capacity.tuning.measurement import Goal, parse_limit
-from weft_capacity.tuning.mesh_bench import MeshBench
-from weft_capacity.tuning.report import machine, text
-from weft_capacity.tuning.requests import RequestSet, from_data, generated
-from weft_capacity.tuning.settings import Machine
-from weft_capacity.tuning.space import IN_PROCESS, SEPARATE, Configuration, SearchSpace, make_space
-from weft_capacity.tuning.trials import TrialRecord
-from weft_capacity.tuning.tune import TuneOptions, tune
-from weft_common.signature import ModelSignature
+from weft.base.signature import ModelSignature
+from weft.capacity.tuning.contest import Bench, Comparison, Contest, Load, TrialError
+from weft.capacity.tuning.graph_models import read_graph
+from weft.capacity.tuning.measurement import Goal, parse_limit
+from weft.capacity.tuning.mesh_bench import MeshBench
+from weft.capacity.tuning.report import machine, text
+from weft.capacity.tuning.requests import RequestSet, from_data, generated
+from weft.capacity.tuning.settings import Machine
+from weft.capacity.tuning.space import IN_PROCESS, SEPARATE, Configuration, SearchSpace, make_space
+from weft.capacity.tuning.trials import TrialRecord
+from weft.capacity.tuning.tune import TuneOptions, tune
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Far above what any configuration takes: CPU decides.

@@ -21,8 +21,8 @@ from benchmarks.report import machine_lines, table, write_json
 from benchmarks.servers import Server, answers, differences
 from benchmarks.tis import PACKAGES, running_tis
 from benchmarks.tis_texts import measure_texts, misses_goal, render_texts
-from weft_common.client.channels import open_channel
-from weft_mesh.running import running_mesh
+from weft.mesh.running import running_mesh
+from weft.v2.client.channels import open_channel
 
 ROOT = Path(__file__).resolve().parents[1]
 REPOSITORY = ROOT / "benchmarks" / "tis_repository"

@@ -21,9 +21,9 @@ from onnx import TensorProto, helper, numpy_helper
 from sklearn.neural_network import MLPClassifier
 from threadpoolctl import threadpool_limits
 
-from weft_cli.__main__ import main as weft
-from weft_common.processes.process import Endpoint
-from weft_mesh.running import running_mesh
+from weft.base.processes.process import Endpoint
+from weft.cli.__main__ import main as weft
+from weft.mesh.running import running_mesh
 
 SAMPLES = Path(__file__).resolve().parents[1] / "model_repository"
 TEACHER, STUDENT, CASCADE = "teacher", "student", "distilled"

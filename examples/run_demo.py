@@ -15,8 +15,8 @@ from typing import IO
 
 from rich.console import Console
 
-from weft_mesh.preflight import MeshError
-from weft_mesh.running import running_mesh
+from weft.mesh.preflight import MeshError
+from weft.mesh.running import running_mesh
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = (sys.executable, str(ROOT / "model_repository" / "build.py"))

@@ -15,7 +15,7 @@ import pytest
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.proto.trace.v1 import trace_pb2
 
-from weft_common.client.wires import default_wire
+from weft.v2.client.wires import default_wire
 
 #: pytest keeps the asserts that it has rewritten as bytecode: collecting all tests takes 10 s with it, 23 s without.
 #: Models that tests write and load are another matter.

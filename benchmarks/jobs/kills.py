@@ -18,7 +18,7 @@ from benchmarks.jobs.datasets import write_numbers, write_texts
 from benchmarks.jobs.mesh import descendants, is_running, kill, parent, write_repository
 from benchmarks.language_model.figures import Figure, Target, figure
 from benchmarks.requests import SEED
-from weft_mesh.running import running_mesh
+from weft.mesh.running import running_mesh
 
 _CASE = "kills"
 _JOB_TIMEOUT_S = 300.0
@@ -176,7 +176,7 @@ def _kill(process: "subprocess.Popen[str]", outcome: Outcome, draw: random.Rando
 def _start(plan: Plan, folder: Path, mesh: list[str]) -> "subprocess.Popen[str]":
     resume = ["--resume"] if (folder / "manifest.json").exists() else []
     command = [
-        sys.executable, "-P", "-m", "weft_cli", "batch", plan.graph, "--input", str(plan.folder),
+        sys.executable, "-P", "-m", "weft.cli", "batch", plan.graph, "--input", str(plan.folder),
         "--output", str(folder), "--json", *mesh, *plan.arguments, *resume,
     ]  # fmt: skip
     folder.mkdir(exist_ok=True)

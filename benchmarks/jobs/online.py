@@ -21,11 +21,11 @@ from benchmarks.jobs.mesh import ROOT, write_repository
 from benchmarks.language_model.figures import Figure, Target, figure
 from benchmarks.load import Bounds, Load, caller, open_loop
 from benchmarks.requests import SEED, texts
-from weft_common.client.channels import open_channel
-from weft_common.core import InferCall
-from weft_common.protocol.wire import request_from_call
-from weft_common.tensors import encode
-from weft_mesh.running import running_mesh
+from weft.base.core import InferCall
+from weft.base.tensors import encode
+from weft.mesh.running import running_mesh
+from weft.v2.client.channels import open_channel
+from weft.v2.protocol.wire import request_from_call
 
 _CASE = "online"
 _RATE_PER_S = 12.0
@@ -121,7 +121,7 @@ def _running(command: Sequence[str]) -> Iterator[None]:
 
 def _job(url: str, source: Path, output: Path) -> list[str]:
     return [
-        sys.executable, "-P", "-m", "weft_cli", "batch", "embed", "--input", str(source), "--output", str(output),
+        sys.executable, "-P", "-m", "weft.cli", "batch", "embed", "--input", str(source), "--output", str(output),
         "--column", "TEXT=sentence", "--rows-per-shard", "64", "--output-format", "jsonl", "--url", url,
     ]  # fmt: skip
 

@@ -20,7 +20,7 @@ from benchmarks.jobs.brokers import Nats, Redis, Topics
 from benchmarks.jobs.mesh import descendants, kill, parent, write_repository
 from benchmarks.language_model.figures import Figure, Target, figure, render
 from benchmarks.requests import SEED
-from weft_mesh.running import running_mesh
+from weft.mesh.running import running_mesh
 
 _CASE = "streams"
 _GROUP = "weft"
@@ -43,7 +43,7 @@ class Consumer:
     def __init__(self, broker: Topics, url: str, log: Path) -> None:
         self._log = log
         self._command = [
-            sys.executable, "-P", "-m", "weft_cli", "stream", "simple", "--url", url,
+            sys.executable, "-P", "-m", "weft.cli", "stream", "simple", "--url", url,
             "--from", f"{broker.url}/in", "--to", f"{broker.url}/out", "--keep", "id", "--order-by", "key",
             "--max-inflight", str(_MAX_INFLIGHT), "--ack-wait-s", str(_ACK_WAIT_S), "--grace-s", str(_GRACE_S),
             "--metrics-port", "0",
@@ -155,7 +155,7 @@ class _Run:
         self.consumer.start()
 
     def _kill_router(self) -> None:
-        kill([pid for pid in descendants(self._supervisor) if b"weft_router" in _command_line(pid)][:1])
+        kill([pid for pid in descendants(self._supervisor) if b"weft.router" in _command_line(pid)][:1])
         self._kills["router"] += 1
 
     def _kill_broker(self) -> None:

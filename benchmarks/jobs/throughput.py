@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 from benchmarks.jobs.mesh import write_repository
 from benchmarks.language_model.figures import Figure, Target, figure
 from benchmarks.requests import SEED, texts
-from weft_common.client.v2_client import V2Client
-from weft_common.core import InferCall
-from weft_common.tensors import Array, decode, encode
-from weft_jobs.batch import BatchOptions, run_batch
-from weft_mesh.running import running_mesh
+from weft.base.core import InferCall
+from weft.base.tensors import Array, decode, encode
+from weft.jobs.batch import BatchOptions, run_batch
+from weft.mesh.running import running_mesh
+from weft.v2.client.v2_client import V2Client
 
 _CASE = "throughput"
 _WINDOWS = (4, 8, 16, 32)

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.language_model.shapes import Model, hugging_face_config
 from benchmarks.language_model.workloads import Job
-from weft_model.llm.model.weights import weight_parts
+from weft.llm.models.weights import weight_parts
 
 _PAGE_SIZE = 16
 

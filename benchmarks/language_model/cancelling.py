@@ -14,7 +14,7 @@ from benchmarks.language_model.figures import Figure, Target, figure
 from benchmarks.language_model.shapes import Model
 from benchmarks.language_model.sizes import Sizes
 from benchmarks.language_model.workloads import Job, alike
-from weft_model.llm.request import EngineRequest
+from weft.llm.request import EngineRequest
 
 _CASE = "C6"
 _SHARE = 0.5

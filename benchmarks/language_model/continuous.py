@@ -13,11 +13,11 @@ from benchmarks.language_model.figures import Figure, Target, figure
 from benchmarks.language_model.shapes import Model
 from benchmarks.language_model.sizes import Sizes
 from benchmarks.language_model.workloads import LONGEST_TEXT, Job, chatting, mixed
-from weft_model.llm.config import EngineConfig
-from weft_model.llm.engine_core import Runner
-from weft_model.llm.runner import StepTokens
-from weft_model.llm.scheduler.blocks import BlockPool
-from weft_model.llm.scheduler.plan import ForwardPlan
+from weft.llm.config import EngineConfig
+from weft.llm.engine_core import Runner
+from weft.llm.runner import StepTokens
+from weft.llm.scheduler.blocks import BlockPool
+from weft.llm.scheduler.plan import ForwardPlan
 
 _CASE = "C1"
 _RATIO_NOTE = (

@@ -11,16 +11,16 @@ import numpy as np
 
 from benchmarks.language_model.shapes import Model
 from benchmarks.language_model.workloads import Job
-from weft_common.errors import WeftError
-from weft_model.llm.config import EngineConfig, TransformerConfig
-from weft_model.llm.engine import Engine
-from weft_model.llm.engine_core import Runner
-from weft_model.llm.metrics import EngineMetrics
-from weft_model.llm.request import Delta, EngineRequest
-from weft_model.llm.runner import ModelRunner
-from weft_model.llm.sampling_params import SamplingParams
-from weft_model.llm.speculation.device_proposer import DeviceProposer
-from weft_model.llm.speculation.speculator import Speculator
+from weft.base.errors import WeftError
+from weft.llm.config import EngineConfig, TransformerConfig
+from weft.llm.engine import Engine
+from weft.llm.engine_core import Runner
+from weft.llm.metrics import EngineMetrics
+from weft.llm.request import Delta, EngineRequest
+from weft.llm.runner import ModelRunner
+from weft.llm.sampling_params import SamplingParams
+from weft.llm.speculation.device_proposer import DeviceProposer
+from weft.llm.speculation.speculator import Speculator
 
 #: No run of a benchmark takes longer.
 _TIMEOUT_S = 300.0

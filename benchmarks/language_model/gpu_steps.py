@@ -17,13 +17,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from weft_model.backends.llm.make_runner import graph_policy
-from weft_model.llm.config import EngineConfig, TransformerConfig
-from weft_model.llm.graphs.recorder import CudaRecorder
-from weft_model.llm.model.model import LlamaModel
-from weft_model.llm.model.weights import EMBEDDING, LM_HEAD, random_weights, weight_parts
-from weft_model.llm.runner import ModelRunner
-from weft_model.llm.scheduler.plan import PARAM_COLUMNS, ForwardPlan
+from weft.backends.llm.make_runner import graph_policy
+from weft.llm.config import EngineConfig, TransformerConfig
+from weft.llm.graphs.recorder import CudaRecorder
+from weft.llm.models.model import LlamaModel
+from weft.llm.models.weights import EMBEDDING, LM_HEAD, random_weights, weight_parts
+from weft.llm.runner import ModelRunner
+from weft.llm.scheduler.plan import PARAM_COLUMNS, ForwardPlan
 
 LLAMA_8B = TransformerConfig(
     vocab_size=128_256,

@@ -17,14 +17,14 @@ from tokenizers import Tokenizer
 
 from benchmarks import machine
 from benchmarks.report import machine_lines, table, write_json
+from weft.llm.models.model import LlamaModel
+from weft.llm.models.model_config import TransformerConfig
+from weft.llm.models.weight_parts import LM_HEAD, is_matrix
+from weft.llm.models.weights import load_folder
+from weft.tools.quantize.predictions import Predictions, evaluate
+from weft.tools.quantize.quantize_folder import quantize_folder
 from weft_kernels.linear.quantized import QuantizedWeight
 from weft_kernels.linear.quantizers import quantize_linear, quantize_nf4
-from weft_model.llm.model.model import LlamaModel
-from weft_model.llm.model.model_config import TransformerConfig
-from weft_model.llm.model.weight_parts import LM_HEAD, is_matrix
-from weft_model.llm.model.weights import load_folder
-from weft_tools.quantize.predictions import Predictions, evaluate
-from weft_tools.quantize.quantize_folder import quantize_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 _ROW_TOKENS = 512

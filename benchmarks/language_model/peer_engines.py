@@ -163,13 +163,13 @@ class Weft:
 
         import torch
 
-        from weft_model.llm.config import EngineConfig, TransformerConfig
-        from weft_model.llm.engine import Engine
-        from weft_model.llm.model.model import LlamaModel
-        from weft_model.llm.model.weights import load_folder
-        from weft_model.llm.request import Delta, EngineRequest
-        from weft_model.llm.runner import ModelRunner
-        from weft_model.llm.sampling_params import SamplingParams
+        from weft.llm.config import EngineConfig, TransformerConfig
+        from weft.llm.engine import Engine
+        from weft.llm.models.model import LlamaModel
+        from weft.llm.models.weights import load_folder
+        from weft.llm.request import Delta, EngineRequest
+        from weft.llm.runner import ModelRunner
+        from weft.llm.sampling_params import SamplingParams
 
         torch.set_num_threads(1)
         config = TransformerConfig.from_folder(folder)

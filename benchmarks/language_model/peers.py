@@ -28,9 +28,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from benchmarks import machine
 from benchmarks.language_model.peer_engines import ENGINES
 from benchmarks.report import machine_lines, table, write_json
+from weft.llm.config import TransformerConfig
+from weft.llm.models.weights import weight_parts
 from weft_kernels.linear import cpu
-from weft_model.llm.config import TransformerConfig
-from weft_model.llm.model.weights import weight_parts
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = ROOT / ".venv-peers"

@@ -4,10 +4,10 @@ import numpy as np
 import torch
 
 from benchmarks.language_model.shapes import MAX_MODEL_LEN, SHAPES, WEIGHTS_SEED, Model, Shape, hugging_face_config
-from weft_model.llm.config import TransformerConfig
-from weft_model.llm.model.model import LlamaModel
-from weft_model.llm.model.weight_parts import EMBEDDING, LM_HEAD
-from weft_model.llm.model.weights import random_weights
+from weft.llm.config import TransformerConfig
+from weft.llm.models.model import LlamaModel
+from weft.llm.models.weight_parts import EMBEDDING, LM_HEAD
+from weft.llm.models.weights import random_weights
 
 #: Tokens until the text repeats.
 CYCLE_LEN = 16

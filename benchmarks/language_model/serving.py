@@ -18,7 +18,7 @@ from benchmarks.language_model.shapes import MAX_MODEL_LEN, WEIGHTS_SEED, Model,
 from benchmarks.language_model.sizes import Sizes
 from benchmarks.language_model.workloads import Job, mixed
 from benchmarks.service import running_model_service
-from weft_common.processes.process import Endpoint
+from weft.base.processes.process import Endpoint
 
 _CASE = "serving"
 _MODEL = "benchmark"

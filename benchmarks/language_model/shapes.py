@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import torch
 
-from weft_model.llm.config import EngineConfig, TransformerConfig
-from weft_model.llm.model.model import LlamaModel
-from weft_model.llm.model.weights import Weights, random_weights
+from weft.llm.config import EngineConfig, TransformerConfig
+from weft.llm.models.model import LlamaModel
+from weft.llm.models.weights import Weights, random_weights
 
 #: Longest text, in tokens.
 MAX_MODEL_LEN = 4096

@@ -13,20 +13,20 @@ from benchmarks.language_model.permuting import known_text, permutation_models
 from benchmarks.language_model.shapes import Model, Shape
 from benchmarks.language_model.sizes import Sizes
 from benchmarks.language_model.workloads import Job
-from weft_model.backends.llm.speculation import HOST_PROPOSERS, measured_cost
-from weft_model.backends.llm.text import TextCodec
-from weft_model.llm.config import EngineConfig, TransformerConfig
-from weft_model.llm.model.model import LlamaModel
-from weft_model.llm.model.weight_parts import EMBEDDING, LM_HEAD
-from weft_model.llm.model.weights import load_folder
-from weft_model.llm.runner import ModelRunner
-from weft_model.llm.speculation.depth import AdaptiveDepth, CostCurve, Depth, FixedDepth
-from weft_model.llm.speculation.device_proposer import DeviceProposer
-from weft_model.llm.speculation.draft_model import DraftModelProposer
-from weft_model.llm.speculation.head_training import HeadTraining, train_heads
-from weft_model.llm.speculation.medusa import MedusaProposer
-from weft_model.llm.speculation.medusa_heads import MedusaHeads
-from weft_model.llm.speculation.speculator import Speculator
+from weft.backends.llm.speculation import HOST_PROPOSERS, measured_cost
+from weft.backends.llm.text import TextCodec
+from weft.llm.config import EngineConfig, TransformerConfig
+from weft.llm.models.model import LlamaModel
+from weft.llm.models.weight_parts import EMBEDDING, LM_HEAD
+from weft.llm.models.weights import load_folder
+from weft.llm.runner import ModelRunner
+from weft.llm.speculation.depth import AdaptiveDepth, CostCurve, Depth, FixedDepth
+from weft.llm.speculation.device_proposer import DeviceProposer
+from weft.llm.speculation.draft_model import DraftModelProposer
+from weft.llm.speculation.head_training import HeadTraining, train_heads
+from weft.llm.speculation.medusa import MedusaProposer
+from weft.llm.speculation.medusa_heads import MedusaHeads
+from weft.llm.speculation.speculator import Speculator
 
 _WRITER = Path(__file__).resolve().parents[2] / "model_repository" / "model" / "writer" / "1"
 _NUM_DRAFTS = 4

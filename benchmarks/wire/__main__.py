@@ -25,7 +25,7 @@ from benchmarks.wire.figures import full_table, goal_table
 from benchmarks.wire.rounds import Plan, Row, measure
 from benchmarks.wire.senders import OWN, available_senders
 from benchmarks.wire.workloads import IDENTITY, REPOSITORIES, SHAPES, WORKLOADS, Shape, Workload, chosen
-from weft_mesh.preflight import MeshError
+from weft.mesh.preflight import MeshError
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVERS, BURST, HOP = PARTS = ("servers", "burst", "hop")

@@ -15,8 +15,8 @@ from benchmarks.report import table
 from benchmarks.wire.candidates import BARE, Candidate
 from benchmarks.wire.senders import OWN_CONNECTION
 from benchmarks.wire.workloads import IDENTITY
-from weft_common.client.channels import open_channel
-from weft_common.client.wires import WireName
+from weft.v2.client.channels import open_channel
+from weft.v2.client.wires import WireName
 from weft_protos import grpc_service_pb2 as pb
 
 WRONG = "WRONG ANSWER"

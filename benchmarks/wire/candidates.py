@@ -10,8 +10,8 @@ from benchmarks.servers import Server, mesh_server
 from benchmarks.tis import NAME as TIS
 from benchmarks.tis import running_tis
 from benchmarks.wire.workloads import Repository
-from weft_common.client.wires import WireName
-from weft_mesh.running import running_mesh
+from weft.mesh.running import running_mesh
+from weft.v2.client.wires import WireName
 
 WIRES = tuple(map(str, WireName))
 #: Arrangements of a server.

@@ -12,8 +12,8 @@ from benchmarks.servers import answers, differences
 from benchmarks.wire.candidates import BARE, Candidate
 from benchmarks.wire.senders import PREFIX_BYTES, TRITONCLIENT, Sender, Sent
 from benchmarks.wire.workloads import Payload, Shape, Workload
-from weft_common.client.channels import open_channel
-from weft_common.client.wires import WireName
+from weft.v2.client.channels import open_channel
+from weft.v2.client.wires import WireName
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 

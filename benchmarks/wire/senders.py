@@ -19,8 +19,8 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 from benchmarks.floor import METHOD, SERVICE
 from benchmarks.load import CALL_TIMEOUT_S, Bounds, Load, Request, caller, closed_loop
 from benchmarks.wire.workloads import Payload, Shape
-from weft_common.client.channels import open_channel
-from weft_common.client.wires import WireName
+from weft.v2.client.channels import open_channel
+from weft.v2.client.wires import WireName
 
 H2LOAD, TRITONCLIENT, OWN = "h2load", "tritonclient", "grpc.aio"
 #: Compression flag and length before a message.

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks import buckets, requests
-from weft_common.tensors import Array
+from weft.base.tensors import Array
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "model_repository"

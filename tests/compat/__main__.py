@@ -89,7 +89,7 @@ def mesh(models: Sequence[str], *, is_explicit: bool) -> Iterator[tuple[str, str
         for model in models:
             shutil.copytree(MODELS / model, Path(repository) / model)
         command = [
-            sys.executable, "-m", "weft_cli", "up", "--repository", repository, "--router-port", str(grpc_port),
+            sys.executable, "-m", "weft.cli", "up", "--repository", repository, "--router-port", str(grpc_port),
             "--metrics-port", "0", "--http-port", str(http_port), "--json", "--stop-with-stdin",
             "--service-args=router=--server-id triton --allow-client-shm", "--service-args=model=--allow-client-shm",
             *explicit,

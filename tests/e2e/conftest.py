@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from tests.chain import write_repository
 
-from weft_common.core import InferCall, InferResult
-from weft_common.protocol.wire import request_from_call, result_from_response
-from weft_common.tensors import encode
+from weft.base.core import InferCall, InferResult
+from weft.base.tensors import encode
+from weft.v2.protocol.wire import request_from_call, result_from_response
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 START_TIMEOUT_S = 60.0
@@ -35,7 +35,7 @@ class Up:
 
     def __init__(self, repository: Path, log: Path, *arguments: str) -> None:
         self._log, self.repository = log, repository
-        command = [sys.executable, "-m", "weft_cli", "up", "--json", "--repository", str(repository), *arguments]
+        command = [sys.executable, "-m", "weft.cli", "up", "--json", "--repository", str(repository), *arguments]
         with log.open("w") as stderr:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
         assert self.process.stdout is not None

@@ -16,12 +16,12 @@ import grpc
 import numpy as np
 import pytest
 
-from weft_common.core import InferCall
-from weft_common.protocol.wire import request_from_call, result_from_response
-from weft_common.tensors import decode, encode
+from weft.base.core import InferCall
+from weft.base.tensors import decode, encode
+from weft.tools.top.scrape import scrape
+from weft.v2.protocol.wire import request_from_call, result_from_response
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from weft_tools.top.scrape import scrape
 
 WAIT_S = 60.0
 
@@ -85,7 +85,7 @@ class Service:
             (folder.parent / "config.pbtxt").write_text(CONFIG + more)
         for name in fifos:
             os.mkfifo(root / "plain" / "1" / name)
-        command = [sys.executable, "-m", "weft_preprocess", "--repository", str(root), "--grpc-port", "0"]
+        command = [sys.executable, "-m", "weft.services.preprocess", "--repository", str(root), "--grpc-port", "0"]
         self.process = subprocess.Popen(
             [*command, "--metrics-port", "0", "--stop-with-stdin", *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,

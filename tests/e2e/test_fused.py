@@ -19,11 +19,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.chain import write_repository
 
-from weft_common.core import InferCall
-from weft_common.processes.process import Endpoint
-from weft_common.protocol.wire import request_from_call, result_from_response
-from weft_common.tensors import decode, encode
-from weft_mesh.running import running_mesh
+from weft.base.core import InferCall
+from weft.base.processes.process import Endpoint
+from weft.base.tensors import decode, encode
+from weft.mesh.running import running_mesh
+from weft.v2.protocol.wire import request_from_call, result_from_response
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
@@ -331,7 +331,7 @@ def test_models_of_a_fused_router_are_loaded_and_unloaded_through_it(repository:
     """A model serves as soon as its load is answered and not any longer when its unload is; graphs go with it."""
     options = "--model-control-mode explicit --load-on-demand"
     command = [
-        sys.executable, "-m", "weft_mesh.fused", "--repository", str(repository / "graphs"), "--grpc-port", "0",
+        sys.executable, "-m", "weft.mesh.fused", "--repository", str(repository / "graphs"), "--grpc-port", "0",
         "--metrics-port", "0", "--stop-with-stdin", "--model-control-mode", "explicit",
         "--in-process", f"preprocess --repository '{repository}/preprocess' {options}",
         "--in-process", f"model --repository '{repository}/model' {options}",

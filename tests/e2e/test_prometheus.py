@@ -26,9 +26,9 @@ from tests.integration.group import workers_of
 from tests.integration.test_dashboards import DEPLOY, GPU_NAMES, LLM_FILES, expressions
 from tests.ports import free_port
 
-from weft_common.core import InferCall
-from weft_common.protocol.wire import request_from_call
-from weft_common.tensors import encode
+from weft.base.core import InferCall
+from weft.base.tensors import encode
+from weft.v2.protocol.wire import request_from_call
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 pytestmark = [

@@ -50,7 +50,7 @@ def test_targets_of_make_are_there(command: str) -> None:
 @pytest.mark.parametrize("command", [command for command in WEFT if command.split()[0] in ("check", "draw", "explain")])
 def test_commands_on_files(command: str) -> None:
     """They need no mesh; ``check`` has nothing to say of a graph that is right."""
-    name, text = command.split(maxsplit=1)[0], printed([sys.executable, "-m", "weft_cli", *shlex.split(command)])
+    name, text = command.split(maxsplit=1)[0], printed([sys.executable, "-m", "weft.cli", *shlex.split(command)])
     assert text == "" if name == "check" else PRINTS[name] in text
 
 
@@ -66,7 +66,7 @@ def test_commands_that_ask_the_mesh(up: Callable[..., Up]) -> None:
         else:
             continue
         expected = PRINTS[" ".join(words[:2])] if words[0] == "infer" else PRINTS[words[0]]
-        assert expected in printed([sys.executable, "-m", "weft_cli", *words, *address]), command
+        assert expected in printed([sys.executable, "-m", "weft.cli", *words, *address]), command
     for program in PYTHON:
         assert program.count('"127.0.0.1:8001"') == 1
         text = printed([sys.executable, "-c", program.replace("127.0.0.1:8001", router["grpc"])])

@@ -20,13 +20,13 @@ import pytest
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException, shared_memory
 
-from weft_cli.__main__ import main
-from weft_common import healthcheck
-from weft_common.client.wires import WireName
-from weft_common.core import InferCall
-from weft_common.protocol.wire import request_from_call
-from weft_common.tensors import decode, encode
-from weft_mesh.running import running_mesh
+from weft.base.core import InferCall
+from weft.base.tensors import decode, encode
+from weft.cli.__main__ import main
+from weft.mesh.running import running_mesh
+from weft.v2 import healthcheck
+from weft.v2.client.wires import WireName
+from weft.v2.protocol.wire import request_from_call
 from weft_protos.grpc_service_pb2 import ServerLiveRequest
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
@@ -137,7 +137,7 @@ def test_without_json_a_table_is_printed(repository: Path) -> None:
     Ctrl-C ends it; the end of the terminal, which is a SIGHUP, does not under nohup.
     """
     command = [
-        "nohup", sys.executable, "-m", "weft_cli", "up", "--repository", str(repository), "--router-port", "0"
+        "nohup", sys.executable, "-m", "weft.cli", "up", "--repository", str(repository), "--router-port", "0"
     ]  # fmt: skip
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

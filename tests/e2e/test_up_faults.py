@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from weft_common.tensors import decode
+from weft.base.tensors import decode
 
 Start = Callable[..., "Up"]  # noqa: F821  # of conftest.py
 
@@ -90,7 +90,7 @@ def test_what_does_not_end_in_time_is_killed_and_leaves_the_others_theirs(up: St
 def test_a_parent_that_nobody_reads_stops_what_it_started(repository: Path) -> None:
     """Standard output is a closed pipe: the reason is told without a traceback, nothing is left."""
     command = [
-        *(sys.executable, "-m", "weft_cli", "up", "--json", "--router-port", "0", "--repository", str(repository)),
+        *(sys.executable, "-m", "weft.cli", "up", "--json", "--router-port", "0", "--repository", str(repository)),
         *("--in-process", "preprocess,postprocess"),
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.certificates import Authority
 
-from weft_cli.__main__ import main
+from weft.cli.__main__ import main
 
 WAIT_S = 40.0
 

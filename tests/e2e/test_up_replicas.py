@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from weft_common.tensors import decode
+from weft.base.tensors import decode
 
 Start = Callable[..., "Up"]  # noqa: F821  # of conftest.py
 
@@ -66,7 +66,7 @@ def test_calls_are_spread_over_the_replicas_of_a_service(up: Start, repository: 
 )
 def test_wrong_usage_is_refused(repository: Path, arguments: list[str], fault: str) -> None:
     """With what is allowed, before anything is started."""
-    command = [sys.executable, "-m", "weft_cli", "up", "--json", "--repository", str(repository), *arguments]
+    command = [sys.executable, "-m", "weft.cli", "up", "--json", "--repository", str(repository), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (2, "") == (done.returncode, done.stdout)
     assert fault in done.stderr.replace("\n", " "), json.dumps(done.stderr)

@@ -16,10 +16,10 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from weft_cli.__main__ import main
-from weft_common.core import InferCall
-from weft_common.protocol.wire import request_from_call
-from weft_common.tensors import decode, encode
+from weft.base.core import InferCall
+from weft.base.tensors import decode, encode
+from weft.cli.__main__ import main
+from weft.v2.protocol.wire import request_from_call
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 Start = Callable[..., "Up"]  # noqa: F821  # of conftest.py
@@ -120,7 +120,7 @@ def test_logs_that_nobody_reads_stop_nothing(repository: Path, tmp_path: Path) -
     for model in chatty.glob("*/*/1/model.py"):
         model.write_text(model.read_text().replace("time.sleep(0.01)", "print('x' * 10_000)"))
     command = [
-        *(sys.executable, "-m", "weft_cli", "up", "--json", "--router-port", "0", "--repository", str(chatty)),
+        *(sys.executable, "-m", "weft.cli", "up", "--json", "--router-port", "0", "--repository", str(chatty)),
         *("--in-process", "preprocess,postprocess"),
     ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.certificates import Authority
 
-from weft_cli.__main__ import main
+from weft.cli.__main__ import main
 
 #: Calls the graph `chain` through the router.
 ASKS = """

@@ -47,7 +47,7 @@ def test_workers_serve_through_deaths_and_restarts(up: Start) -> None:
 
 def test_models_in_the_router_have_one_process(repository: Path) -> None:
     """Several workers would be several copies of each model, so that is wrong usage."""
-    command = [sys.executable, "-m", "weft_cli", "up", "--repository", str(repository), "--in-process"]
+    command = [sys.executable, "-m", "weft.cli", "up", "--repository", str(repository), "--in-process"]
     ended = subprocess.run([*command, "--router-workers", "2"], capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 2
     assert "--router-workers 2: --in-process runs models" in ended.stderr

@@ -1,15 +1,15 @@
-"""``python lying_service.py weft_model --host HOST --grpc-port PORT ...``: serves `work`, and answers a wrong shape."""
+"""``python lying_service.py weft.services.model --host HOST --grpc-port PORT ...``: `work` answers a wrong shape."""
 
 import argparse
 import sys
 
 import numpy as np
 
-from weft_common.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult
-from weft_common.server import server
-from weft_common.signature import ModelSignature
-from weft_common.statistics import ModelStatistics
-from weft_common.tensors import encode
+from weft.base.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult
+from weft.base.signature import ModelSignature
+from weft.base.statistics import ModelStatistics
+from weft.base.tensors import encode
+from weft.v2.server import server
 from weft_protos.model_config_pb2 import TYPE_FP32, ModelConfig, ModelInput, ModelOutput
 
 

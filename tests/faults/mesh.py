@@ -39,7 +39,7 @@ class Service:
     """One process of the mesh, on ports that stay the same when it is started again.
 
     Args:
-        module: What is run, for example ``weft_model``.
+        module: What is run, for example ``weft.services.model``.
         arguments: First ``--repository DIR``; without host and ports.
         log: File for standard error.
         host: Address to listen on.
@@ -134,7 +134,7 @@ class Mesh:
             if authority is not None and kind == "model":
                 pair = authority.issue(name)
                 arguments += [f"--tls-cert={pair.cert}", f"--tls-key={pair.key}"]
-            return Service(f"weft_{kind}", arguments, folder / f"{name}.log")
+            return Service(f"weft.services.{kind}", arguments, folder / f"{name}.log")
 
         self.preprocess, self.postprocess = (service(kind, kind) for kind in ("preprocess", "postprocess"))
         self.models = [service("model", f"model{i}") for i in range(num_models)]
@@ -147,7 +147,7 @@ class Mesh:
         given = [f"--target={name}={address}" for name, address in targets.items()]
         trust = [] if authority is None else [f"--target-tls-ca=model={authority.ca}"]
         arguments = ["--repository", str(graphs), *given, *trust, *router_arguments]
-        self.router = Service("weft_router", arguments, folder / "router.log")
+        self.router = Service("weft.router", arguments, folder / "router.log")
 
     @property
     def services(self) -> list[Service]:

@@ -35,7 +35,7 @@ class Cluster:
         def service(kind: str, number: int, *arguments: str) -> Service:
             home = repository / ("graphs" if kind == "router" else kind)
             return Service(
-                f"weft_{kind}",
+                f"weft.services.{kind}",
                 ["--repository", str(home), *arguments],
                 folder / f"{number}.log",
                 hosts.address(number),
@@ -67,7 +67,7 @@ class Cluster:
             service.start()
         until_s = time.monotonic() + START_S
         for service in self._services:
-            check = [sys.executable, "-m", "weft_common.healthcheck", service.address]
+            check = [sys.executable, "-m", "weft.v2.healthcheck", service.address]
             while subprocess.run(self.hosts.command(CLIENT, check), capture_output=True, check=False).returncode:
                 assert time.monotonic() < until_s, service.log.read_text()
 

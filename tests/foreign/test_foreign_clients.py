@@ -26,7 +26,7 @@ SOCKET_CASES = ("unary", "ping_pong", "cancel", "metadata", "status_codes", "gzi
 TLS_CASES = ("unary", "ping_pong", "server_stream", "metadata", "big", "concurrent_streams")
 MODEL_CASES = ("model", "model_infer", "model_big", "model_error", "model_stream", "health", "reflection")
 
-#: Of each limit, its name and value among the channel options of grpcio and among the options of weft_wire.
+#: Of each limit, its name and value among the channel options of grpcio and among the options of weft.wire.
 LIMITS = {
     "grpcio": {
         "streams": {"max_concurrent_streams": 5},

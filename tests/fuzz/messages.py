@@ -11,7 +11,7 @@ from google.protobuf.message_factory import GetMessageClass
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from weft_common.tensors import encode_bytes
+from weft.base.tensors import encode_bytes
 from weft_protos import grpc_service_pb2 as pb
 
 #: Names that exist somewhere in the samples, among others that are traps for files, logs and shells.

@@ -1,6 +1,6 @@
 """Whatever stands in a configuration, an expression or a picture: it is read, or refused with a plain error.
 
-Graph files have the same test beside the compiler (tests/unit/weft_router/graph/test_noise.py).
+Graph files have the same test beside the compiler (tests/unit/language/test_noise.py).
 """
 
 import contextlib
@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from tests.fuzz.messages import any_message, pictures
 from tests.fuzz.test_rpcs import FUZZ, NUM_INPUTS
 
-from weft_common.errors import InternalError, InvalidArgumentError, WeftError
-from weft_common.tensors import encode
-from weft_model.backends import BACKENDS
-from weft_preprocess.transforms.decoding import FORMATS, ImageDecoder
+from weft.backends import BACKENDS
+from weft.backends.preprocess.decoding import FORMATS, ImageDecoder
+from weft.base.errors import InternalError, InvalidArgumentError, WeftError
+from weft.base.tensors import encode
+from weft.language.request_scope import RequestScope
+from weft.language.types.compile_condition import ConditionError, Sight, compile_condition
+from weft.language.types.conditions import WHEN
+from weft.language.types.expression import read_expression
+from weft.language.types.signatures import TensorType
+from weft.serving.config.definition import define_model
 from weft_protos.model_config_pb2 import ModelConfig
-from weft_router.graph.types.compile_condition import ConditionError, Sight, compile_condition
-from weft_router.graph.types.conditions import WHEN
-from weft_router.graph.types.expression import read_expression
-from weft_router.graph.types.signatures import TensorType
-from weft_router.scope import RequestScope
-from weft_serving.config.definition import define_model
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = [file.read_text() for file in sorted(ROOT.glob("model_repository/*/*/config.pbtxt"))]

@@ -69,7 +69,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, T
             home = REPOSITORY / ("graphs" if kind == "router" else kind)
             known = [f"--target={name}={service.address}" for name, service in services.items()]
             arguments = ["--repository", str(home), *CLOSED, *(known if kind == "router" else [])]
-            services[kind] = Service(f"weft_{kind}", arguments, folder / f"{kind}.log")
+            services[kind] = Service(f"weft.services.{kind}", arguments, folder / f"{kind}.log")
             stack.callback(services[kind].end)
             services[kind].start()
             if kind == "postprocess":

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from weft_common.client.channels import channel_options
+from weft.v2.client.channels import channel_options
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
@@ -169,7 +169,8 @@ class Service:
 def running_service(repository: Path, num_to_hold: int = 0, options: tuple[str, ...] = ()) -> Iterator[dict[str, Any]]:
     """Endpoints of a model service process; it has ended by itself when the block is left."""
     command = [
-        sys.executable, "-P", "-m", "weft_model", "--repository", str(repository), "--model-control-mode", "explicit",
+        sys.executable, "-P", "-m", "weft.services.model", "--repository", str(repository),
+        "--model-control-mode", "explicit",
         "--grpc-port", "0", "--metrics-port", "0", "--stop-with-stdin", "--grace-s", "1", "--log-level", "error",
         *options,
     ]  # fmt: skip

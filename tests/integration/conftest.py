@@ -9,9 +9,9 @@ from tests.integration.routing import Router
 from tests.integration.streaming import Stream, TokenCore, TokenService
 from tritonclient import grpc as triton
 
-from weft_common.client.channels import channel_options
-from weft_common.processes.process import Endpoint
-from weft_mesh.running import running_mesh
+from weft.base.processes.process import Endpoint
+from weft.mesh.running import running_mesh
+from weft.v2.client.channels import channel_options
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 

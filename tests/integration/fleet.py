@@ -16,9 +16,9 @@ import numpy as np
 from tests.integration.routing import Router
 from tests.ports import free_port
 
-from weft_common.core import InferCall
-from weft_common.protocol.wire import request_from_call, result_from_response
-from weft_common.tensors import encode
+from weft.base.core import InferCall
+from weft.base.tensors import encode
+from weft.v2.protocol.wire import request_from_call, result_from_response
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 MODEL = '''
@@ -70,7 +70,7 @@ class Service:
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self._command = [
-            sys.executable, "-P", "-m", "weft_model", "--repository", str(repository / "model"),
+            sys.executable, "-P", "-m", "weft.services.model", "--repository", str(repository / "model"),
             "--grpc-port", str(self.port), "--metrics-port", "0", "--stop-with-stdin",
         ]  # fmt: skip
         self.process: subprocess.Popen[str] | None = None
@@ -124,7 +124,7 @@ def services(repository: Path, count: int) -> Iterator[list[Service]]:
 def router_over(repository: Path, address: str, arguments: Sequence[str] = ()) -> Iterator[Router]:
     """A router process with one target, `model`."""
     command = [
-        sys.executable, "-P", "-m", "weft_router", "--repository", str(repository / "graphs"),
+        sys.executable, "-P", "-m", "weft.services.router", "--repository", str(repository / "graphs"),
         "--target", f"model={address}", "--grpc-port", "0", "--metrics-port", "0", "--stop-with-stdin", *arguments,
     ]  # fmt: skip
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -218,9 +218,9 @@ class Stream:
 
 def _serve() -> None:
     """The model service, but that poisoned steps fail."""
-    from weft_model.backends import BACKENDS
-    from weft_model.llm import runner
-    from weft_serving.main import main
+    from weft.backends import BACKENDS
+    from weft.llm import runner
+    from weft.serving.main import main
 
     run = runner.ModelRunner.run
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import grpc
 
-from weft_common.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult
-from weft_common.server.make_server import make_server
-from weft_common.server.server import add_services
-from weft_common.signature import VERSION_DIGEST_PARAMETER, ModelSignature, TensorSpec
-from weft_common.statistics import ModelStatistics
-from weft_common.tensors import bytes_tensor, encode_bytes, split_bytes
+from weft.base.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult
+from weft.base.signature import VERSION_DIGEST_PARAMETER, ModelSignature, TensorSpec
+from weft.base.statistics import ModelStatistics
+from weft.base.tensors import bytes_tensor, encode_bytes, split_bytes
+from weft.router.repository.config import config_of_signature
+from weft.v2.server.make_server import make_server
+from weft.v2.server.server import add_services
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.model_config_pb2 import ModelConfig
-from weft_router.repository.config import config_of_signature
 
 MODELS = ("alpha", "beta", "gamma", "delta")
 
@@ -125,7 +125,8 @@ class Router:
 def command_of(repository: Path, target: str) -> list[str]:
     """The command line of a router on free ports."""
     return [
-        sys.executable, "-P", "-m", "weft_router", "--repository", str(repository), "--target", f"model={target}",
+        sys.executable, "-P", "-m", "weft.services.router", "--repository", str(repository),
+        "--target", f"model={target}",
         "--grpc-port", "0", "--metrics-port", "0",
     ]  # fmt: skip
 

@@ -16,15 +16,15 @@ import numpy as np
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from weft_common.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult
-from weft_common.errors import RemoteError
-from weft_common.server.make_server import make_server
-from weft_common.server.server import add_services
-from weft_common.signature import ModelSignature, TensorSpec
-from weft_common.statistics import ModelStatistics
-from weft_common.tensors import bytes_tensor, split_bytes
+from weft.base.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult
+from weft.base.errors import RemoteError
+from weft.base.signature import ModelSignature, TensorSpec
+from weft.base.statistics import ModelStatistics
+from weft.base.tensors import bytes_tensor, split_bytes
+from weft.router.repository.config import config_of_signature
+from weft.v2.server.make_server import make_server
+from weft.v2.server.server import add_services
 from weft_protos.model_config_pb2 import ModelConfig
-from weft_router.repository.config import config_of_signature
 
 MODELS = ("pre", "llm", "all", "post")
 TIMEOUT_S = 20.0

@@ -11,19 +11,19 @@ from typing import Any
 
 import numpy as np
 
-from weft_common.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult
-from weft_common.errors import (
+from weft.base.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult
+from weft.base.errors import (
     DeadlineExceededError,
     InvalidArgumentError,
     NotFoundError,
     ResourceExhaustedError,
     UnavailableError,
 )
-from weft_common.signature import ModelSignature, TensorSpec
-from weft_common.statistics import ModelStatistics
-from weft_common.tensors import WireTensor, bytes_tensor, decode, encode, split_bytes
+from weft.base.signature import ModelSignature, TensorSpec
+from weft.base.statistics import ModelStatistics
+from weft.base.tensors import WireTensor, bytes_tensor, decode, encode, split_bytes
+from weft.router.repository.config import config_of_signature
 from weft_protos.model_config_pb2 import ModelConfig
-from weft_router.repository.config import config_of_signature
 
 WAIT_S = 20.0
 #: Every message in one line, so that a prompt shows what became of it.
@@ -202,7 +202,7 @@ class GatewayProcess:
 def running_gateway(router: str, *arguments: str) -> Iterator[GatewayProcess]:
     """A gateway before a router; it has ended by itself, with status 0, when the block is left."""
     command = [
-        sys.executable, "-P", "-m", "weft_gateway", "--router", router, "--port", "0", "--metrics-port", "0",
+        sys.executable, "-P", "-m", "weft.gateway", "--router", router, "--port", "0", "--metrics-port", "0",
         "--stop-with-stdin", *arguments,
     ]  # fmt: skip
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from weft_common.processes.process import Endpoint
-from weft_common.tensors import encode_bytes
+from weft.base.processes.process import Endpoint
+from weft.base.tensors import encode_bytes
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from weft_common.processes.process import Endpoint
+from weft.base.processes.process import Endpoint
 
 NUM_ROWS = 6_000
 #: Long enough for a job that shares its cores with others.
@@ -33,7 +33,7 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _command(graph: str, source: Path, output: Path, url: str, *arguments: str) -> list[str]:
-    command = [sys.executable, "-P", "-m", "weft_cli", "batch", graph, "--input", str(source), "--output", str(output)]
+    command = [sys.executable, "-P", "-m", "weft.cli", "batch", graph, "--input", str(source), "--output", str(output)]
     return [*command, "--url", url, "--json", *arguments]
 
 

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from weft_common.client.v2_client import V2Client
-from weft_common.errors import InvalidArgumentError, UnavailableError
-from weft_common.processes.process import Endpoint
-from weft_jobs.batch import BatchOptions, Progress, run_batch
+from weft.base.errors import InvalidArgumentError, UnavailableError
+from weft.base.processes.process import Endpoint
+from weft.jobs.batch import BatchOptions, Progress, run_batch
+from weft.v2.client.v2_client import V2Client
 
 NUM_ROWS = 120
 ROW = {"INPUT0": list(range(16)), "INPUT1": [1] * 16}

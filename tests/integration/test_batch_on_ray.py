@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from tests.integration.ray_cluster import descendants, running_cluster
 
-from weft_common.processes.process import Endpoint
+from weft.base.processes.process import Endpoint
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is not installed", allow_module_level=True)
@@ -51,7 +51,7 @@ class Job(NamedTuple):
 
 def _command(data: Path, output: Path, *arguments: str) -> list[str]:
     return [
-        *(sys.executable, "-P", "-m", "weft_cli", "batch", "simple", "--input", str(data), "--output", str(output)),
+        *(sys.executable, "-P", "-m", "weft.cli", "batch", "simple", "--input", str(data), "--output", str(output)),
         *("--rows-per-shard", str(ROWS_PER_SHARD), "--rows-per-request", "1", "--max-inflight", "4"),
         *("--json", "--keep", "id", *arguments),
     ]

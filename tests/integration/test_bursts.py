@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from tests.faults.mesh import Service, wait_serving
 
-from weft_common.client.channels import channel_options
-from weft_common.core import InferCall
-from weft_common.protocol.wire import request_from_call, result_from_response
-from weft_common.tensors import decode, encode
+from weft.base.core import InferCall
+from weft.base.tensors import decode, encode
+from weft.v2.client.channels import channel_options
+from weft.v2.protocol.wire import request_from_call, result_from_response
+from weft.wire.client import Channel
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from weft_wire.client import Channel
 
 NUM_CALLS = 5000
 #: A hundred connections at once, made while others call already, may take seconds on a busy machine.
@@ -49,7 +49,7 @@ def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     (version / "model.py").write_text(MODEL)
     (version.parent / "config.pbtxt").write_text(CONFIG)
     arguments = ["--repository", str(folder / "models"), f"--wire={request.param}"]
-    started = Service("weft_model", arguments, folder / "log").start()
+    started = Service("weft.services.model", arguments, folder / "log").start()
     try:
         wait_serving(started.address)
         yield started

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from examples.cookbook import PAGE, ROOT, write_repository
 
-from weft_cli.__main__ import main
-from weft_mesh.running import running_mesh
+from weft.cli.__main__ import main
+from weft.mesh.running import running_mesh
 
 PIPELINES = [section.partition("\n")[::2] for section in PAGE.read_text().split("\n## ")[1:]]
 #: A program; or a command with the lines that the page shows of its output.

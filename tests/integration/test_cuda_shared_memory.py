@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tritonclient import grpc as triton
 
-from weft_serving.config.placement import count_gpus
+from weft.serving.config.placement import count_gpus
 
 X = np.arange(16, dtype=np.float32).reshape(1, 16)
 
@@ -18,7 +18,8 @@ X = np.arange(16, dtype=np.float32).reshape(1, 16)
 def address(repository):
     """``host:port`` of a model service that allows shared memory; it serves ``identity``."""
     command = [
-        sys.executable, "-P", "-m", "weft_model", "--repository", str(repository / "model"), "--grpc-port", "0",
+        sys.executable, "-P", "-m", "weft.services.model", "--repository", str(repository / "model"),
+        "--grpc-port", "0",
         "--metrics-port", "0", "--stop-with-stdin", "--allow-client-shm", "--model-control-mode", "explicit",
         "--load-model", "identity", "--log-level", "error",
     ]  # fmt: skip

@@ -16,9 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.chain import write_repository
 from tests.faults.mesh import Mesh, Service, wait_serving
 
-from weft_common.core import InferCall
-from weft_common.protocol.wire import request_from_call
-from weft_common.tensors import encode
+from weft.base.core import InferCall
+from weft.base.tensors import encode
+from weft.v2.protocol.wire import request_from_call
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 ROOT = Path(__file__).parents[2]
@@ -26,9 +26,7 @@ DEPLOY = ROOT / "deploy"
 #: Added by the scrape configuration, and by Prometheus itself.
 SCRAPED = {"service", "instance", "job", "namespace", "pod"}
 #: Only where there is a GPU; their names are those of the collector.
-GPU_NAMES = set(
-    re.findall(r'"(nv_[a-z_]+)"', (ROOT / "services/serving/weft_serving/metrics/gpu_metrics.py").read_text())
-)
+GPU_NAMES = set(re.findall(r'"(nv_[a-z_]+)"', (ROOT / "services/weft/serving/metrics/gpu_metrics.py").read_text()))
 
 
 #: A language model without weights.
@@ -61,7 +59,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set
             (models / "llm" / name).parent.mkdir(parents=True, exist_ok=True)
             (models / "llm" / name).write_text(text)
         arguments = ["--repository", str(models), "--load-on-demand"]
-        on_demand = Service("weft_model", arguments, folder / "on_demand.log").start()
+        on_demand = Service("weft.services.model", arguments, folder / "on_demand.log").start()
         try:
             wait_serving(on_demand.address)
             for address, name, source in (

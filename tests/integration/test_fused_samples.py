@@ -10,8 +10,8 @@ from examples.demo import Question, questions
 from tests.integration.test_samples import infer
 from tritonclient import grpc as triton
 
-from weft_common.processes.process import Endpoint
-from weft_mesh.running import running_mesh
+from weft.base.processes.process import Endpoint
+from weft.mesh.running import running_mesh
 
 DIGIT = min((Path(__file__).resolve().parents[2] / "model_repository" / "data" / "digits").glob("*.png"))
 

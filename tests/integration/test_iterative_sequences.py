@@ -21,7 +21,7 @@ MODEL = """
 import gc
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from weft_serving.request.request import InferenceRequest
+from weft.serving.request.request import InferenceRequest
 
 
 class TritonPythonModel:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from weft_common.processes.process import Endpoint
-from weft_mesh.running import running_mesh
+from weft.base.processes.process import Endpoint
+from weft.mesh.running import running_mesh
 
 GUIDE = (Path(__file__).resolve().parents[2] / "docs/language-models.md").read_text()
 PROGRAMS = re.findall(r"^```python\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
@@ -51,5 +51,5 @@ def test_both_programs_print_the_same_text(mesh: dict[str, Endpoint]) -> None:
 def test_the_command_line_streams(mesh: dict[str, Endpoint], arguments: list[str]) -> None:
     """The model by itself, and the graph around it."""
     url = str(mesh["router"].grpc)
-    printed = output("-m", "weft_cli", "infer", *arguments, "--text", "Return the", "--url", url)
+    printed = output("-m", "weft.cli", "infer", *arguments, "--text", "Return the", "--url", url)
     assert re.search(r"responses? in .* ms, the first after", printed)

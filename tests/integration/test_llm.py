@@ -28,9 +28,9 @@ from tests.integration.language_model import (
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from weft_common.client.channels import channel_options
-from weft_common.protocol.wire import result_from_response
-from weft_common.tensors import decode, split_bytes
+from weft.base.tensors import decode, split_bytes
+from weft.v2.client.channels import channel_options
+from weft.v2.protocol.wire import result_from_response
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 

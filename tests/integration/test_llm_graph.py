@@ -14,9 +14,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from tritonclient import grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from weft_cli.__main__ import main
-from weft_common.processes.process import Endpoint
-from weft_mesh.running import running_mesh
+from weft.base.processes.process import Endpoint
+from weft.cli.__main__ import main
+from weft.mesh.running import running_mesh
 
 TIMEOUT_S = 60.0
 END = "<|endoftext|>"

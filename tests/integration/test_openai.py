@@ -14,7 +14,7 @@ import pytest
 from tests.integration.routing import Router, naming_service, running_router
 from tests.integration.talking import GatewayProcess, TalkerCore, running_gateway
 
-from weft_common.security.keys import new_key
+from weft.base.security.keys import new_key
 
 MODEL = "talker"
 USER = [{"role": "user", "content": "a b c"}]

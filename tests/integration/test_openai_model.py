@@ -6,7 +6,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from weft_mesh.running import running_mesh
+from weft.mesh.running import running_mesh
 
 MODEL = "writer"
 PROMPT = "Return the"

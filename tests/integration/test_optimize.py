@@ -13,10 +13,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from weft_cli.__main__ import main
-from weft_optimize import optimize
-from weft_optimize.methods.int8_dynamic import Int8Dynamic
-from weft_optimize.methods.method import Built, Inputs, SourceModel
+from weft.cli.__main__ import main
+from weft.optimize import optimize
+from weft.optimize.methods.int8_dynamic import Int8Dynamic
+from weft.optimize.methods.method import Built, Inputs, SourceModel
 
 WIDTH = 1024
 SIZES = {"X": 32, "Y": 8}
@@ -154,7 +154,7 @@ def test_the_best_candidate_that_passes_becomes_a_version(
 def test_a_run_that_is_told_to_end_leaves_nothing(repository: Path, data: Path, tmp_path: Path) -> None:
     """While a mesh starts."""
     before, report = state(repository), tmp_path / "report"
-    command = [sys.executable, "-P", "-m", "weft_cli", "optimize", "wide", "--data", str(data), "--max-loss", "1%"]
+    command = [sys.executable, "-P", "-m", "weft.cli", "optimize", "wide", "--data", str(data), "--max-loss", "1%"]
     with subprocess.Popen(
         [*command, "--repository", str(repository), "--report", str(report)], stderr=subprocess.PIPE, text=True
     ) as run:

@@ -10,8 +10,8 @@ import grpc
 import numpy as np
 import pytest
 
-from weft_common.client.channels import channel_options
-from weft_common.processes.process import Endpoint
+from weft.base.processes.process import Endpoint
+from weft.v2.client.channels import channel_options
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 

@@ -15,8 +15,8 @@ from tests.compat.graphs.run import SampleGraphs, difference
 from tests.compat.graphs.shape import Model, Shape
 from tritonclient.utils import np_to_triton_dtype
 
-from weft_mesh.running import running_mesh
-from weft_router.repository.config import config_of_signature
+from weft.mesh.running import running_mesh
+from weft.router.repository.config import config_of_signature
 
 ROOT = Path(__file__).parents[2]
 #: Other numbers of rows, outputs left out, streams of streams, a cascade, a combiner, a choice; no two models alike.

@@ -15,11 +15,11 @@ import grpc
 import pytest
 from tests.integration.routing import MODELS, NamingCore, Router, message, naming_service, running_router, write
 
-from weft_common.client.channels import channel_options
-from weft_common.client.v2_client import V2Client
-from weft_common.errors import InvalidArgumentError
-from weft_common.tensors import split_bytes
-from weft_jobs.batch import BatchOptions, run_batch
+from weft.base.errors import InvalidArgumentError
+from weft.base.tensors import split_bytes
+from weft.jobs.batch import BatchOptions, run_batch
+from weft.v2.client.channels import channel_options
+from weft.v2.client.v2_client import V2Client
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 from weft_protos.model_config_pb2 import ModelConfig

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from tritonclient import grpc as triton
 
-from weft_common.tensors import NUMPY_BY_DATATYPE
+from weft.base.tensors import NUMPY_BY_DATATYPE
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = ROOT / "model_repository" / "data" / "digits"

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from weft_common.core import CallContext, InferCall
-from weft_common.tensors import Array, decode, encode
-from weft_model.backends import BACKENDS as MODEL_BACKENDS
-from weft_postprocess.transforms import BACKENDS as POSTPROCESS_BACKENDS
-from weft_preprocess.transforms import BACKENDS as PREPROCESS_BACKENDS
-from weft_serving.core import ServingCore
+from weft.backends import BACKENDS as MODEL_BACKENDS
+from weft.backends.postprocess import BACKENDS as POSTPROCESS_BACKENDS
+from weft.backends.preprocess import BACKENDS as PREPROCESS_BACKENDS
+from weft.base.core import CallContext, InferCall
+from weft.base.tensors import Array, decode, encode
+from weft.serving.core import ServingCore
 
 pytestmark = pytest.mark.long
 

@@ -13,9 +13,9 @@ from benchmarks.load import Bounds, Load, arrivals_s, caller, closed_loop, open_
 from benchmarks.simulator import Topology, simulate
 from tests.faults.mesh import Service, wait_serving
 
-from weft_common.core import InferCall
-from weft_common.protocol.wire import request_from_call
-from weft_common.tensors import encode
+from weft.base.core import InferCall
+from weft.base.tensors import encode
+from weft.v2.protocol.wire import request_from_call
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
@@ -61,11 +61,11 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Service]]:
     (folder / "model/sleep/config.pbtxt").write_text(CONFIG)
     with contextlib.ExitStack() as stack:
         replicas = [
-            Service("weft_model", ["--repository", str(folder / "model")], folder / f"{number}.log")
+            Service("weft.services.model", ["--repository", str(folder / "model")], folder / f"{number}.log")
             for number in range(2)
         ]
         target = f"--target=model={','.join(replica.address for replica in replicas)}"
-        router = Service("weft_router", ["--repository", str(folder / "graphs"), target], folder / "router.log")
+        router = Service("weft.router", ["--repository", str(folder / "graphs"), target], folder / "router.log")
         for service in (*replicas, router):
             stack.callback(service.end)
             service.start()

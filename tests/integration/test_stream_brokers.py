@@ -14,7 +14,7 @@ from urllib.request import urlopen
 import pytest
 from benchmarks.jobs.brokers import Nats, Redis
 
-from weft_common.processes.process import Endpoint
+from weft.base.processes.process import Endpoint
 
 TIMEOUT_S = 120.0
 
@@ -98,7 +98,7 @@ class Consumer:
 
     def __init__(self, topics: Topics, url: str, log: Path, *arguments: str) -> None:
         command = [
-            sys.executable, "-P", "-m", "weft_cli", "stream", "simple", "--url", url, "--from", topics.source,
+            sys.executable, "-P", "-m", "weft.cli", "stream", "simple", "--url", url, "--from", topics.source,
             "--to", topics.target, "--keep", "id", "--ack-wait-s", "1", "--metrics-port", "0", *arguments,
         ]  # fmt: skip
         self.log = log
@@ -222,7 +222,7 @@ def test_streams_that_cannot_begin_say_why(mesh: Mapping[str, Endpoint]) -> None
         (("--write", "Y"), "--write 'Y': simple has none"),
     ]
     command = [
-        sys.executable, "-P", "-m", "weft_cli", "stream", "simple", "--url", mesh["router"].grpc,
+        sys.executable, "-P", "-m", "weft.cli", "stream", "simple", "--url", mesh["router"].grpc,
         "--from", "nats://127.0.0.1:1/in", "--to", "nats://127.0.0.1:1/out",
     ]  # fmt: skip
     started = [

@@ -6,8 +6,8 @@ from typing import Any
 import grpc
 import pytest
 
-from weft_common.tensors import encode_bytes
-from weft_mesh.running import running_mesh
+from weft.base.tensors import encode_bytes
+from weft.mesh.running import running_mesh
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 

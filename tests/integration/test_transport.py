@@ -11,13 +11,13 @@ import grpc
 import numpy as np
 import pytest
 
-from weft_common.core import CallContext, InferCall
-from weft_common.errors import RemoteError
-from weft_common.server.unix_socket import address_of
-from weft_common.tensors import encode
+from weft.base.core import CallContext, InferCall
+from weft.base.errors import RemoteError
+from weft.base.tensors import encode
+from weft.router.targets.grpc_target import GrpcTarget
+from weft.v2.server.unix_socket import address_of
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
-from weft_router.targets.grpc_target import GrpcTarget
 
 WAIT_S = 30.0
 
@@ -25,7 +25,8 @@ WAIT_S = 30.0
 def model_service(repository: Path, path: Path) -> "subprocess.Popen[str]":
     """A model service with `identity` alone; it serves."""
     command = [
-        sys.executable, "-P", "-m", "weft_model", "--repository", str(repository / "model"), "--grpc-port", "0",
+        sys.executable, "-P", "-m", "weft.services.model", "--repository", str(repository / "model"),
+        "--grpc-port", "0",
         "--metrics-port", "0", "--unix-socket", str(path), "--model-control-mode", "explicit", "--load-model",
         "identity", "--stop-with-stdin", "--log-level", "error",
     ]  # fmt: skip

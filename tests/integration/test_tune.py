@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from weft_tools.check import check, find_files
+from weft.tools.check import check, find_files
 
 TIMEOUT_S = 240
 #: A latency that no machine misses, and runs of as few requests as there can be.
@@ -33,7 +33,7 @@ def small(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def command(small: Path, study: Path, *arguments: str) -> list[str]:
     """The command over the small repository."""
     return [
-        sys.executable, "-P", "-m", "weft_cli", "tune", "simple", "--repository", str(small), "--study", str(study),
+        sys.executable, "-P", "-m", "weft.cli", "tune", "simple", "--repository", str(small), "--study", str(study),
         *QUICK, *arguments,
     ]  # fmt: skip
 

@@ -19,7 +19,7 @@ from tests.integration.talking import GatewayProcess, running_gateway
 from tritonclient.http import aio
 from tritonclient.utils import InferenceServerException
 
-from weft_common.security.keys import new_key
+from weft.base.security.keys import new_key
 
 MODELS = Path(__file__).parents[1] / "compat/models"
 SERVED = ("simple", "simple_string", "simple_identity", "repeat_int32", "densenet_onnx")

@@ -12,7 +12,7 @@ import pytest
 from tests.integration.group import WAIT_S, channel_to, wait_until, workers_of
 from tests.integration.routing import NamingCore, Router, message, naming_service, running_router, write
 
-from weft_common.core import IndexEntry
+from weft.base.core import IndexEntry
 from weft_protos import graph_service_pb2 as graph_pb
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.graph_service_pb2_grpc import GraphServiceStub

@@ -9,7 +9,7 @@ import pytest
 from tests.integration.control_plane import control_plane
 from tests.integration.routing import NamingCore, message, naming_service, running_router, write
 
-from weft_common.core import CallContext, InferCall, InferResult
+from weft.base.core import CallContext, InferCall, InferResult
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 GRAPH = """

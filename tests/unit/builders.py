@@ -6,11 +6,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from weft_common.core import CallContext, InferCall, RequestedOutput
-from weft_common.signature import ModelSignature, TensorSpec
-from weft_common.tensors import Array, encode
-from weft_serving.backends.base import Backend, Batch, InstanceContext, ModelContext
-from weft_serving.request.request import InferenceRequest, Outcome
+from weft.base.core import CallContext, InferCall, RequestedOutput
+from weft.base.signature import ModelSignature, TensorSpec
+from weft.base.tensors import Array, encode
+from weft.serving.backends.base import Backend, Batch, InstanceContext, ModelContext
+from weft.serving.request.request import InferenceRequest, Outcome
 
 Declared = Mapping[str, tuple[str, tuple[int, ...]]]
 

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import DEFAULT_ON, Sampler
 from tests.unit.builders import MakeModelContext, model_context
 
-from weft_common.observing import telemetry
+from weft.base.observing import telemetry
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def wires() -> list[str]:
 
 def has_weft_server() -> bool:
     """Whether there is a server of our own yet."""
-    return hasattr(importlib.import_module("weft_wire.server"), "Server")
+    return hasattr(importlib.import_module("weft.wire.server"), "Server")
 
 
 class EchoService:

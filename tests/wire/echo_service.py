@@ -145,14 +145,14 @@ def forget_peak() -> None:
 
 
 def stats(echo: Echo) -> dict[str, Any]:
-    """What this process holds: figures of the system, of asyncio, and objects of ``weft_wire`` by class."""
+    """What this process holds: figures of the system, of asyncio, and objects of ``weft.wire`` by class."""
     status = Path("/proc/self/status").read_text()
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     loop = asyncio.get_running_loop()
     alive = Counter(
         f"{type(kept).__module__}.{type(kept).__qualname__}"
         for kept in gc.get_objects()
-        if str(type(kept).__module__).startswith("weft_wire")
+        if str(type(kept).__module__).startswith("weft.wire")
     )
     return {
         "rss_bytes": int(fields["VmRSS"].split()[0]) << 10,
@@ -189,7 +189,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-descriptors", type=int, default=0, help="open files and sockets it may have")
     parser.add_argument(
         "--limit", action="append", default=[], metavar="NAME=NUMBER",
-        help="a field of weft_wire's ServerOptions, or with --wire grpcio a channel option without its 'grpc.'",
+        help="a field of weft.wire's ServerOptions, or with --wire grpcio a channel option without its 'grpc.'",
     )  # fmt: skip
     return parser.parse_args(arguments)
 
@@ -205,7 +205,7 @@ def made_server(options: argparse.Namespace) -> Any:
         limits = {"max_send_message_length": options.max_message_bytes} | limits
         limits = {"max_receive_message_length": options.max_message_bytes} | limits
         return grpc.aio.server(options=[("grpc.so_reuseport", 0), *((f"grpc.{k}", v) for k, v in limits.items())])
-    module = importlib.import_module("weft_wire.server")
+    module = importlib.import_module("weft.wire.server")
     limits.setdefault("max_message_bytes", options.max_message_bytes)
     return module.Server(options=module.ServerOptions(**limits))
 

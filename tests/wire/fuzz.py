@@ -29,12 +29,12 @@ from tests.wire import peer as h2
 from tests.wire.corpus import client_streams, cut, mutated, server_streams
 from tests.wire.peer import PREFACE, Peer
 
-from weft_wire.client import Channel
-from weft_wire.client.dialling import DialError
-from weft_wire.client.protocol import ClientProtocol
-from weft_wire.server import Server, ServerOptions
-from weft_wire.server.protocol import ServerProtocol
-from weft_wire.transport.protocol import Http2Protocol
+from weft.wire.client import Channel
+from weft.wire.client.dialling import DialError
+from weft.wire.client.protocol import ClientProtocol
+from weft.wire.server import Server, ServerOptions
+from weft.wire.server.protocol import ServerProtocol
+from weft.wire.transport.protocol import Http2Protocol
 
 #: A stream may take so long, in seconds; it takes about a millisecond.
 MAX_STREAM_S = 3.0
@@ -200,7 +200,7 @@ class Fuzzer:
             def emit(self, record: logging.LogRecord) -> None:
                 wrongs.append(f"log: {record.getMessage()} {record.exc_info or ''}")
 
-        handler, logger = Handler(logging.WARNING), logging.getLogger("weft_wire")
+        handler, logger = Handler(logging.WARNING), logging.getLogger("weft.wire")
         logger.addHandler(handler)
         hook, sys.unraisablehook = sys.unraisablehook, lambda found: wrongs.append(f"unraisable: {found}")
         self._loop.set_exception_handler(lambda _, context: wrongs.append(f"event loop: {context}"))
@@ -343,7 +343,7 @@ class Fuzzer:
 
 
 def _is_short_lived(kept: object) -> bool:
-    return type(kept).__name__ in _SHORT_LIVED and str(type(kept).__module__).startswith("weft_wire")
+    return type(kept).__name__ in _SHORT_LIVED and str(type(kept).__module__).startswith("weft.wire")
 
 
 def _calls(channel: Channel) -> list[Any]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import grpc
 from tests.wire.echo_service import num_timers
 
-from weft_wire.client import Channel
+from weft.wire.client import Channel
 
 
 class ClientSample(NamedTuple):

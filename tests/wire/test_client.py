@@ -1,4 +1,4 @@
-"""The client of ``weft_wire`` against servers in processes of their own, and against a peer that keeps to no script."""
+"""The client of ``weft.wire`` against servers in processes of their own, and against a peer that keeps to no script."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ from tests.certificates import Authority
 from tests.wire.conftest import StartEcho
 from tests.wire.echo_process import EchoService
 
-from weft_wire.client import Channel, ChannelOptions
+from weft.wire.client import Channel, ChannelOptions
 
 EOF = grpc.aio.EOF
 

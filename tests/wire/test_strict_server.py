@@ -16,7 +16,7 @@ import h2.exceptions
 import h2.settings
 import pytest
 
-from weft_wire.client import Channel
+from weft.wire.client import Channel
 
 CODES = h2.settings.SettingCodes
 #: Windows, frames, tables and streams that a server may announce.

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 from tests.compat.graphs.shape import Request
 
-from weft_router.graph import GraphPlan
-from weft_tools.explain.entry import ExplainedStep, Fate
-from weft_tools.explain.question import RequestTexts, read_question
-from weft_tools.explain.render import render_json, render_text
-from weft_tools.explain.tree import explain
+from weft.language import GraphPlan
+from weft.tools.explain.entry import ExplainedStep, Fate
+from weft.tools.explain.question import RequestTexts, read_question
+from weft.tools.explain.render import render_json, render_text
+from weft.tools.explain.tree import explain
 
 
 def explained_calls(plan: GraphPlan, request: Request) -> tuple[set[str], set[str]]:

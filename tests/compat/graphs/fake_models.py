@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from tests.compat.graphs.shape import Given, Model, Shape
 
-from weft_common.core import CallContext, InferCall, InferResult
-from weft_common.errors import RemoteError
-from weft_common.signature import ModelSignature
-from weft_common.tensors import decode, encode
-from weft_common.validation import validate
-from weft_router.repository.config import config_of_signature
-from weft_router.target import Target, TargetModel
+from weft.base.core import CallContext, InferCall, InferResult
+from weft.base.errors import RemoteError
+from weft.base.signature import ModelSignature
+from weft.base.tensors import decode, encode
+from weft.base.validation import validate
+from weft.router.repository.config import config_of_signature
+from weft.router.target import Target, TargetModel
 
 
 class SampleTarget(Target):

@@ -9,15 +9,15 @@ import numpy as np
 from tests.compat.graphs.fake_models import SampleTarget
 from tests.compat.graphs.shape import Request, Shape
 
-from weft_common.core import CallContext, InferCall, InferResult, RequestedOutput
-from weft_common.errors import WeftError
-from weft_common.tensors import decode, encode
-from weft_common.text.pbtxt import Diagnostic
-from weft_router.compile import check_graph
-from weft_router.core import RouterCore
-from weft_router.graph import GraphSource
-from weft_tools.convert.graphs import convert
-from weft_tools.convert.yaml_tree import Source
+from weft.base.core import CallContext, InferCall, InferResult, RequestedOutput
+from weft.base.errors import WeftError
+from weft.base.tensors import decode, encode
+from weft.base.text.pbtxt import Diagnostic
+from weft.language import GraphSource
+from weft.router.compile import check_graph
+from weft.router.core import RouterCore
+from weft.tools.convert.graphs import convert
+from weft.tools.convert.yaml_tree import Source
 
 
 class SampleGraphs:

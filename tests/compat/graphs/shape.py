@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from weft_common.signature import ModelSignature, TensorSpec
+from weft.base.signature import ModelSignature, TensorSpec
 
 FOLDER = Path(__file__).parent
 Arrays = Mapping[str, np.ndarray]

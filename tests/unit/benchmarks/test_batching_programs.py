@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from benchmarks import buckets, priorities, scheduler
 
-from weft_common.text.pbtxt import parse
+from weft.base.text.pbtxt import parse
 from weft_protos.model_config_pb2 import ModelConfig
 
 REPOSITORY = Path(__file__).resolve().parents[3] / "model_repository"

@@ -3,7 +3,7 @@
 import pytest
 from benchmarks import gpu
 
-from weft_serving.config.placement import count_gpus
+from weft.serving.config.placement import count_gpus
 
 
 @pytest.mark.skipif(count_gpus() > 0, reason="needs a machine without a GPU")

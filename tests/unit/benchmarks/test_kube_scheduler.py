@@ -4,8 +4,8 @@ import random
 
 from benchmarks.kube_scheduler import schedule
 
-from weft_capacity.placement import Device, Problem, Workload
-from weft_capacity.placement.solution import faults
+from weft.capacity.placement import Device, Problem, Workload
+from weft.capacity.placement.solution import faults
 
 GIB = 1 << 30
 

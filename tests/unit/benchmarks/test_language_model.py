@@ -13,10 +13,10 @@ from benchmarks.language_model.shapes import Model, make_model
 from benchmarks.language_model.sizes import Sizes
 from benchmarks.language_model.workloads import Job, alike, arriving, mixed, with_levels, with_prefix
 
-from weft_common.errors import InternalError
-from weft_model.llm.engine_core import Runner
-from weft_model.llm.runner import StepTokens
-from weft_model.llm.scheduler.plan import ForwardPlan
+from weft.base.errors import InternalError
+from weft.llm.engine_core import Runner
+from weft.llm.runner import StepTokens
+from weft.llm.scheduler.plan import ForwardPlan
 
 pytestmark = pytest.mark.long
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 from benchmarks.language_model.losses import measure, render
-from tests.unit.weft_model.llm.quantized_folders import CONFIG, gptq, save_folder
+from tests.unit.llm.quantized_folders import CONFIG, gptq, save_folder
 
 torch.set_num_threads(1)
 

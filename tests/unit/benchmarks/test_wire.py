@@ -18,7 +18,7 @@ from benchmarks.wire.senders import GrpcAio, H2Load, Sender, Sent, TritonClient,
 from benchmarks.wire.workloads import IDENTITY, REPOSITORIES, TEXTS, WORKLOADS, Payload, Shape, chosen
 from google.protobuf import text_format
 
-from weft_common.client.wires import WireName
+from weft.v2.client.wires import WireName
 from weft_protos.model_config_pb2 import ModelConfig
 
 REPORT = """

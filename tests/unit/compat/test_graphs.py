@@ -11,9 +11,9 @@ from tests.compat.graphs.index import README, table
 from tests.compat.graphs.run import SampleGraphs, answer, difference, started
 from tests.compat.graphs.shape import FOLDER, Shape
 
-from weft_router.compile import compile_graph
-from weft_tools.draw import FORMATS
-from weft_tools.draw.build import build_diagram
+from weft.router.compile import compile_graph
+from weft.tools.draw import FORMATS
+from weft.tools.draw.build import build_diagram
 
 
 def _parameters(*, is_refused: bool) -> list[object]:

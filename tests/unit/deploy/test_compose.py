@@ -17,21 +17,21 @@ COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
 OURS = ("router", "preprocess", "model", "postprocess")
 BUILT = ("gateway", *OURS)
 #: Packages that an image may hold: its own and the layers below it.
-BASE = {"protos/weft_protos", "services/wire/weft_wire", "services/common/weft_common"}
-SERVING = BASE | {"services/serving/weft_serving"}
+BASE = {"protos/weft_protos", "services/weft/wire", "services/weft/base"}
+SERVING = BASE | {"services/weft/serving"}
 PACKAGES = {
-    "gateway": BASE | {"services/jobs/weft_jobs", "services/gateway/weft_gateway"},
-    "router": BASE | {"services/router/weft_router"},
-    "preprocess": SERVING | {"services/preprocess/weft_preprocess"},
-    "model": SERVING | {"services/model/weft_model", "kernels/weft_kernels"},
-    "postprocess": SERVING | {"services/postprocess/weft_postprocess"},
+    "gateway": BASE | {"services/weft/jobs", "services/weft/gateway"},
+    "router": BASE | {"services/weft/router"},
+    "preprocess": SERVING | {"services/weft/services/preprocess"},
+    "model": SERVING | {"services/weft/services/model", "kernels/weft_kernels"},
+    "postprocess": SERVING | {"services/weft/services/postprocess"},
 }
 PACKAGES["cli"] = set().union(*PACKAGES.values()) | {
-    "services/mesh/weft_mesh",
-    "services/tools/weft_tools",
-    "services/optimize/weft_optimize",
-    "services/capacity/weft_capacity",
-    "services/cli/weft_cli",
+    "services/weft/mesh",
+    "services/weft/tools",
+    "services/weft/optimize",
+    "services/weft/capacity",
+    "services/weft/cli",
 }
 
 
@@ -150,7 +150,7 @@ def test_an_image_has_what_a_service_of_a_mesh_takes(service: str) -> None:
     """The extra that it installs is `mesh`, or has it: the base package alone has neither conditions nor traces."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (installed,) = re.findall(r"^(?:ARG EXTRAS=|RUN pip install .*)\"\.?\[(\w+)\]\"", dockerfile(service), re.MULTILINE)
-    assert installed == "mesh" or "weft[mesh]" in extras[installed]
+    assert installed == "mesh" or "weft-mesh[mesh]" in extras[installed]
 
 
 @pytest.mark.parametrize("service", OURS)
@@ -160,8 +160,8 @@ def test_an_image_checks_its_own_port(service: str) -> None:
     port = re.search(r"^EXPOSE (\d+) (\d+)$", text, re.MULTILINE)
     assert port is not None
     assert int(port[2]) == int(port[1]) + 1
-    assert f'"weft_common.healthcheck", "127.0.0.1:{port[1]}"]' in text
-    assert importlib.util.find_spec("weft_common.healthcheck") is not None
+    assert f'"weft.v2.healthcheck", "127.0.0.1:{port[1]}"]' in text
+    assert importlib.util.find_spec("weft.v2.healthcheck") is not None
 
 
 @pytest.mark.parametrize("service", PACKAGES)

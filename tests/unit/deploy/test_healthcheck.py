@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from weft_common import healthcheck
-from weft_common.core import InferenceCore
-from weft_common.server.make_server import make_server
-from weft_common.server.server import add_services, set_serving
+from weft.base.core import InferenceCore
+from weft.v2 import healthcheck
+from weft.v2.server.make_server import make_server
+from weft.v2.server.server import add_services, set_serving
 
 
 class _Core(InferenceCore):
@@ -37,6 +37,6 @@ def test_an_address_that_needs_what_is_not_installed_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Status 2, and what installs it."""
-    monkeypatch.setattr("weft_common.client.channels.HAS_GRPCIO", False)
+    monkeypatch.setattr("weft.v2.client.channels.HAS_GRPCIO", False)
     assert healthcheck.main(["xds:///router"]) == 2
-    assert "pip install 'weft[grpcio]'" in capsys.readouterr().err
+    assert "pip install 'weft-mesh[grpcio]'" in capsys.readouterr().err

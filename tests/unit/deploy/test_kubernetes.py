@@ -14,18 +14,18 @@ import pytest
 import yaml
 from tests.unit.deploy.kustomization import Manifest, render
 
-import weft_router.__main__
-import weft_serving.main
-from weft_common.server import server
-from weft_common.server.health import LIVENESS
-from weft_gateway import arguments as gateway_arguments
-from weft_gateway.app import HEALTH
+import weft.services.router
+import weft.serving.main
+from weft.gateway import arguments as gateway_arguments
+from weft.gateway.app import HEALTH
+from weft.v2.server import server
+from weft.v2.server.health import LIVENESS
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "deploy/kubernetes"
 OVERLAYS = ("base", "overlays/production", "overlays/gpu")
 OURS = ("router", "preprocess", "model", "postprocess")
-PORTS = {"router": 8001} | {name: weft_serving.main.GRPC_PORTS[name] for name in OURS[1:]}
+PORTS = {"router": 8001} | {name: weft.serving.main.GRPC_PORTS[name] for name in OURS[1:]}
 KUBERNETES_VERSIONS = ("1.32", "1.34")
 KEDA_SCHEMA = json.loads((Path(__file__).parent / "keda.schema.json").read_text())
 
@@ -106,10 +106,10 @@ def test_kustomize_renders_the_same(overlay: str) -> None:
 def test_a_service_understands_its_arguments(name: str, tmp_path: Path) -> None:
     """The arguments of the container, after those of the image's entry point, are the service's own."""
     if name == "router":
-        parser = weft_router.__main__.make_parser("weft_router", "")
+        parser = weft.services.router.make_parser("weft.router", "")
     else:
         parser = argparse.ArgumentParser()
-        weft_serving.main.add_arguments(parser)
+        weft.serving.main.add_arguments(parser)
         server.add_arguments(parser, grpc_port=0, metrics_port=0)
     options = parser.parse_args(
         ["--repository", str(tmp_path), *container_of(of_kind("base", "Deployment")[name])["args"]]

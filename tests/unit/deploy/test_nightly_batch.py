@@ -12,7 +12,7 @@ import yaml
 from tests.unit.deploy.kustomization import Manifest, render
 from tests.unit.deploy.test_kubernetes import FOLDER, KUBERNETES_VERSIONS
 
-from weft_cli.__main__ import make_parser
+from weft.cli.__main__ import make_parser
 
 
 @pytest.fixture

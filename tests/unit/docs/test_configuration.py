@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from weft_cli.arguments import mesh
-from weft_common.server.server import add_arguments as add_service_arguments
-from weft_common.workers.arguments import add_worker_arguments
-from weft_gateway.arguments import make_parser as make_gateway_parser
-from weft_router.__main__ import make_parser as make_router_parser
-from weft_router.arguments import add_arguments as add_router_arguments
-from weft_serving.main import add_arguments as add_serving_arguments
+from weft.cli.arguments import mesh
+from weft.gateway.arguments import make_parser as make_gateway_parser
+from weft.router.arguments import add_arguments as add_router_arguments
+from weft.services.router import make_parser as make_router_parser
+from weft.serving.main import add_arguments as add_serving_arguments
+from weft.v2.server.server import add_arguments as add_service_arguments
+from weft.v2.workers.arguments import add_worker_arguments
 
 PAGE = (Path(__file__).parents[3] / "docs/configuration.md").read_text()
 Defaults = dict[str, str]
@@ -81,7 +81,7 @@ def test_every_service() -> None:
 
 def test_router() -> None:
     """The router's own; --target is asked for when none is given."""
-    parser = make_router_parser("weft_router", "")
+    parser = make_router_parser("weft.router", "")
     add_worker_arguments(parser)
     own = expected(parser)
     for shared in expected(service_parser()):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from examples.cookbook import PAGE, files_of, write_repository
 
-from weft_cli import __main__ as weft
+from weft.cli import __main__ as weft
 
 TEXT = PAGE.read_text()
 GRAPHS = sorted(path for path, _ in files_of(TEXT) if path.startswith("graphs/"))

@@ -12,11 +12,11 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from weft_common.core import CallContext, InferCall
-from weft_common.errors import InvalidArgumentError, WeftError
-from weft_common.tensors import Array, decode, encode
-from weft_serving.backends.base import Backend
-from weft_serving.core import ServingCore
+from weft.base.core import CallContext, InferCall
+from weft.base.errors import InvalidArgumentError, WeftError
+from weft.base.tensors import Array, decode, encode
+from weft.serving.backends.base import Backend
+from weft.serving.core import ServingCore
 
 PAGE = (Path(__file__).parents[3] / "docs/extending.md").read_text()
 

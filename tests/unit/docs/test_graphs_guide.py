@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 from google.protobuf import message_factory, text_format
 
-from weft_cli import __main__ as weft
-from weft_common.signature import TensorSpec
-from weft_common.text.pbtxt import Diagnostic, render
+from weft.base.signature import TensorSpec
+from weft.base.text.pbtxt import Diagnostic, render
+from weft.cli import __main__ as weft
+from weft.language import GraphSource
+from weft.router.compile import check_graph
+from weft.tools.offline import OfflineCatalog
 from weft_protos import graph_pb2, model_config_pb2
-from weft_router.compile import check_graph
-from weft_router.graph import GraphSource
-from weft_tools.offline import OfflineCatalog
 
 ROOT = Path(__file__).resolve().parents[3]
 GUIDE = (ROOT / "docs/graphs.md").read_text()
 SAMPLES = (ROOT / "model_repository/README.md").read_text()
-GOLDEN = ROOT / "tests/unit/weft_router/graph/bad"
+GOLDEN = ROOT / "tests/unit/language/bad"
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
 PROSE = re.sub(r"^```.*?^```$", "", GUIDE, flags=re.MULTILINE | re.DOTALL)
 CODE = [" ".join(part.split()) for part in PROSE.split("`")[1::2]]

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from weft_cli import __main__ as weft
-from weft_common.text.pbtxt import render
-from weft_model.backends.llm import metrics, settings, tensors
-from weft_model.llm.config import EngineConfig
-from weft_model.llm.sampling_params import SamplingParams
-from weft_router.compile import check_graph
-from weft_router.graph import GraphSource
-from weft_tools.offline import OfflineCatalog
+from weft.backends.llm import metrics, settings, tensors
+from weft.base.text.pbtxt import render
+from weft.cli import __main__ as weft
+from weft.language import GraphSource
+from weft.llm.config import EngineConfig
+from weft.llm.sampling_params import SamplingParams
+from weft.router.compile import check_graph
+from weft.tools.offline import OfflineCatalog
 
 ROOT = Path(__file__).resolve().parents[3]
 GUIDE = (ROOT / "docs/language-models.md").read_text()
@@ -90,7 +90,7 @@ def test_every_file_is_there() -> None:
     """Those that the guide links to, and the engine's."""
     linked = [ROOT / "docs" / path for path in re.findall(r"\]\(([^)]+)\)", GUIDE)]
     steps = GUIDE.partition("## How the engine works")[2].partition("\n## ")[0]
-    package = ROOT / "services/model/weft_model"
+    package = ROOT / "services/weft"
     own = [package / path if "/" in path else package / "llm" / path for path in re.findall(r"`([\w/]+\.py)`", steps)]
     assert len(own) > 12
     assert [] == [str(path) for path in (*linked, *own) if not path.exists()]

@@ -45,9 +45,9 @@ def test_picture_is_the_contract(path: Path) -> None:
 
 def test_picture_of_the_engine_is_the_contract() -> None:
     """The engine of language models has a picture of its own."""
-    layers = LAYERS["weft_model.llm"]
+    layers = LAYERS["weft.llm"]
     level = {name: index for index, layer in enumerate(layers) for name in layer}
-    shown = rooms(ROOT / "services/model/README.md", set(level))
+    shown = rooms(ROOT / "services/weft/backends/README.md", set(level))
     assert sorted(level) == sorted(shown)
     assert sorted(map(level.__getitem__, shown)) == [level[name] for name in shown]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from recipes.catalog import RECIPES, TEAMS
 
-from weft_common.text.pbtxt import render
-from weft_tools.check import check, find_files
+from weft.base.text.pbtxt import render
+from weft.tools.check import check, find_files
 
 
 def test_every_configuration_and_graph_is_right(repository: Path) -> None:

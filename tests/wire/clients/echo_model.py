@@ -32,7 +32,7 @@ def running_echo_model(wire: str, folder: Path, *arguments: str) -> Iterator[str
     Args:
         wire: ``weft`` or ``grpcio``.
         folder: Where its repository goes; there may be one.
-        arguments: Of ``weft_model``, more.
+        arguments: Of ``weft.services.model``, more.
 
     Raises:
         AssertionError: It ends with another status than 0.
@@ -42,7 +42,8 @@ def running_echo_model(wire: str, folder: Path, *arguments: str) -> Iterator[str
     (version / "model.py").write_text(MODEL)
     (folder / "echo" / "config.pbtxt").write_text(CONFIG)
     command = [
-        sys.executable, "-P", "-m", "weft_model", "--repository", str(folder), "--metrics-port", "0", "--wire", wire,
+        sys.executable, "-P", "-m", "weft.services.model", "--repository", str(folder), "--metrics-port", "0",
+        "--wire", wire,
         "--stop-with-stdin", "--log-level", "error", *(arguments or ("--grpc-port", "0")),
     ]  # fmt: skip
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

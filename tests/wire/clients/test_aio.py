@@ -15,7 +15,7 @@ from tests.wire.clients.test_grpcio import INITIAL, OPTIONS, SPECIAL, TIMEOUT_S,
 from tests.wire.conftest import StartEcho
 from tests.wire.echo_process import EchoService
 
-from weft_wire.client import Channel
+from weft.wire.client import Channel
 
 
 def opened(kind: str, address: str) -> grpc.aio.Channel:

@@ -1,1 +1,0 @@
-"""The model service: batched execution on CPU and GPU."""

@@ -1,1 +1,0 @@
-"""The postprocess service: transforms after a model."""

@@ -1,1 +1,0 @@
-"""The preprocess service: transforms before a model."""

@@ -1,5 +1,0 @@
-"""The ``python`` backend: a ``model.py`` written for Triton Inference Server runs as it is."""
-
-from weft_serving.backends.python.backend import PythonBackend
-
-__all__ = ["PythonBackend"]

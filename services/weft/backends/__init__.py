@@ -1,0 +1,15 @@
+"""Backends of the model service. Each, and onnxruntime or torch, is imported by the first model that needs it."""
+
+from collections.abc import Mapping
+
+from weft.serving.backends.base import Backend
+from weft.serving.backends.loading import LazyBackends
+
+BACKENDS: Mapping[str, type[Backend]] = LazyBackends(
+    {
+        "llm": "weft.backends.llm:LlmBackend",
+        "onnxruntime": "weft.backends.onnxruntime:OnnxRuntimeBackend",
+        "python": "weft.serving.backends.python:PythonBackend",
+        "pytorch": "weft.backends.pytorch:PyTorchBackend",
+    }
+)

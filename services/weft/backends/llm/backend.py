@@ -1,0 +1,175 @@
+"""The ``llm`` backend: submits requests to an engine, and passes its tokens to an output thread."""
+
+import sys
+import threading
+from functools import partial
+from typing import Any, ClassVar
+
+from weft.backends.llm import tensors
+from weft.backends.llm.generation import Generation, ResponseSink
+from weft.backends.llm.generation_request import RequestReader
+from weft.backends.llm.metrics import EngineExport
+from weft.backends.llm.output_processor import OutputProcessor
+from weft.backends.llm.settings import read_settings
+from weft.backends.llm.text import TextCodec
+from weft.base.errors import InternalError, UnavailableError, WeftError
+from weft.llm.request import EngineRequest
+from weft.serving.backends.base import Backend, Batch, InstanceContext, ModelContext
+from weft.serving.backends.loading import require
+from weft.serving.backends.python.backend import SWITCH_INTERVAL_S
+from weft.serving.request.request import STREAMED, InferenceRequest, InferenceResponse, Outcome
+
+#: One in this many sequences may wait in the engine beyond those that run, so that a free slot is taken in the next
+#: step.
+_RESERVE_SHARE = 8
+#: Grace period in seconds for requests in an engine that is closed.
+_CLOSE_GRACE_S = 1.0
+
+
+class LlmBackend(Backend):
+    """Generates text with the model of a Hugging Face folder, for many requests concurrently (continuous batching).
+
+    The version folder has ``config.json`` and ``*.safetensors`` of a Llama, Mistral or Qwen model, and
+    ``tokenizer.json``; without the latter, prompts and outputs are token ids only. Inputs and outputs are those of
+    Triton's vLLM backend, plus ``input_ids`` and ``output_ids`` (``tensors``); the configuration need not declare them.
+    The model is decoupled: with ``stream`` true there is a response per token, or per several if the client reads
+    slower; otherwise, and for a unary call, there is one response.
+
+    Requests wait in the model's queue, under the priorities, policies and ageing of ``dynamic_batching``, and enter the
+    engine while it has slots; one of better priority enters at once, and the engine preempts a worse one. A request
+    that is cancelled, or whose deadline passes, leaves the engine within a step, also while it runs. Several instances
+    are separate engines, each with its own weights, and share the requests.
+
+    Parameters (all optional): those of ``EngineConfig``, except ``device`` and ``aging_ns``, and
+        max_text_bytes: Limit of ``text_input``, in bytes of UTF-8. Default 1048576.
+        load_format: ``safetensors``, or ``dummy``: random weights, for benchmarks. Default safetensors.
+
+    Request parameters: ``priority`` and ``timeout``; ``cache_salt``: requests share cached prefixes only if it is
+    equal; ``add_special_tokens``: false for a ``text_input`` that has them already; ``parse_special_tokens``: whether
+    special tokens in a ``text_input`` are special, by default those of one that has them already; and, without the
+    input ``sampling_parameters``, sampling parameters by name.
+    """
+
+    auto_complete = staticmethod(tensors.complete)  # type: ignore[assignment]  # mypy takes the base's for a method
+    completes_always: ClassVar[bool] = True
+    can_stream: ClassVar[bool] = True
+    can_collect: ClassVar[bool] = True
+
+    def __init__(self, model: ModelContext, instance: InstanceContext) -> None:
+        super().__init__(model, instance)
+        self._engine: Any = None
+        self._output: OutputProcessor | None = None
+        self._loss = ""
+
+    @classmethod
+    def num_slots(cls, model: ModelContext) -> int:
+        """Sequences that the engine runs concurrently, and a few that wait in it for the next slot."""
+        max_num_seqs = read_settings(model).engine.max_num_seqs
+        return max_num_seqs + max(1, max_num_seqs // _RESERVE_SHARE)
+
+    def load(self) -> None:
+        """Load weights and tokenizer, start engine and output thread; called again after the engine has died."""
+        self.close()
+        settings = read_settings(self.model, self.instance)
+        load_engine = require("weft.backends.llm.loading", "model").load_engine  # imports torch
+        sys.setswitchinterval(
+            min(SWITCH_INTERVAL_S, sys.getswitchinterval())
+        )  # shortens the engine's waits for the GIL
+        codec = TextCodec.from_folder(self.model.directory, settings.max_text_bytes)
+        self._codec = codec
+        self._reader = RequestReader(codec, settings.engine.max_num_seqs)
+        self._output = output = OutputProcessor(f"{self.instance.name}-out")
+        self._engine = load_engine(self.model.directory, settings, after_deltas=output.publish, on_lost=self._lose)
+        if self.model.exports is not None:
+            export = EngineExport(self._engine, self.model.signature, self.instance.name)
+            self.model.exports.attach(self.instance.token, export.read)
+        self._engine.start()
+        self._loss = ""
+
+    def execute(self, batch: Batch) -> list[Outcome]:
+        """Submit each request to the engine; an invalid request fails alone."""
+        return [self._execute_one(request) for request in batch.requests]
+
+    def why_lost(self) -> str:
+        """Why the engine died; "" while it runs."""
+        return self._loss
+
+    def close(self) -> None:
+        """Stop engine and output thread; unfinished requests fail."""
+        if self.model.exports is not None:
+            self.model.exports.detach(self.instance.token)
+        if self._engine is not None:
+            self._engine.stop(_CLOSE_GRACE_S)
+            self._engine = None
+        if self._output is not None:
+            self._output.close()
+            self._output = None
+
+    def _execute_one(self, request: InferenceRequest) -> Outcome:
+        sink: ResponseSink | None = request.stream
+        waiter = None if sink is not None else _ResponseWaiter()
+        try:
+            self._submit(request, sink or waiter)
+        except WeftError as error:
+            return error
+        return STREAMED if waiter is None else waiter.wait()
+
+    def _submit(self, request: InferenceRequest, sink: ResponseSink | None) -> None:
+        """Submit the request to the engine. Raises a WeftError if it is invalid or the engine rejects it."""
+        engine, output = self._engine, self._output
+        if engine is None or output is None or sink is None:
+            raise UnavailableError(f"instance {self.instance.name} is closed")
+        generation_request = self._reader.read(request)
+        context = request.context
+        engine_request = EngineRequest(
+            prompt_ids=generation_request.prompt_ids,
+            params=generation_request.params,
+            sink=lambda delta: output.add(generation, delta),
+            level=request.priority,
+            arrival_ns=request.enqueue_ns,
+            deadline_ns=context.deadline_ns,
+            salt=generation_request.salt,
+            id=request.call.request_id,
+        )
+        cancel = partial(engine.cancel, engine_request)
+        generation = Generation(
+            request,
+            generation_request,
+            self._codec,
+            sink,
+            finish=partial(engine.finish, engine_request),
+            cancel=cancel,
+            on_done=partial(request.forget, cancel),
+        )
+        if request.stream is not None:
+            request.stream.on_taken = partial(output.on_response_taken, generation)
+        request.when_cancelled(cancel)
+        try:
+            engine.submit(engine_request)
+        except WeftError:
+            request.forget(cancel)
+            raise
+
+    def _lose(self, error: WeftError) -> None:
+        """Record that the engine died; called on its thread."""
+        self._loss = f"the engine of instance {self.instance.name} has ended: {error.message}"
+        self.on_lost()
+
+
+class _ResponseWaiter:
+    """Waits for the single response of a request without a stream, such as a warm-up."""
+
+    def __init__(self) -> None:
+        self._has_come = threading.Event()
+        self._response: InferenceResponse | WeftError | None = None
+
+    def deliver(self, response: InferenceResponse | WeftError | None, *, is_final: bool) -> None:
+        """See ``ResponseSink``."""
+        self._response = response
+        if is_final:
+            self._has_come.set()
+
+    def wait(self) -> Outcome:
+        """Block until the last response, and return it."""
+        self._has_come.wait()
+        return self._response or InternalError("the model sent no response")

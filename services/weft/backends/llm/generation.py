@@ -1,0 +1,210 @@
+"""Response assembly for one request; runs on the output thread."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from weft.backends.llm import tensors
+from weft.backends.llm.choice import ChoiceOutput
+from weft.backends.llm.generation_request import GenerationRequest
+from weft.backends.llm.text import TextCodec
+from weft.base.errors import WeftError
+from weft.base.tensors import Array
+from weft.llm.request import Delta
+from weft.serving.request.request import InferenceRequest, InferenceResponse, Work
+
+#: Most responses of one request that its client has not read; further tokens accumulate for the next response.
+MAX_RESPONSES_IN_FLIGHT = 4
+#: Prompt tokens that serve as context for detokenization.
+_NUM_CONTEXT_IDS = 64
+#: Of OpenTelemetry's conventions for generative AI.
+_OPERATION = "text_completion"
+#: Most responses that are events of the generation's span.
+_MAX_EVENTS = 100
+
+
+class ResponseSink(Protocol):
+    """Receiver of responses, such as a ``ResponseStream``."""
+
+    def deliver(self, response: InferenceResponse | WeftError | None, *, is_final: bool) -> None:
+        """Send a response without blocking."""
+
+
+class Generation:
+    """Converts the engine's deltas for one request into responses.
+
+    A streamed request gets a response when there is an update and fewer than ``MAX_RESPONSES_IN_FLIGHT`` are unread, so
+    a slow client gets fewer and longer ones and delays no other request. The final response is sent at once.
+
+    Args:
+        request: The request.
+        generation_request: Its parsed content.
+        codec: The tokenizer, if there is one.
+        sink: Receives the responses.
+        finish: Finishes a choice in the engine, by its index.
+        cancel: Cancels the request in the engine.
+        on_done: Called after the final response was sent.
+    """
+
+    def __init__(
+        self,
+        request: InferenceRequest,
+        generation_request: GenerationRequest,
+        codec: TextCodec | None,
+        sink: ResponseSink,
+        *,
+        finish: Callable[[int], None],
+        cancel: Callable[[], None],
+        on_done: Callable[[], None],
+    ) -> None:
+        self._request = request
+        self._generation_request = generation_request
+        self._sink = sink
+        self._finish = finish
+        self._cancel = cancel
+        self._on_done = on_done
+        self._codec = codec
+        self._choices: list[ChoiceOutput] = []  # none before the first token
+        self._echo = generation_request.echo
+        self._num_in_flight = 0
+        self._num_cached_tokens = self._num_tokens = self._first_token_ns = 0
+        #: Time and tokens so far of the latest responses.
+        self._responses: deque[tuple[int, int]] = deque(maxlen=_MAX_EVENTS)
+        self._is_done = False
+        request.describe = self.describe
+
+    def add(self, delta: Delta) -> None:
+        """Process new tokens or an error from the engine."""
+        if self._is_done:
+            return
+        if delta.error is not None:
+            self._end(delta.error)
+            return
+        if not self._choices:
+            self._start()
+            self._num_cached_tokens = delta.num_cached_tokens
+        self._num_tokens += len(delta.token_ids)
+        choice = self._choices[delta.choice]
+        has_ended = bool(choice.finish_reason)
+        choice.add(delta)
+        if choice.finish_reason and not (has_ended or delta.finish_reason):
+            self._finish(delta.choice)  # at a stop string, which the engine does not know
+
+    def on_response_taken(self) -> None:
+        """Count a response that the client has read."""
+        self._num_in_flight -= 1
+
+    def fail(self, error: WeftError) -> None:
+        """End the request with an error, and cancel it in the engine."""
+        if not self._is_done:
+            self._cancel()
+            self._end(error)
+
+    def flush(self) -> None:
+        """Send a response if there is an update and the limit of unread responses allows it."""
+        if self._is_done or not self._choices:
+            return
+        if all(choice.finish_reason for choice in self._choices):
+            self._end(None)
+        elif self._may_send():
+            self._num_in_flight += 1
+            self._responses.append((time.monotonic_ns(), self._num_tokens))
+            self._sink.deliver(self._response(), is_final=False)
+
+    def _start(self) -> None:
+        """Set up the choices at the first token; the engine has validated the prompt by then."""
+        self._first_token_ns = time.monotonic_ns()
+        generation_request = self._generation_request
+        context = generation_request.prompt_ids[-_NUM_CONTEXT_IDS:].tolist()
+        wants_text = tensors.TEXT_OUTPUT in generation_request.outputs
+        self._choices = [
+            ChoiceOutput(generation_request.params, self._codec, context, wants_text=wants_text)
+            for _ in range(generation_request.params.n)
+        ]
+
+    def _may_send(self) -> bool:
+        if not self._generation_request.is_streamed or self._num_in_flight >= MAX_RESPONSES_IN_FLIGHT:
+            return False
+        return any(choice.has_update for choice in self._choices)
+
+    def _end(self, error: WeftError | None) -> None:
+        response = error or self._response()
+        self._is_done = True
+        self._sink.deliver(response, is_final=True)
+        self._on_done()
+
+    def describe(self) -> Work:
+        """What there is to say of the generation, as far as it has come; on any thread."""
+        params = self._generation_request.params
+        choices = self._choices
+        attributes: dict[str, Any] = {
+            "gen_ai.operation.name": _OPERATION,
+            "gen_ai.provider.name": "weft",
+            "gen_ai.request.model": self._request.call.model_name,
+            "gen_ai.request.max_tokens": params.max_tokens,
+            "gen_ai.request.temperature": params.temperature,
+            "gen_ai.request.top_p": params.top_p,
+            "gen_ai.usage.input_tokens": len(self._generation_request.prompt_ids),
+            "gen_ai.usage.output_tokens": self._num_tokens,
+            "gen_ai.usage.cache_read.input_tokens": self._num_cached_tokens,
+            "gen_ai.response.model": self._request.call.model_name,
+            "gen_ai.response.finish_reasons": [choice.finish_reason for choice in choices if choice.finish_reason],
+            "weft.priority": self._request.priority,
+        }
+        for name, value, default in (
+            ("choice.count", params.n, 1),
+            ("top_k", params.top_k, 0),
+            ("frequency_penalty", params.frequency_penalty, 0.0),
+            ("presence_penalty", params.presence_penalty, 0.0),
+            ("seed", params.seed, None),
+            ("stop_sequences", list(params.stop), []),
+        ):
+            if value != default:
+                attributes[f"gen_ai.request.{name}"] = value
+        if self._request.call.request_id:
+            attributes["gen_ai.response.id"] = self._request.call.request_id
+        events: list[tuple[str, int, Mapping[str, Any]]] = []
+        if self._first_token_ns:
+            events.append(("first_token", self._first_token_ns, {}))
+        events += [("response", at_ns, {"gen_ai.usage.output_tokens": num}) for at_ns, num in tuple(self._responses)]
+        return Work(f"{_OPERATION} {self._request.call.model_name}", attributes, events)
+
+    def _response(self) -> InferenceResponse:
+        outputs = {name: self._output(name) for name in self._generation_request.outputs}
+        for choice in self._choices:
+            choice.mark_sent()
+        return InferenceResponse(outputs)
+
+    def _output(self, name: str) -> Array:
+        choices = self._choices
+        match name:
+            case tensors.TEXT_OUTPUT:
+                echo, self._echo = self._echo, ""
+                return _texts([echo + choice.take_text() for choice in choices])
+            case tensors.FINISH_REASON:
+                return _texts([choice.reported_finish_reason for choice in choices])
+            case tensors.LOGPROBS:
+                return _texts([choice.take_logprobs() for choice in choices])
+            case tensors.CUMULATIVE_LOGPROB:
+                return np.array([choice.cumulative_logprob for choice in choices], np.float32)
+            case tensors.NUM_INPUT_TOKENS:
+                return np.array([len(self._generation_request.prompt_ids)], np.uint32)
+            case tensors.NUM_CACHED_TOKENS:
+                return np.array([self._num_cached_tokens], np.uint32)
+            case tensors.NUM_OUTPUT_TOKENS:
+                return np.array([len(choice.ids) for choice in choices], np.uint32)
+            case tensors.NUM_PREVIOUS_TOKENS:
+                return np.array([choice.num_previous for choice in choices], np.uint32)
+            case tensors.CONTEXT_IDS:
+                return np.array([token_id for choice in choices for token_id in choice.context_ids()], np.int32)
+            case _:
+                return np.array([token_id for choice in choices for token_id in choice.ids], np.int32)
+
+
+def _texts(texts: list[str]) -> "np.ndarray[Any, np.dtype[np.object_]]":
+    array = np.empty(len(texts), np.object_)
+    array[:] = [text.encode("utf-8", "replace") for text in texts]
+    return array

@@ -1,0 +1,59 @@
+"""Settings of a language model, from ``config.pbtxt`` and its instance."""
+
+from typing import NamedTuple
+
+from weft.backends.llm.chat import PARAMETERS as CHAT_PARAMETERS
+from weft.base.errors import InvalidArgumentError
+from weft.llm.config import EngineConfig
+from weft.serving.backends.base import InstanceContext, ModelContext
+from weft.serving.backends.parameters import ParameterReader
+
+_MAX_TEXT_BYTES, _LOAD_FORMAT = "max_text_bytes", "load_format"
+_OWN = (_MAX_TEXT_BYTES, _LOAD_FORMAT)
+#: Ageing of the model's queue, which the engine applies as well.
+_AGING = "priority_aging_us"
+#: Fields of ``EngineConfig`` that are set by other parts of the configuration.
+_DECIDED = {"device": "instance_group", "aging_ns": f"parameter '{_AGING}'"}
+
+_LOAD_FORMATS = ("safetensors", "dummy")
+
+
+class Settings(NamedTuple):
+    """Load settings of a model.
+
+    Attributes:
+        engine: Not yet resolved for the model.
+        max_text_bytes: Longest prompt as text, in bytes of UTF-8.
+        has_weights: Whether to load weights; False: random ones, for benchmarks.
+    """
+
+    engine: EngineConfig
+    max_text_bytes: int
+    has_weights: bool
+
+
+def read_settings(model: ModelContext, instance: InstanceContext | None = None) -> Settings:
+    """Read the settings of the model for ``instance``; None: independent of an instance.
+
+    Raises:
+        InvalidArgumentError: A parameter is unknown, or its value is not allowed.
+    """
+    reader = ParameterReader(model)
+    max_text_bytes = reader.integer(_MAX_TEXT_BYTES, 1 << 20, minimum=1)
+    load_format = reader.choice(_LOAD_FORMAT, "safetensors", _LOAD_FORMATS)
+    parameters = {name: text for name, text in model.parameters.items() if name not in (*_OWN, *CHAT_PARAMETERS)}
+    for name, decider in _DECIDED.items():
+        if name in parameters:
+            raise model.fault(
+                f"parameters[{name}].key",
+                f"model '{model.signature.name}': parameter '{name}' is set by {decider}; remove it",
+            )
+    aging = model.config.get("parameters", {}).get(_AGING, {}).get("string_value", "0")
+    parameters["aging_ns"] = str(int(aging) * 1000)
+    if instance is not None and instance.kind == "GPU":
+        parameters["device"] = f"cuda:{instance.device_id}"
+    try:
+        engine = EngineConfig.from_parameters(parameters)
+    except InvalidArgumentError as error:
+        raise model.fault("parameters", f"model '{model.signature.name}': {error.message}") from None
+    return Settings(engine, max_text_bytes, load_format == "safetensors")

@@ -1,0 +1,250 @@
+"""``onnxruntime``: ONNX models on CPU or CUDA."""
+
+import contextlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.backends.binding import BoundOutput, BoundSession
+from weft.backends.completion import completed
+from weft.backends.contract import FileTensor, check_inputs, check_outputs
+from weft.backends.gpu import is_pinning_enabled, make_pinned_pool, use_cpu_instead
+from weft.backends.pinned import PinnedPool
+from weft.base.errors import InvalidArgumentError, UnsupportedError
+from weft.base.observing.logs import get_logger
+from weft.base.signature import ModelSignature
+from weft.base.tensors import NUMPY_BY_DATATYPE, Array
+from weft.serving.backends.base import TensorBackend
+from weft.serving.backends.layout import file_signature, is_ragged
+from weft.serving.backends.loading import existing_file, model_file, require
+from weft.serving.backends.parameters import ParameterReader
+from weft.serving.request.request import InferenceRequest
+
+_log = get_logger("weft.model")
+
+_FILENAME = "model.onnx"
+_EXTRA = "model"
+_ERRORS_ONLY = 3
+_DATATYPES = {
+    "tensor(bool)": "BOOL", "tensor(uint8)": "UINT8", "tensor(uint16)": "UINT16", "tensor(uint32)": "UINT32",
+    "tensor(uint64)": "UINT64", "tensor(int8)": "INT8", "tensor(int16)": "INT16", "tensor(int32)": "INT32",
+    "tensor(int64)": "INT64", "tensor(float16)": "FP16", "tensor(float)": "FP32", "tensor(double)": "FP64",
+    "tensor(string)": "BYTES",
+}  # fmt: skip
+# optimization { graph { level } } as Triton Inference Server reads it; absent is 0.
+_GRAPH_LEVELS = {-1: "ORT_ENABLE_BASIC", 0: "ORT_ENABLE_ALL", 1: "ORT_ENABLE_EXTENDED", 2: "ORT_DISABLE_ALL"}
+
+
+class OnnxRuntimeBackend(TensorBackend):
+    """Runs ``model.onnx`` (or ``default_model_filename``) of the version folder.
+
+    A GPU instance has its own session and thus CUDA stream; operators that CUDA lacks run on the CPU. If CUDA
+    does not load, an instance of KIND_AUTO runs on the CPU with a warning, and one of KIND_GPU fails to load. Inputs
+    are gathered in pinned memory, unless ``optimization { input_pinned_memory { enable: false } }``; outputs of known
+    shape are copied to pinned memory, unless ``output_pinned_memory`` disables it. Models with strings use neither.
+    The parameters of the ``gpu_execution_accelerator`` named ``cuda`` go to the CUDA provider; ``enable_cuda_graph``
+    among them, or ``optimization { cuda { graphs: true } }``, captures each set of shapes as a CUDA graph, if every
+    output has fixed dims.
+
+    ``optimization { graph { level } }`` is -1 (basic), 1 (extended) or 2 (none); unset is all. Strings must be UTF-8,
+    else the request is INVALID_ARGUMENT; so are values that an operator rejects, for example an index that is out
+    of bounds.
+
+    Parameters (all optional):
+        intra_op_thread_count: Threads inside an operator. 0: one per core. Default 1, because instances, services and
+            other models share the machine, and waiting threads spin: MiniLM with 32 tokens on 2 cores shared with other
+            work answered 196 requests/s with 1 thread, 100 with 2. For throughput raise ``instance_group``.
+        inter_op_thread_count: Threads across operators, if ``execution_mode`` is 1. 0: one per core. Default 1.
+        execution_mode: 0 runs operators one after another, 1 in parallel. Default 0.
+        enable_mem_arena, enable_mem_pattern: Memory planning of ONNX Runtime. Default true.
+
+    Not supported by this version: BF16 tensors, other accelerators than CUDA.
+    """
+
+    def load(self) -> None:
+        """Open the session and validate it against the configuration."""
+        providers = self._providers()
+        self._bound: BoundSession | None = None
+        self._pool: PinnedPool | None = None
+        path = model_file(self.model, _FILENAME)
+        ort = require("onnxruntime", _EXTRA)
+        if self.instance.kind == "GPU":
+            with contextlib.redirect_stdout(sys.stderr):  # it prints, and standard output belongs to the service
+                ort.preload_dlls()  # CUDA libraries that pip installed are not on the loader's path
+        self._session = _open(ort, path, self._options(ort), providers)
+        is_on_gpu = self._session.get_providers()[0] != "CPUExecutionProvider"
+        if self.instance.kind == "GPU" and not is_on_gpu:
+            use_cpu_instead(
+                self.instance,
+                "ONNX Runtime cannot load CUDA here; install CUDA and cuDNN for this onnxruntime-gpu",
+            )
+        signature = file_signature(self.model.signature, self.model.layout)
+        defaults = _tensors(self._session.get_overridable_initializers())
+        inputs = _tensors(self._session.get_inputs())
+        used = [tensor for tensor in defaults if any(tensor.name == spec.name for spec in signature.inputs)]
+        check_inputs(signature, path, [*inputs, *used], may_be_absent={tensor.name for tensor in defaults})
+        check_outputs(signature, path, _tensors(self._session.get_outputs()))
+        self._refusal = ort.capi.onnxruntime_pybind11_state.InvalidArgument
+        self._strings = [spec.name for spec in signature.inputs if spec.datatype == "BYTES"]
+        self._outputs = [spec.name for spec in signature.outputs]
+        has_strings = any(spec.datatype == "BYTES" for spec in (*signature.inputs, *signature.outputs))
+        if is_on_gpu and not has_strings:
+            self._bind(ort, signature, ("cuda", self.instance.device_id))
+        elif is_on_gpu and self._captures:
+            raise InvalidArgumentError(
+                f"model '{signature.name}': a model with BYTES tensors cannot be captured as a CUDA graph; remove "
+                "enable_cuda_graph or optimization.cuda.graphs"
+            )
+
+    def prepare(self, request: InferenceRequest) -> dict[str, Array]:
+        """The inputs; strings as ``str``, which ONNX Runtime requires."""
+        inputs = super().prepare(request)
+        for name in self._strings:
+            if name in inputs:
+                inputs[name] = _decoded(name, inputs[name])
+        return inputs
+
+    def run(self, inputs: dict[str, Array], num_rows: int) -> dict[str, Array]:
+        """Run the session; releases the GIL."""
+        try:
+            if self._bound is not None:
+                return self._bound.run(inputs, num_rows)
+            return dict(zip(self._outputs, self._session.run(self._outputs, inputs), strict=True))
+        except self._refusal as error:
+            raise InvalidArgumentError(f"the model cannot take the values of the inputs: {error}") from error
+
+    def can_share_processor(self) -> bool:
+        """As of ``Backend``: on the CPU, without threads of ONNX Runtime's own, which all executions would share."""
+        return self._bound is None and self._is_single_threaded and self.instance.kind == "CPU"
+
+    def close(self) -> None:
+        """Free the session and its pinned memory."""
+        del self._session, self._bound
+        if self._pool is not None:
+            self._pool.close()
+
+    @staticmethod
+    def auto_complete(  # type: ignore[override]  # mypy takes the base's for a method
+        config: dict[str, Any], directory: Path
+    ) -> dict[str, Any]:
+        """Fill in inputs, outputs and possibly the batch size from the file."""
+        ort = require("onnxruntime", _EXTRA)
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.intra_op_num_threads, options.log_severity_level = 1, _ERRORS_ONLY
+        path = existing_file(directory, config.get("default_model_filename") or _FILENAME)
+        session = _open(ort, path, options, ["CPUExecutionProvider"])
+        return completed(config, path, _tensors(session.get_inputs()), _tensors(session.get_outputs()))
+
+    def _bind(self, ort: Any, signature: ModelSignature, device: tuple[str, int]) -> None:
+        """Run with bound, preallocated memory from now on."""
+        self._pool = make_pinned_pool(self.instance)
+        pinned = self._pool.empty if self._pool else np.empty
+        is_pinned = {way: is_pinning_enabled(self.model.config, way) for way in ("input", "output")}
+        has_rows = not is_ragged(signature, self.model.layout)
+        outputs = {
+            spec.name: BoundOutput(
+                np.dtype(NUMPY_BY_DATATYPE[spec.datatype]), spec.dims if has_rows and -1 not in spec.dims else None
+            )
+            for spec in signature.outputs
+        }
+        varying = [name for name, output in outputs.items() if output.dims is None]
+        if self._captures and varying:
+            _log.warning(
+                "model '%s' runs without CUDA graphs, which need outputs of fixed dims: '%s' has none",
+                signature.name,
+                varying[0],
+            )
+        self._bound = BoundSession(
+            ort,
+            self._session,
+            device,
+            outputs,
+            has_rows=signature.max_batch_size > 0,
+            allocate=pinned if is_pinned["output"] else np.empty,
+            captures=self._captures,
+        )
+        self.gather_into(pinned if is_pinned["input"] else np.empty)
+
+    def _options(self, ort: Any) -> Any:
+        """Session options from parameters and ``optimization``."""
+        options = ort.SessionOptions()
+        options.log_severity_level = _ERRORS_ONLY
+        parameters = ParameterReader(self.model)
+        options.intra_op_num_threads = parameters.integer("intra_op_thread_count", 1, minimum=0)
+        options.inter_op_num_threads = parameters.integer("inter_op_thread_count", 1, minimum=0)
+        is_parallel = parameters.integer("execution_mode", 0, minimum=0, maximum=1) == 1
+        self._is_single_threaded = options.intra_op_num_threads == 1 and not is_parallel
+        options.execution_mode = ort.ExecutionMode.ORT_PARALLEL if is_parallel else ort.ExecutionMode.ORT_SEQUENTIAL
+        options.enable_cpu_mem_arena = parameters.flag("enable_mem_arena", True)
+        options.enable_mem_pattern = parameters.flag("enable_mem_pattern", True)
+        parameters.finish_leniently()  # Triton Inference Server has more, and ignores any other
+        level = int(_optimization(self.model.config).get("graph", {}).get("level", 0))
+        if level not in _GRAPH_LEVELS:
+            raise InvalidArgumentError(
+                f"model '{self.model.signature.name}': optimization.graph.level must be -1, 0, 1 or 2, got {level}"
+            )
+        options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, _GRAPH_LEVELS[level])
+        return options
+
+    def _providers(self) -> list[Any]:
+        """Execution providers in order of preference."""
+        accelerators = _optimization(self.model.config).get("execution_accelerators", {})
+        cuda_options: dict[str, str] = {}
+        for device in ("gpu", "cpu"):
+            for accelerator in accelerators.get(f"{device}_execution_accelerator", ()):
+                if (device, accelerator.get("name")) != ("gpu", "cuda"):
+                    raise UnsupportedError(
+                        f"model '{self.model.signature.name}': {device}_execution_accelerator "
+                        f"'{accelerator.get('name')}' is not supported by this version; use the "
+                        "gpu_execution_accelerator 'cuda' or none"
+                    )
+                cuda_options |= accelerator.get("parameters", {})
+        if _optimization(self.model.config).get("cuda", {}).get("graphs"):
+            cuda_options.setdefault("enable_cuda_graph", "1")
+        self._captures = cuda_options.get("enable_cuda_graph", "0").lower() in ("1", "true")
+        if self.instance.kind != "GPU":
+            return ["CPUExecutionProvider"]
+        cuda_options["device_id"] = str(self.instance.device_id)
+        return [("CUDAExecutionProvider", cuda_options), "CPUExecutionProvider"]
+
+
+def _open(ort: Any, path: Path, options: Any, providers: list[Any]) -> Any:
+    try:
+        return ort.InferenceSession(str(path), options, providers=providers)
+    except Exception as error:  # ONNX Runtime's exceptions share no base of their own
+        raise InvalidArgumentError(f"ONNX Runtime cannot load {path}: {error}") from error
+
+
+def _tensors(nodes: Any) -> list[FileTensor]:
+    """Tensors of a session; symbolic dimensions are -1. ONNX Runtime reports an unknown shape like that of a scalar."""
+    return [
+        FileTensor(
+            node.name,
+            _DATATYPES.get(node.type, node.type),
+            tuple(dim if isinstance(dim, int) and dim >= 0 else -1 for dim in node.shape) or None,
+        )
+        for node in nodes
+    ]
+
+
+def _decoded(name: str, array: Array) -> Array:
+    """Strings of a BYTES input as ``str``."""
+    texts = np.empty(array.shape, np.object_)
+    for index, element in np.ndenumerate(array):
+        try:
+            texts[index] = element.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidArgumentError(
+                f"input '{name}' element {list(index)} is not UTF-8: {error.reason} at byte {error.start} of "
+                f"{len(element)}"
+            ) from None
+    return texts
+
+
+def _optimization(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    optimization: Mapping[str, Any] = config.get("optimization", {})
+    return optimization

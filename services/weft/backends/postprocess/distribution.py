@@ -1,0 +1,96 @@
+"""``distribution``: mean, variance, quantiles and entropy of a distribution whose parameters a model predicts."""
+
+import numpy as np
+
+from weft.backends.postprocess.families import FAMILIES
+from weft.backends.postprocess.links import LINKS, positive
+from weft.base.tensors import Array
+from weft.serving.backends.loading import check_tensor, outputs_among
+from weft.serving.backends.parameters import ParameterReader
+from weft.serving.backends.rows import RowBackend, check_finite, check_rows, first_bad
+
+_FLOATS = ("FP32", "FP64")
+
+
+class DistributionBackend(RowBackend):
+    """Computes statistics of the distribution whose parameters a model outputs.
+
+    ::
+
+        family       inputs, FP32 or FP64 [n, D]    MEAN        VARIANCE               ENTROPY in nats
+        gaussian     MEAN, VARIANCE                 mean        variance               ln(2 pi e variance) / 2
+        laplace      LOCATION, SCALE                location    2 scale**2             1 + ln(2 scale)
+        student_t    LOCATION, SCALE, DF            location    scale**2 df / (df-2)   see the source
+        poisson      RATE                           rate        rate                   -
+
+        MEAN, VARIANCE, ENTROPY FP32 [n, D], QUANTILES FP32 [n, D, Q]
+
+    Only declared outputs are computed. A quantile at level p is the smallest x with P(X <= x) >= p.
+    For ``student_t`` the mean is NaN for df up to 1, the variance NaN for df up to 1 and infinite for df up to 2. The
+    entropy of a Poisson distribution has no closed form and is not offered; that of classes is an output of backend
+    ``softmax``.
+
+    Parameters (``family`` required):
+        family: ``gaussian``, ``laplace``, ``student_t`` or ``poisson``.
+        levels: Levels of the quantiles, between 0 and 1, ascending, comma-separated. Default 0.05,0.5,0.95.
+        link: Function that maps the inputs VARIANCE, SCALE, DF and RATE to values: ``identity``, ``exp`` or
+            ``softplus``. Default identity.
+
+    Numbers that are not finite, and a variance, scale, df or rate below 0 (df: also 0), are INVALID_ARGUMENT for their
+    own request alone.
+
+    Source:
+        ``scipy.stats``: norm, laplace, t and poisson, the oracles of the tests.
+    """
+
+    def load(self) -> None:
+        """Read the parameters and validate them against the declared tensors."""
+        parameters = ParameterReader(self.model)
+        family = parameters.choice("family", "", tuple(FAMILIES))
+        levels = parameters.numbers("levels", (0.05, 0.5, 0.95))
+        self._link = parameters.choice("link", "identity", tuple(LINKS))
+        parameters.finish()
+        if list(levels) != sorted(set(levels)) or not 0 < levels[0] <= levels[-1] < 1:
+            raise parameters.fault("levels", ",".join(map(str, levels)), "ascending numbers between 0 and 1")
+        self._family = FAMILIES[family]
+        num_targets = self._read_inputs(family)
+        functions = self._family.functions(levels)
+        outputs = outputs_among(
+            self.model,
+            {
+                name: (("FP32",), (num_targets, len(levels)) if name == "QUANTILES" else (num_targets,))
+                for name in functions
+            },
+        )
+        self._functions = {name: functions[name] for name in outputs}
+
+    def run(self, inputs: dict[str, Array], num_rows: int) -> dict[str, Array]:
+        """Compute the declared outputs in float64."""
+        parameters = [self._checked(name, inputs[name].astype(np.float64)) for name in self._family.inputs]
+        with np.errstate(divide="ignore", over="ignore"):  # zero variance has an entropy of minus infinity
+            return {name: function(*parameters).astype(np.float32) for name, function in self._functions.items()}
+
+    def _checked(self, name: str, array: Array) -> Array:
+        if name not in self._family.positive:
+            check_finite(array, name)
+            return array
+        values = positive(array, name, self._link)
+        if name == "DF":
+            is_good = values > 0
+            check_rows(is_good, name, lambda row: f"{first_bad(values[row], is_good[row])}; it must be above 0")
+        return values
+
+    def _read_inputs(self, family: str) -> int:
+        """Validate the inputs; returns the number of targets D, -1 for any."""
+        inputs = {spec.name: spec for spec in self.model.signature.inputs}
+        wanted = self._family.inputs
+        if set(inputs) != set(wanted):
+            raise self.model.fault(
+                "input",
+                f"model '{self.model.signature.name}': family '{family}' must have the inputs {', '.join(wanted)}, got "
+                f"{', '.join(inputs)}",
+            )
+        first = check_tensor(self.model, inputs[wanted[0]], _FLOATS, (None,))
+        for name in wanted[1:]:
+            check_tensor(self.model, inputs[name], _FLOATS, first.dims)
+        return first.dims[0]

@@ -1,0 +1,148 @@
+"""``detokenize_stream``: incremental text for the streamed responses of a language model."""
+
+import time
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+
+from weft.backends.postprocess.text.generated_text import DecodeContext, new_text
+from weft.backends.postprocess.text.text_options import TextOptions
+from weft.backends.postprocess.text.tokenizer_file import read_tokenizer
+from weft.base.errors import InvalidArgumentError, WeftError
+from weft.base.tensors import Array
+from weft.serving.backends.base import Backend, Batch
+from weft.serving.backends.loading import Dims, check_tensor
+from weft.serving.backends.parameters import ParameterReader
+from weft.serving.detokenizer import Detokenizer
+from weft.serving.request.request import InferenceRequest, InferenceResponse, Outcome
+
+_IDS, _CONTEXT, _PREVIOUS = "output_ids", "context_ids", "num_previous_tokens"
+_FINISH, _SAMPLING = "finish_reason", "sampling_parameters"
+_INTEGERS = ("INT32", "INT64")
+_STOP, _GOES_ON = b"stop", (b"", b"None")
+_TENSORS: Mapping[str, tuple[tuple[str, ...], Dims]] = {
+    _IDS: (_INTEGERS, (None,)),
+    _CONTEXT: (_INTEGERS, (None,)),
+    _PREVIOUS: (("UINT32", *_INTEGERS), (1,)),
+    _FINISH: (("BYTES",), (1,)),
+    _SAMPLING: (("BYTES",), (1,)),
+}
+_NEEDED = {_IDS, _CONTEXT, _FINISH}
+
+
+class DetokenizeStreamBackend(Backend):
+    """Decodes the text that one streamed response of a language model adds.
+
+    ::
+
+        output_ids           INT32 or INT64 [L]   of this response
+        context_ids          INT32 or INT64 [C]   ids before them, of prompt and output, in order
+        num_previous_tokens  UINT32, INT32 or INT64 [1]  output ids before this response
+        finish_reason        BYTES [1]            "stop" or "length" in the last response; "" or "None" before
+        sampling_parameters  BYTES [1]            of the request, JSON        ->  BYTES [1]
+
+    The output may have any name. ``num_previous_tokens`` and ``sampling_parameters`` may be undeclared, or optional and
+    absent; then ``context_ids`` are the whole output without the prompt, and the request's parameters are
+    used as sampling parameters.
+
+    The texts of all responses concatenate to the text of all ids. It ends before the first of the
+    strings in ``stop`` that is complete after ``min_tokens``, or before the stop token if
+    ``finish_reason`` is "stop" and no such string occurs; with ``include_stop_str_in_output`` behind it. A character
+    whose bytes span several tokens is emitted with its last byte; text that may become a stop string is held back; the
+    rest is emitted with the last response.
+
+    Stateless: ``context_ids`` determine the position in the text. So any replica may handle any
+    response, several may be in flight, and a cancelled generation leaves no state. The last ids
+    suffice, as many as a character of several tokens or the beginning of a stop string may span; fewer are
+    rejected. A model that omits earlier ids must itself stop at stop strings, as the backend ``llm`` does. With
+    ids of the prompt among them, the text continues the prompt: its first word keeps its leading space.
+
+    The version folder holds ``tokenizer.json`` (or ``default_model_filename``). The model has no batch dimension and no
+    parameters. INVALID_ARGUMENT: an id that the vocabulary does not have, too few ``context_ids``, sampling parameters
+    that are invalid, and ``n`` above 1, since ids do not identify their choice.
+    """
+
+    is_repeatable: ClassVar[bool] = True
+    can_use_gpu: ClassVar[bool] = False
+
+    def load(self) -> None:
+        """Read the tokenizer."""
+        self._check_signature()
+        ParameterReader(self.model).finish()
+        tokenizer = read_tokenizer(self.model)
+        self._detokenizer = Detokenizer(tokenizer)
+        self._max_id = max(tokenizer.get_vocab().values(), default=-1)
+
+    def execute(self, batch: Batch) -> list[Outcome]:
+        """Decode the requests one by one."""
+        batch.infer_start_ns = time.monotonic_ns()
+        outcomes = [self._outcome(request) for request in batch.requests]
+        batch.infer_end_ns = time.monotonic_ns()
+        return outcomes
+
+    def _outcome(self, request: InferenceRequest) -> Outcome:
+        try:
+            text = self._text(request)
+        except WeftError as error:
+            return error
+        return InferenceResponse({self._output: np.array([text.encode()], np.object_)})
+
+    def _text(self, request: InferenceRequest) -> str:
+        options = _options(request)
+        context_ids, ids, reason = self._ids(request, _CONTEXT), self._ids(request, _IDS), _element(request, _FINISH)
+        context = DecodeContext.from_ids(context_ids, _num_previous(request, len(context_ids)))
+        is_last, is_ended = reason not in _GOES_ON, reason == _STOP
+        return new_text(self._detokenizer, context, ids, options, is_last=is_last, is_ended=is_ended)
+
+    def _ids(self, request: InferenceRequest, name: str) -> list[int]:
+        ids: Array = request.array(name)
+        unknown = ids[(ids < 0) | (ids > self._max_id)]
+        if unknown.size:
+            raise InvalidArgumentError(
+                f"input '{name}': token id {unknown[0]}; the ids of this tokenizer are 0 to {self._max_id}"
+            )
+        numbers: list[int] = ids.tolist()
+        return numbers
+
+    def _check_signature(self) -> None:
+        signature = self.model.signature
+        if signature.max_batch_size:
+            text = f"model '{signature.name}': max_batch_size must be 0, got {signature.max_batch_size}"
+            raise self.model.fault("max_batch_size", text)
+        for index, spec in enumerate(signature.inputs):
+            if spec.name not in _TENSORS:
+                text = f"unknown input '{spec.name}'; the inputs are {', '.join(_TENSORS)}"
+                raise self.model.fault(f"input[{index}]", f"model '{signature.name}': {text}")
+            check_tensor(self.model, spec, *_TENSORS[spec.name])
+            if spec.is_optional and spec.name in _NEEDED:
+                text = f"model '{signature.name}': '{spec.name}' must not be optional, as '{_SAMPLING}' may be"
+                raise self.model.fault(f"input[{index}]", text)
+        if missing := _NEEDED - {spec.name for spec in signature.inputs}:
+            text = f"model '{signature.name}' lacks the inputs {', '.join(sorted(missing))}"
+            raise self.model.fault("input", text)
+        if len(signature.outputs) != 1:
+            text = f"model '{signature.name}' must have exactly one output, got {len(signature.outputs)}"
+            raise self.model.fault("output", text)
+        self._output = check_tensor(self.model, signature.outputs[0], ("BYTES",), (1,)).name
+
+
+def _options(request: InferenceRequest) -> TextOptions:
+    """Options of the input, else those among the request's own parameters, as in the backend ``llm``."""
+    if _SAMPLING in request.call.inputs:
+        return TextOptions.from_json(_element(request, _SAMPLING))
+    return TextOptions.from_members(request.call.parameters)
+
+
+def _num_previous(request: InferenceRequest, default: int) -> int:
+    if _PREVIOUS not in request.call.inputs:
+        return default
+    number = int(request.array(_PREVIOUS)[0])
+    if number < 0:
+        raise InvalidArgumentError(f"input '{_PREVIOUS}' must be from 0, got {number}")
+    return number
+
+
+def _element(request: InferenceRequest, name: str) -> bytes:
+    """The single element of a BYTES input."""
+    return bytes(request.array(name)[0])

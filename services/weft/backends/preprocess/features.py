@@ -1,0 +1,175 @@
+"""``features``: numeric and categorical columns to one scaled feature vector."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from weft.backends.preprocess.categories import ENCODINGS, CategoryEncoder
+from weft.backends.preprocess.scaling import STEPS, Step
+from weft.base.errors import InvalidArgumentError
+from weft.base.signature import TensorSpec
+from weft.base.tensors import NUMPY_BY_DATATYPE, Array
+from weft.serving.backends.arrays import ArrayFile, array_file
+from weft.serving.backends.loading import check_tensor
+from weft.serving.backends.parameters import ParameterReader
+from weft.serving.backends.rows import RowBackend, check_rows, first_bad
+
+_NUMBERS, _CATEGORIES = "NUMBERS", "CATEGORIES"
+_FLOATS = ("FP32", "FP64")
+_INTEGERS = ("INT64", "INT32")
+
+
+class FeaturesBackend(RowBackend):
+    """Scales the numbers and encodes the categories of each row into one vector.
+
+    ::
+
+        NUMBERS    FP32, FP64, INT64 or INT32 [n, D]    ->  FEATURES FP32 or FP64 [n, F]
+        CATEGORIES BYTES, INT64 or INT32      [n, K]
+
+    One of the two inputs may be undeclared; the output may have any name. ``F`` is D, plus for each category column 1
+    (ordinal) or its number of categories (one_hot). The steps are applied in the given order, in float64:
+
+    ==========  =========================================  =========================================================
+    step        a number x of column d becomes             file
+    ==========  =========================================  =========================================================
+    impute      statistics[d] where x is NaN               impute.statistics [D]
+    log1p       ln(1 + x)                                  log1p.columns: some of 0 to D - 1; without it all
+    standard    (x - mean[d]) / scale[d]                   standard.mean [D], standard.scale [D]; one may be absent
+    robust      (x - center[d]) / scale[d]                 robust.center [D], robust.scale [D]; one may be absent
+    min_max     scale[d] * x + min[d]                      min_max.scale [D], min_max.min [D]
+    clip        min(max(x, min[d]), max[d])                clip.min [D], clip.max [D]; null or NaN is no bound
+    ==========  =========================================  =========================================================
+
+    The version folder holds ``features.json`` or ``features.npz`` (or ``default_model_filename``). Names are those
+    of scikit-learn's attributes without the trailing underscore; ``categories.0`` to ``categories.{K-1}`` are the
+    categories of each column in the order of their codes; ``categories.missing``, if present, is the category that
+    replaces an empty string in each column.
+
+    Parameters (all optional):
+        steps: Steps to apply, in order, comma-separated. Default: none.
+        encoding: ``one_hot`` or ``ordinal``, one for all category columns or one for each, comma-separated. Default
+            one_hot.
+        unknown: Treatment of unknown categories: ``error``, or ``ignore``: all zeros (one_hot), -1 (ordinal).
+            Default error.
+        missing: Treatment of NaN after the last step: ``error``, or ``keep`` for models that accept NaN. Default error.
+
+    Infinite numbers, NaN if ``missing`` is error, and unknown categories are INVALID_ARGUMENT for their own
+    request alone.
+
+    Source:
+        ``SimpleImputer``, ``StandardScaler``, ``RobustScaler``, ``MinMaxScaler``, ``OneHotEncoder`` and
+        ``OrdinalEncoder`` of https://scikit-learn.org, the oracles of the tests.
+    """
+
+    def load(self) -> None:
+        """Read the parameters and the file, and validate them against the declared tensors."""
+        numbers, categories = self._declared_inputs()
+        parameters = ParameterReader(self.model)
+        file = array_file(self.model, "features")
+        names = parameters.choices("steps", "", tuple(STEPS)) if parameters.text("steps", "") else ()
+        if names and numbers is None:
+            raise parameters.fault("steps", ",".join(names), f"left out where there is no input '{_NUMBERS}'")
+        self._num_numbers = 0 if numbers is None else numbers.dims[0]
+        self._steps: list[Step] = [STEPS[name](file, self._num_numbers) for name in names]
+        self._keeps_missing = parameters.choice("missing", "error", ("error", "keep")) == "keep"
+        self._encoder = self._read_encoder(parameters, file, categories)
+        parameters.finish()
+        file.finish()
+        outputs = self.model.signature.outputs
+        if len(outputs) != 1:
+            raise self.model.fault(
+                "output", f"model '{self.model.signature.name}' must have exactly one output, got {len(outputs)}"
+            )
+        width = self._num_numbers + (self._encoder.width if self._encoder else 0)
+        output = check_tensor(self.model, outputs[0], _FLOATS, (width,))
+        self._output, self._dtype = output.name, NUMPY_BY_DATATYPE[output.datatype]
+
+    def run(self, inputs: dict[str, Array], num_rows: int) -> dict[str, Array]:
+        """Scale the numbers, encode the categories."""
+        parts: list[Array] = []
+        if self._num_numbers:
+            parts.append(self._scaled(inputs[_NUMBERS].astype(np.float64)))
+        if self._encoder:
+            parts.append(self._encoder.encode(inputs[_CATEGORIES], _CATEGORIES))
+        return {self._output: np.concatenate(parts, axis=1, dtype=self._dtype)}
+
+    def _scaled(self, values: Array) -> Array:
+        is_number = ~np.isinf(values)
+        if not is_number.all():
+            check_rows(is_number, _NUMBERS, lambda row: f"{first_bad(values[row], is_number[row])} must be finite")
+        scaled = values
+        with np.errstate(invalid="ignore", divide="ignore"):  # an invalid logarithm is reported below
+            for step in self._steps:
+                scaled = step(scaled)
+        is_good = np.isfinite(scaled) | (np.isnan(values) if self._keeps_missing else False)
+        if not is_good.all():
+            cure = "" if self._keeps_missing else "; a missing number needs the step impute, or missing: keep"
+            check_rows(
+                is_good,
+                _NUMBERS,
+                lambda row: f"{first_bad(values[row], is_good[row])} has no finite result{cure}",
+            )
+        return scaled
+
+    def _declared_inputs(self) -> tuple[TensorSpec | None, TensorSpec | None]:
+        """NUMBERS and CATEGORIES, if declared; their number of columns is fixed."""
+        inputs = {spec.name: spec for spec in self.model.signature.inputs}
+        if not inputs or not set(inputs) <= {_NUMBERS, _CATEGORIES}:
+            raise self.model.fault(
+                "input",
+                f"model '{self.model.signature.name}' must have the inputs '{_NUMBERS}', '{_CATEGORIES}', or both, got "
+                f"{', '.join(inputs)}",
+            )
+        for name, spec in inputs.items():
+            datatypes = (*_FLOATS, *_INTEGERS) if name == _NUMBERS else ("BYTES", *_INTEGERS)
+            check_tensor(self.model, spec, datatypes, (None,))
+            if spec.dims[0] < 1:
+                raise self.model.fault(
+                    f"input[{self.model.signature.inputs.index(spec)}].dims",
+                    f"model '{self.model.signature.name}': '{name}' must have a fixed number of columns, got -1",
+                )
+        return inputs.get(_NUMBERS), inputs.get(_CATEGORIES)
+
+    def _read_encoder(
+        self, parameters: ParameterReader, file: ArrayFile, spec: TensorSpec | None
+    ) -> CategoryEncoder | None:
+        text = parameters.text("encoding", "one_hot")
+        is_strict = parameters.choice("unknown", "error", ("error", "ignore")) == "error"
+        if spec is None:
+            return None
+        num_columns, is_text = spec.dims[0], spec.datatype == "BYTES"
+        encodings = [encoding.strip() for encoding in text.split(",")]
+        if len(encodings) not in (1, num_columns) or not set(encodings) <= set(ENCODINGS):
+            raise parameters.fault("encoding", text, f"1 or {num_columns} of {', '.join(ENCODINGS)}")
+        categories = [_categories(file, f"categories.{column}", is_text) for column in range(num_columns)]
+        replacements: Sequence[Any] | None = None
+        if is_text and "categories.missing" in file:
+            replacements = [text.encode() for text in file.strings("categories.missing")]
+            if len(replacements) != num_columns:
+                raise InvalidArgumentError(
+                    f"{file.path}: 'categories.missing' must have {num_columns} strings, one per column, got "
+                    f"{len(replacements)}"
+                )
+        return CategoryEncoder(
+            categories,
+            encodings if len(encodings) == num_columns else encodings * num_columns,
+            is_strict=is_strict,
+            replacements=replacements,
+        )
+
+
+def _categories(file: ArrayFile, name: str, is_text: bool) -> list[Any]:
+    """Categories of one column, with the element type of the input."""
+    values: list[Any]
+    if is_text:
+        values = [text.encode() for text in file.strings(name)]
+    else:
+        numbers = file.numbers(name, (-1,))
+        values = numbers.astype(np.int64).tolist()
+        if values != numbers.tolist():
+            raise InvalidArgumentError(f"{file.path}: '{name}' must be whole numbers, got {numbers.tolist()[:8]}")
+    if len(set(values)) != len(values):
+        raise InvalidArgumentError(f"{file.path}: '{name}' has a category twice; categories of a column must differ")
+    return values

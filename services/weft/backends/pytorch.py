@@ -1,0 +1,256 @@
+"""``pytorch``: programs of ``torch.export`` on CPU or CUDA."""
+
+import re
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from weft.backends.completion import DEFAULT_MAX_BATCH_SIZE, completed
+from weft.backends.contract import FileTensor, check_inputs, check_outputs
+from weft.backends.gpu import is_pinning_enabled, use_cpu_instead
+from weft.backends.pt2 import load_program
+from weft.backends.torch_device import TorchDevice
+from weft.base.errors import InvalidArgumentError
+from weft.base.tensors import Array
+from weft.serving.backends.base import TensorBackend
+from weft.serving.backends.layout import file_signature, is_ragged
+from weft.serving.backends.loading import existing_file, model_file, require
+from weft.serving.backends.parameters import ParameterReader
+
+_FILENAME = "model.pt2"
+_NUMBERED = re.compile(r".+__(\d+)")
+_DATATYPES = {
+    "bool": "BOOL", "uint8": "UINT8", "uint16": "UINT16", "uint32": "UINT32", "uint64": "UINT64", "int8": "INT8",
+    "int16": "INT16", "int32": "INT32", "int64": "INT64", "float16": "FP16", "float32": "FP32", "float64": "FP64",
+    "bfloat16": "BF16",
+}  # fmt: skip
+_AUTOCASTS = {"none": "", "bf16": "bfloat16", "fp16": "float16"}
+_COMPILERS = ("none", "inductor", "eager")
+
+
+class _Threads:
+    """The number of torch threads, a setting of the whole process."""
+
+    lock = threading.Lock()
+    asked_for: int | None = None
+
+
+class PyTorchBackend(TensorBackend):
+    """Runs ``model.pt2`` (or ``default_model_filename``) of the version folder, a file of ``torch.export.save``.
+
+    Tensors are matched by name, if every declared input is an argument of the exported module (and every declared
+    output a key of the dict that it returns); else by number, if the names end in ``__0``, ``__1``, ...; else in the
+    declared order. With ``max_batch_size`` the first dimension of every tensor must have been exported as dynamic. The
+    program runs in inference mode, on the instance's GPU or on the CPU. TorchScript and pickled modules are rejected.
+
+    A GPU instance has a CUDA stream of its own and waits for no other. Its inputs are gathered in pinned memory and its
+    outputs copied to pinned memory, unless ``optimization { input_pinned_memory { enable: false } }`` or
+    ``output_pinned_memory`` disables it. If torch cannot use the GPU, an instance of KIND_AUTO runs on the CPU with a
+    warning in the log, and one of KIND_GPU fails to load.
+
+    Parameters (all optional):
+        AUTOCAST: ``bf16`` or ``fp16``: operators that benefit compute in that type (``torch.autocast``); outputs still
+            have the types of the export. Default ``none``.
+        CHANNELS_LAST: Four-dimensional tensors and weights use the NHWC memory format. Default false.
+        TORCH_COMPILE: ``inductor`` or ``eager``: the backend of ``torch.compile``. Batches are padded with copies of
+            their last row to a power of two of rows, or to ``max_batch_size``, so that few shapes are compiled;
+            ``batch_buckets`` does the same for lengths. A shape is compiled when it first occurs: let ``model_warmup``
+            send each. torch runs shapes after the eighth uncompiled. Default ``none``.
+        INTRA_OP_THREAD_COUNT: Threads inside an operator, on CPU. Applies to the whole process: the last loaded model
+            that sets it decides. Default 1 as long as no model sets it.
+
+    Shapes that the configuration allows and the exported program does not are INVALID_ARGUMENT.
+    """
+
+    def load(self) -> None:
+        """Load the program, move it to the device and validate it against the configuration."""
+        self._torch = torch = require("torch", "model")
+        parameters = ParameterReader(self.model)
+        self._set_threads(parameters.integer("INTRA_OP_THREAD_COUNT", 0, minimum=0))
+        autocast = _AUTOCASTS[parameters.choice("AUTOCAST", "none", tuple(_AUTOCASTS))]
+        is_channels_last = parameters.flag("CHANNELS_LAST", False)
+        compiler = parameters.choice("TORCH_COMPILE", "none", _COMPILERS)
+        parameters.finish()
+        device = self._place()
+        path = model_file(self.model, _FILENAME)
+        program = load_program(torch, path)
+        self._check_program(program, path)
+        if device.type == "cuda":
+            program = require("torch.export.passes", "model").move_to_device_pass(program, str(device))
+        self._spec = program.call_spec.in_spec
+        self._module = program.module()
+        if is_channels_last:
+            self._module.to(memory_format=torch.channels_last)
+        self._autocast = getattr(torch, autocast) if autocast else None
+        if self._autocast:
+            _remove_type_assertions(torch, self._module)
+        if compiler != "none":
+            self._module = torch.compile(self._module, backend=compiler, dynamic=False)
+        signature = self.model.signature
+        has_rows = not is_ragged(signature, self.model.layout)
+        self._max_rows = signature.max_batch_size if has_rows and compiler != "none" else 0
+        pins = {f"pins_{way}s": is_pinning_enabled(self.model.config, way) for way in ("input", "output")}
+        self._device = TorchDevice(torch, device, is_channels_last=is_channels_last, **pins)
+        if self._device.is_gpu:
+            self.gather_into(self._device.empty)
+
+    def run(self, inputs: dict[str, Array], num_rows: int) -> dict[str, Array]:
+        """Run the program; releases the GIL inside its operators."""
+        num_added = _bucket(num_rows, self._max_rows) - num_rows if self._max_rows else 0
+        arrays = {name: self._pad_rows(array, num_added) for name, array in inputs.items()} if num_added else inputs
+        with ExitStack() as stack:
+            stack.enter_context(self._torch.inference_mode())
+            stack.enter_context(self._device.running())
+            if self._autocast:
+                stack.enter_context(self._torch.autocast(self._device.device.type, dtype=self._autocast))
+            args, kwargs = self._spec.unflatten([self._device.to_device(arrays[name]) for name in self._inputs])
+            try:
+                results = self._module(*args, **kwargs)
+            except AssertionError as error:  # the guards of the exported program
+                raise InvalidArgumentError(
+                    f"the shapes of the inputs do not fit the exported program: {error}"
+                ) from error
+            leaves = self._torch.utils._pytree.tree_leaves(results)
+            answers = {
+                name: self._device.to_host(leaves[position].to(self._types[name]))
+                for name, position in self._outputs.items()
+            }
+        given = {name: self._device.to_numpy(answer) for name, answer in answers.items()}
+        return {name: array[:num_rows] for name, array in given.items()} if num_added else given
+
+    def close(self) -> None:
+        """Free the program."""
+        del self._module
+
+    def _pad_rows(self, array: Array, num_rows: int) -> Array:
+        """Append ``num_rows`` copies of the last row."""
+        full = self._device.empty((len(array) + num_rows, *array.shape[1:]), array.dtype)
+        full[: len(array)] = array
+        full[len(array) :] = array[-1]
+        return full
+
+    def _place(self) -> Any:
+        """The device of the instance."""
+        torch, index = self._torch, self.instance.device_id
+        if self.instance.kind != "GPU":
+            return torch.device("cpu")
+        if torch.cuda.is_available() and index < torch.cuda.device_count():
+            return torch.device("cuda", index)
+        use_cpu_instead(
+            self.instance,
+            f"torch {torch.__version__} sees {torch.cuda.device_count()} CUDA devices; install a CUDA build of torch",
+        )
+        return torch.device("cpu")
+
+    def _set_threads(self, asked_for: int) -> None:
+        with _Threads.lock:
+            _Threads.asked_for = asked_for or _Threads.asked_for
+            self._torch.set_num_threads(_Threads.asked_for or 1)
+
+    @staticmethod
+    def auto_complete(  # type: ignore[override]  # mypy takes the base's for a method
+        config: dict[str, Any], directory: Path
+    ) -> dict[str, Any]:
+        """Fill in inputs, outputs and possibly the batch size from the program.
+
+        A tensor has the name of its argument, or its key in the dict that the module returns, else ``OUTPUT__0``, ...
+        """
+        torch = require("torch", "model")
+        path = existing_file(directory, config.get("default_model_filename") or _FILENAME)
+        program = load_program(torch, path)
+        arguments, results, values = _values(torch, program, path)
+        names, keys = _names(program, arguments, results)
+        inputs = [_found(name, values[argument]) for name, argument in zip(names, arguments, strict=True)]
+        keys = keys or [f"OUTPUT__{number}" for number in range(len(results))]
+        outputs = [_found(name, values[result]) for name, result in zip(keys, results, strict=True)]
+        limits = [_max_rows(program, values[name]) for name in arguments]
+        return completed(config, path, inputs, outputs, max_rows=min(limits, default=DEFAULT_MAX_BATCH_SIZE))
+
+    def _check_program(self, program: Any, path: Any) -> None:
+        """Match the declared tensors with those of the program, and validate them."""
+        signature = file_signature(self.model.signature, self.model.layout)
+        arguments, results, values = _values(self._torch, program, path)
+        if len(signature.inputs) != len(arguments):
+            raise InvalidArgumentError(
+                f"model '{signature.name}': {path} takes {len(arguments)} inputs ({', '.join(arguments)}), the "
+                f"configuration declares {len(signature.inputs)}"
+            )
+        names, keys = _names(program, arguments, results)
+        inputs = _positions([i.name for i in signature.inputs], names, len(arguments))
+        self._outputs = _positions([o.name for o in signature.outputs], keys, len(results))
+        check_inputs(signature, path, [_found(name, values[arguments[i]]) for name, i in inputs.items()])
+        check_outputs(
+            signature,
+            path,
+            [_found(name, values[results[i]]) for name, i in self._outputs.items() if i < len(results)],
+        )
+        self._inputs = sorted(inputs, key=inputs.__getitem__)
+        self._types = {name: values[results[i]].dtype for name, i in self._outputs.items()}
+        if signature.max_batch_size > 0:
+            for name in arguments:
+                if (limit := _max_rows(program, values[name])) < signature.max_batch_size:
+                    raise InvalidArgumentError(
+                        f"model '{signature.name}': max_batch_size is {signature.max_batch_size}, but {path} was "
+                        f"exported for batches of at most {limit}"
+                    )
+
+
+def _values(torch: Any, program: Any, path: Any) -> tuple[Sequence[str], Sequence[str], Mapping[str, Any]]:
+    """Arguments and results of a program, by the names of their nodes, and the tensor that stands for each node.
+
+    Raises:
+        InvalidArgumentError: One of them is no tensor.
+    """
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    arguments, results = program.graph_signature.user_inputs, program.graph_signature.user_outputs
+    if not all(isinstance(values.get(name), torch.Tensor) for name in (*arguments, *results)):
+        raise InvalidArgumentError(f"{path}: every argument and result of the exported module must be a tensor")
+    return arguments, results, values
+
+
+def _names(program: Any, arguments: Sequence[str], results: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Names of the arguments, and keys of the results where the module returns a dict."""
+    names = program.module_call_graph[0].signature.forward_arg_names or ()
+    out_spec = program.call_spec.out_spec
+    keys = out_spec.context if out_spec.type is dict and len(out_spec.context) == len(results) else ()
+    return names if len(names) == len(arguments) else arguments, keys
+
+
+def _max_rows(program: Any, value: Any) -> int:
+    """The largest size of a tensor's first dimension."""
+    size = value.shape[0] if value.shape else 0
+    if isinstance(size, int):
+        return size
+    limits = program.range_constraints.get(size.node.expr)
+    return sys.maxsize if limits is None or limits.upper > sys.maxsize else int(limits.upper)
+
+
+def _positions(declared: Sequence[str], names: Sequence[str], count: int) -> Mapping[str, int]:
+    """Position of each declared tensor among the ``count`` tensors of the program: by name, by number, or in order."""
+    if set(declared) <= set(names):
+        return {name: list(names).index(name) for name in declared}
+    numbers = [int(match[1]) for match in map(_NUMBERED.fullmatch, declared) if match]
+    if len(set(numbers)) == len(declared) and max(numbers) < count:
+        return dict(zip(declared, numbers, strict=True))
+    return {name: position for position, name in enumerate(declared)}
+
+
+def _found(name: str, value: Any) -> FileTensor:
+    datatype = str(value.dtype).removeprefix("torch.")
+    shape = tuple(dim if isinstance(dim, int) else -1 for dim in value.shape)
+    return FileTensor(name, _DATATYPES.get(datatype, datatype), shape)
+
+
+def _remove_type_assertions(torch: Any, module: Any) -> None:
+    """Remove the program's assertions on the types of the export, which autocast changes."""
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
+        module.graph.erase_node(node)
+    module.recompile()
+
+
+def _bucket(num_rows: int, max_rows: int) -> int:
+    """The smallest power of two that holds the rows, at most ``max_rows``."""
+    return min(1 << (num_rows - 1).bit_length(), max(max_rows, num_rows))

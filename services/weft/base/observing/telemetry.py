@@ -1,0 +1,207 @@
+"""Tracing: W3C trace context, OTLP/gRPC export, errors always exported; attributes of OpenTelemetry's conventions.
+
+Without ``OTEL_EXPORTER_OTLP_ENDPOINT`` (or ``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT``) nothing is recorded and every
+function here costs one comparison. ``OTEL_TRACES_SAMPLER_ARG`` is the sampling rate (default 1); a request with a
+sampled ``traceparent`` is always traced, and a span that ends with status ERROR is exported even if its request was
+not sampled.
+"""
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import (
+    INVALID_SPAN,
+    Link,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+)
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from weft.base.errors import InternalError, WeftError
+from weft.base.observing.logs import get_logger
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+_PROPAGATOR = TraceContextTextMapPropagator()
+_EMPTY = Context()
+
+#: Timeout of the last export at shutdown, in seconds; an unreachable collector must not delay the process.
+SHUTDOWN_WAIT_S = 2.0
+
+_STATUS = "rpc.grpc.status_code"
+#: Names of gRPC statuses by number.
+_STATUSES = (
+    "OK", "CANCELLED", "UNKNOWN", "INVALID_ARGUMENT", "DEADLINE_EXCEEDED", "NOT_FOUND", "ALREADY_EXISTS",
+    "PERMISSION_DENIED", "RESOURCE_EXHAUSTED", "FAILED_PRECONDITION", "ABORTED", "OUT_OF_RANGE", "UNIMPLEMENTED",
+    "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "UNAUTHENTICATED",
+)  # fmt: skip
+_NUMBERS = {name: number for number, name in enumerate(_STATUSES)}
+#: Statuses that are errors of who answers, by OpenTelemetry's conventions for gRPC; for who calls all but OK are.
+_SERVER_ERRORS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
+
+INTERNAL, SERVER, CLIENT = SpanKind.INTERNAL, SpanKind.SERVER, SpanKind.CLIENT
+
+
+class _Telemetry:
+    """Tracer state of this process."""
+
+    provider: "TracerProvider | None" = None
+    tracer: trace.Tracer | None = None
+
+
+_state = _Telemetry()
+_log = get_logger("weft.telemetry")
+
+
+def configure(service: str) -> bool:
+    """Start exporting if an OTLP endpoint is set in the environment and the SDK is installed; returns whether it does.
+
+    Args:
+        service: ``service.name`` unless ``OTEL_SERVICE_NAME`` is set, for example ``weft.router``.
+
+    Raises:
+        InvalidArgumentError: ``OTEL_TRACES_SAMPLER_ARG`` is not a number from 0 to 1.
+    """
+    environment = os.environ
+    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true" or not (
+        environment.get("OTEL_EXPORTER_OTLP_ENDPOINT") or environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    ):
+        return False
+    try:
+        # It imports the SDK and gRPC, which are optional, and which checking or drawing a graph does not need.
+        from weft.base.observing.trace_export import make_provider  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        _log.warning(
+            "no traces are exported: an endpoint is set, but '%s' is not installed; pip install 'weft-mesh[telemetry]'",
+            error.name,
+        )
+        return False
+    provider = make_provider(service)
+    _state.provider, _state.tracer = provider, provider.get_tracer("weft")
+    return True
+
+
+def is_enabled() -> bool:
+    """Whether spans are recorded; check before building attributes on a hot path."""
+    return _state.tracer is not None
+
+
+def shutdown() -> None:
+    """Export pending spans and stop; blocks for at most ``SHUTDOWN_WAIT_S``, then drops the rest."""
+    if _state.provider is not None:
+        last_export = threading.Thread(target=_state.provider.shutdown, name="last-export", daemon=True)
+        last_export.start()
+        last_export.join(SHUTDOWN_WAIT_S)
+        _state.provider = _state.tracer = None
+
+
+def extract(headers: Mapping[str, str]) -> Context:
+    """Trace context of incoming metadata; empty without ``traceparent`` or while disabled."""
+    if _state.tracer is None or "traceparent" not in headers:
+        return _EMPTY
+    return _PROPAGATOR.extract(headers, context=_EMPTY)
+
+
+def inject(context: Context | None) -> dict[str, str]:
+    """Metadata (``traceparent``, ``tracestate``) that propagates ``context`` to the next service."""
+    if _state.tracer is None or context is None:
+        return {}
+    carrier: dict[str, str] = {}
+    _PROPAGATOR.inject(carrier, context=context)
+    return carrier
+
+
+def start_span(
+    name: str,
+    *,
+    parent: Context | None,
+    kind: SpanKind = INTERNAL,
+    attributes: Mapping[str, Any] | None = None,
+    links: Sequence[Span] = (),
+    start_unix_ns: int | None = None,
+) -> Span:
+    """Start a span; ``INVALID_SPAN`` while disabled.
+
+    Args:
+        name: Span name.
+        parent: Context of the parent span; None starts a trace.
+        kind: INTERNAL, SERVER or CLIENT.
+        attributes: Attributes known at the start.
+        links: Linked spans.
+        start_unix_ns: Unix time in nanoseconds; now if absent.
+    """
+    if _state.tracer is None:
+        return INVALID_SPAN
+    return _state.tracer.start_span(
+        name,
+        context=parent if parent is not None else _EMPTY,
+        kind=kind,
+        attributes=attributes,
+        links=[Link(span.get_span_context()) for span in links],
+        start_time=start_unix_ns,
+    )
+
+
+def context_of(span: Span, parent: Context | None = None) -> Context:
+    """Context whose current span is ``span``; the parent of child spans."""
+    return trace.set_span_in_context(span, parent if parent is not None else _EMPTY)
+
+
+def end_span(span: Span, error: BaseException | None = None, *, end_unix_ns: int | None = None) -> None:
+    """End ``span``; with an error, set its gRPC status, an exception event, and where it is one status ERROR.
+
+    In a CLIENT span every error is one. In others those are not that the caller made, such as NOT_FOUND, or asked for,
+    such as CANCELLED.
+    """
+    if span.is_recording():
+        if error is not None:
+            _tell(span, error)
+        elif "rpc.system" in (attributes := getattr(span, "attributes", ())) and _STATUS not in attributes:
+            span.set_attribute(_STATUS, 0)
+    span.end(end_time=end_unix_ns)
+
+
+def tell_status(span: Span, code: str, message: str) -> None:
+    """Set the gRPC status of a span, by its name, and status ERROR if it is one for the span's kind."""
+    span.set_attribute(_STATUS, _NUMBERS.get(code, _NUMBERS["UNKNOWN"]))
+    if code in _SERVER_ERRORS or getattr(span, "kind", INTERNAL) is CLIENT:
+        span.set_status(Status(StatusCode.ERROR, message))
+        span.set_attribute("error.type", code)
+
+
+def unsampled(context: Context | None) -> Context | None:
+    """The same trace and parent for spans that are exported only with an error, here and in the next services."""
+    parent = trace.get_current_span(context).get_span_context()
+    if not parent.is_valid:
+        return context
+    flags = TraceFlags(parent.trace_flags & ~TraceFlags.SAMPLED)
+    silent = SpanContext(parent.trace_id, parent.span_id, parent.is_remote, flags, parent.trace_state)
+    return trace.set_span_in_context(NonRecordingSpan(silent), context)
+
+
+def _tell(span: Span, error: BaseException) -> None:
+    """What went wrong is on the span."""
+    code, message = (error.code, error.message) if isinstance(error, WeftError) else ("UNKNOWN", type(error).__name__)
+    tell_status(span, code, message)
+    if code != "CANCELLED":
+        span.record_exception(error, escaped=False)
+    if isinstance(error, InternalError):
+        span.set_attribute("weft.error_id", error.error_id)
+
+
+def trace_id_of(context: Context | None) -> str:
+    """32 hex digits of the trace, or "" without one."""
+    if _state.tracer is None or context is None:
+        return ""
+    span_context = trace.get_current_span(context).get_span_context()
+    return f"{span_context.trace_id:032x}" if span_context.is_valid else ""

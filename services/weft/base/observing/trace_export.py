@@ -1,0 +1,105 @@
+"""Sampling and export of spans by OpenTelemetry's SDK (`pip install 'weft-mesh[telemetry]'`)."""
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
+from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult, TraceIdRatioBased
+from opentelemetry.trace import Link, SpanContext, SpanKind, StatusCode, TraceFlags
+
+from weft.base.errors import InvalidArgumentError
+
+
+class _RecordAllSampler(Sampler):
+    """Follows the parent's decision, else samples by rate; records unsampled spans too, to export errors."""
+
+    def __init__(self, rate: float) -> None:
+        self._by_rate = TraceIdRatioBased(rate)
+
+    def should_sample(
+        self,
+        parent_context: Context | None,
+        trace_id: int,
+        name: str,
+        kind: SpanKind | None = None,
+        attributes: Mapping[str, Any] | None = None,
+        links: Sequence[Link] | None = None,
+        trace_state: Any = None,
+    ) -> SamplingResult:
+        parent = trace.get_current_span(parent_context).get_span_context()
+        state = parent.trace_state if parent.is_valid else None
+        if parent.is_valid:
+            is_sampled = parent.trace_flags.sampled
+        else:
+            is_sampled = self._by_rate.should_sample(None, trace_id, name).decision is Decision.RECORD_AND_SAMPLE
+        return SamplingResult(Decision.RECORD_AND_SAMPLE if is_sampled else Decision.RECORD_ONLY, attributes, state)
+
+    def get_description(self) -> str:
+        return "parent, rate, errors"
+
+
+class _ExportSampledOrFailed(SpanProcessor):
+    """Passes sampled and failed spans to the batch processor."""
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._batch = BatchSpanProcessor(exporter)
+
+    def on_start(self, span: Any, parent_context: Context | None = None) -> None:
+        """Do nothing."""
+
+    def on_end(self, span: ReadableSpan) -> None:
+        context = span.get_span_context()
+        if context is None:
+            return
+        if not context.trace_flags.sampled:
+            if span.status.status_code is not StatusCode.ERROR:
+                return
+            # The batch processor drops spans whose context is not sampled.
+            span._context = SpanContext(
+                context.trace_id,
+                context.span_id,
+                context.is_remote,
+                TraceFlags(TraceFlags.SAMPLED),
+                context.trace_state,
+            )
+        self._batch.on_end(span)
+
+    def shutdown(self) -> None:
+        self._batch.shutdown()  # type: ignore[no-untyped-call]  # the SDK leaves it unannotated
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return self._batch.force_flush(timeout_millis)
+
+
+def make_provider(service: str) -> TracerProvider:
+    """A provider that exports to the endpoint in the environment, at the rate of ``OTEL_TRACES_SAMPLER_ARG``.
+
+    Args:
+        service: ``service.name`` unless ``OTEL_SERVICE_NAME`` is set.
+
+    Raises:
+        InvalidArgumentError: ``OTEL_TRACES_SAMPLER_ARG`` is not a number from 0 to 1.
+    """
+    environment = os.environ
+    resource = Resource.create(
+        {
+            "service.name": environment.get("OTEL_SERVICE_NAME", service),
+            "service.instance.id": f"{socket.gethostname()}:{os.getpid()}",
+        }
+    )
+    rate_text = environment.get("OTEL_TRACES_SAMPLER_ARG") or "1"
+    try:
+        sampler = _RecordAllSampler(float(rate_text))
+    except ValueError:
+        message = f"OTEL_TRACES_SAMPLER_ARG must be a number from 0 to 1, got '{rate_text}'"
+        raise InvalidArgumentError(message) from None
+    provider = TracerProvider(resource=resource, sampler=sampler, shutdown_on_exit=False)
+    provider.add_span_processor(_ExportSampledOrFailed(OTLPSpanExporter()))
+    return provider

@@ -1,0 +1,58 @@
+"""Tells models, ensembles and folders of models apart; a ``config.pbtxt`` by its text, which may be invalid.
+
+In a repository of Triton Inference Server models and ensembles, which the router serves, are in the same folder.
+"""
+
+import errno
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from weft.base.versions import is_version
+
+CONFIG_FILENAME = "config.pbtxt"
+
+_ENSEMBLE = re.compile(r"^\s*ensemble_scheduling\b|\bplatform\s*:\s*[\"'](ensemble|graph)[\"']", re.MULTILINE)
+_MODEL = re.compile(r"^\s*(backend|platform)\s*:", re.MULTILINE)
+
+
+def is_ensemble(config: Path) -> bool:
+    """Whether the file declares an ensemble. Raises OSError."""
+    return _ENSEMBLE.search(_text(config)) is not None
+
+
+def is_model(config: Path) -> bool:
+    """Whether the file declares no ensemble, and names a backend or leaves it to a model's files. Raises OSError."""
+    text = _text(config)
+    return _ENSEMBLE.search(text) is None and (_MODEL.search(text) is not None or has_files(config.parent))
+
+
+def is_model_folder(folder: Path) -> bool:
+    """Whether a folder is that of a model, an ensemble or a graph: it has a ``config.pbtxt`` or a version folder.
+
+    A name says nothing: a model may be called as a folder of models is. Raises OSError.
+    """
+    return folder.is_dir() and (
+        (folder / CONFIG_FILENAME).exists()
+        or any(is_version(entry.name) and entry.is_dir() for entry in folder.iterdir())
+    )
+
+
+def folders_of_models(repository: Path, names: Sequence[str]) -> dict[str, Path]:
+    """Those of the folders of these names that hold models, by name; none where models lie side by side.
+
+    Raises OSError.
+    """
+    found = {name: repository / name for name in names if (repository / name).is_dir()}
+    return {name: folder for name, folder in found.items() if not is_model_folder(folder)}
+
+
+def has_files(folder: Path) -> bool:
+    """Whether a version folder of a model's folder has anything in it. Raises OSError."""
+    return any(is_version(entry.name) and entry.is_dir() and any(entry.iterdir()) for entry in folder.iterdir())
+
+
+def _text(config: Path) -> str:
+    if config.exists() and not config.is_file():  # a pipe would be waited for
+        raise OSError(errno.EINVAL, "it is no regular file", str(config))
+    return config.read_text(encoding="utf-8", errors="replace")

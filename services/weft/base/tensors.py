@@ -1,0 +1,222 @@
+"""V2 datatypes, and tensors as raw bytes with a datatype and a shape.
+
+Services pass a ``WireTensor`` on without decoding it; ``decode`` returns a numpy view where it is needed.
+"""
+
+import math
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.base.errors import InvalidArgumentError, UnsupportedError
+
+try:
+    import ml_dtypes
+except ModuleNotFoundError:
+    ml_dtypes = None
+
+Array = npt.NDArray[Any]
+
+#: Longest element of a BYTES tensor in a request, for example an encoded image.
+MAX_STRING_BYTES = 256 << 20
+
+
+class _Dtypes(dict[str, np.dtype[Any]]):
+    """Dtypes by V2 datatype; BF16 raises UnsupportedError where ml_dtypes is not installed."""
+
+    def __missing__(self, datatype: str) -> np.dtype[Any]:
+        if datatype in DATATYPES:
+            raise UnsupportedError(f"{datatype} tensors are numpy arrays of ml_dtypes: pip install 'weft-mesh[bf16]'")
+        raise KeyError(datatype)
+
+    def get(self, datatype: str, default: Any = None) -> Any:
+        """The dtype; the default for what is no V2 datatype."""
+        found = dict.get(self, datatype)
+        if found is None:
+            return self[datatype] if datatype in DATATYPES else default
+        return found
+
+
+NUMPY_BY_DATATYPE: dict[str, np.dtype[Any]] = _Dtypes(
+    {
+        "BOOL": np.dtype(np.bool_),
+        "UINT8": np.dtype(np.uint8),
+        "UINT16": np.dtype(np.uint16),
+        "UINT32": np.dtype(np.uint32),
+        "UINT64": np.dtype(np.uint64),
+        "INT8": np.dtype(np.int8),
+        "INT16": np.dtype(np.int16),
+        "INT32": np.dtype(np.int32),
+        "INT64": np.dtype(np.int64),
+        "FP16": np.dtype(np.float16),
+        "FP32": np.dtype(np.float32),
+        "FP64": np.dtype(np.float64),
+        **({} if ml_dtypes is None else {"BF16": np.dtype(ml_dtypes.bfloat16)}),
+        "BYTES": np.dtype(np.object_),
+    }
+)
+#: Every V2 datatype.
+DATATYPES = (
+    "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "BF16",
+    "BYTES",
+)  # fmt: skip
+INTEGERS = frozenset(name for name in DATATYPES if "INT" in name)
+FLOATS = frozenset({"FP16", "FP32", "FP64", "BF16"})
+DATATYPE_BY_NUMPY: dict[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_BY_DATATYPE.items()}
+ITEMSIZE_BYTES: dict[str, int] = {
+    name: 2 if name == "BF16" else NUMPY_BY_DATATYPE[name].itemsize for name in DATATYPES if name != "BYTES"
+}
+
+#: Product of a shape; 1 for a scalar.
+num_elements = math.prod
+
+_LENGTH = struct.Struct("<I")
+#: Of the length before each BYTES element.
+LENGTH_BYTES = _LENGTH.size
+
+
+class WireTensor(NamedTuple):
+    """A tensor in wire format.
+
+    Attributes:
+        datatype: V2 name: BOOL, (U)INT8..64, FP16, FP32, FP64, BF16 or BYTES.
+        shape: Dimensions, including the batch dimension.
+        data: Row-major little-endian elements; each BYTES element is a 4-byte little-endian length followed by its
+            bytes.
+    """
+
+    datatype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+def datatype_of(array: Array) -> str:
+    """V2 datatype of a numpy array; unicode and byte-string arrays are BYTES.
+
+    Raises:
+        InvalidArgumentError: The dtype has no V2 datatype.
+    """
+    datatype = DATATYPE_BY_NUMPY.get(array.dtype)
+    if datatype is not None:
+        return datatype
+    if array.dtype.kind in "SU":
+        return "BYTES"
+    raise InvalidArgumentError(f"dtype {array.dtype} has no V2 datatype; use one of {', '.join(DATATYPES)}")
+
+
+def encode_bytes(elements: Iterable[bytes | str]) -> bytes:
+    """BYTES elements in wire format; str is encoded as UTF-8."""
+    parts: list[bytes] = []
+    for element in elements:
+        value = bytes(element) if isinstance(element, (bytes, bytearray, memoryview)) else str(element).encode()
+        parts.append(_LENGTH.pack(len(value)))
+        parts.append(value)
+    return b"".join(parts)
+
+
+def split_bytes(data: bytes | memoryview, *, name: str = "") -> list[bytes]:
+    """Elements of a BYTES tensor in wire format.
+
+    Raises:
+        InvalidArgumentError: ``data`` ends inside a length or inside an element.
+    """
+    elements: list[bytes] = []
+    view = memoryview(data)
+    offset, end = 0, len(view)
+    while offset < end:
+        if offset + 4 > end:
+            raise InvalidArgumentError(
+                f"incomplete string length indicator for inference input '{name}': {end - offset} bytes left at offset "
+                f"{offset}, 4 needed; each BYTES element is a 4-byte little-endian length and that many bytes"
+            )
+        (length,) = _LENGTH.unpack_from(view, offset)
+        offset += 4
+        if offset + length > end:
+            raise InvalidArgumentError(
+                f"incomplete string data for inference input '{name}': an element of {length} bytes starts at offset "
+                f"{offset}, but the tensor has {end} bytes"
+            )
+        elements.append(bytes(view[offset : offset + length]))
+        offset += length
+    return elements
+
+
+def check_bytes(data: bytes, expected: int, *, name: str, model: str) -> None:
+    """Check that ``data`` is exactly ``expected`` BYTES elements, without copying or scanning further elements.
+
+    Raises:
+        InvalidArgumentError: Truncated, too few or too many elements, or one is longer than ``MAX_STRING_BYTES``.
+    """
+    offset, end, count = 0, len(data), 0
+    while offset + 4 <= end and count <= expected:
+        length = _LENGTH.unpack_from(data, offset)[0]
+        offset += 4 + length
+        count += 1
+        if MAX_STRING_BYTES < length <= end:
+            raise InvalidArgumentError(
+                f"input '{name}' for model '{model}' has a string of {length} bytes; at most {MAX_STRING_BYTES} are "
+                "allowed"
+            )
+    if offset != end and count <= expected:
+        what, count = ("data", count) if offset > end else ("length indicator", count + 1)
+        raise InvalidArgumentError(
+            f"incomplete string {what} for inference input '{name}' for model '{model}': {end} bytes end inside "
+            f"element {count}; each element is a 4-byte little-endian length and that many bytes"
+        )
+    if count != expected:
+        raise InvalidArgumentError(
+            f"expected {expected} string elements for inference input '{name}' for model '{model}', got {count}"
+            + " or more" * (offset < end)
+        )
+
+
+def decode(tensor: WireTensor, *, name: str = "") -> Array:
+    """Decode a wire tensor: a read-only numpy view of its bytes, or an object array of ``bytes`` for BYTES.
+
+    Raises:
+        InvalidArgumentError: The byte size, or the number of BYTES elements, does not match the shape.
+    """
+    datatype, shape, data = tensor
+    if shape and min(shape) < 0:
+        raise InvalidArgumentError(f"shape [{','.join(map(str, shape))}] of '{name}' has a negative dimension")
+    expected = num_elements(shape)
+    if datatype == "BYTES":
+        elements = split_bytes(data, name=name)
+        if len(elements) != expected:
+            raise InvalidArgumentError(
+                f"expected {expected} string elements for inference input '{name}', got {len(elements)}"
+            )
+        array: Array = np.empty(expected, dtype=np.object_)
+        array[:] = elements
+    else:
+        dtype = NUMPY_BY_DATATYPE.get(datatype)
+        if dtype is None:
+            raise InvalidArgumentError(f"unknown datatype '{datatype}' for '{name}'; use one of {', '.join(DATATYPES)}")
+        if len(data) != expected * dtype.itemsize:
+            raise InvalidArgumentError(
+                f"input byte size mismatch for input '{name}'. Expected {expected * dtype.itemsize}, got {len(data)}"
+            )
+        array = np.frombuffer(data, dtype=dtype)
+    try:
+        return array.reshape(shape)
+    except ValueError as error:  # with a dimension of 0, the others may exceed numpy's limits
+        raise InvalidArgumentError(f"shape [{','.join(map(str, shape))}] of '{name}' is too large: {error}") from None
+
+
+def encode(array: Array) -> WireTensor:
+    """Wire tensor of a numpy array; copies the data.
+
+    Raises:
+        InvalidArgumentError: The dtype has no V2 datatype.
+    """
+    datatype = datatype_of(array)
+    data = encode_bytes(array.ravel().tolist()) if datatype == "BYTES" else array.tobytes()
+    return WireTensor(datatype, array.shape, data)
+
+
+def bytes_tensor(elements: Sequence[bytes | str], shape: tuple[int, ...]) -> WireTensor:
+    """BYTES wire tensor of ``shape`` from its elements in row-major order."""
+    return WireTensor("BYTES", shape, encode_bytes(elements))

@@ -1,0 +1,185 @@
+"""Cost of a language model of the engine: weights, KV cache, activations and operations of a step."""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from weft.base.errors import InvalidArgumentError, NotFoundError
+from weft.llm.config import EngineConfig
+from weft.llm.kv_window import kv_window
+from weft.llm.models.gguf.container import find_gguf
+from weft.llm.models.model_config import DTYPE_BYTES, TransformerConfig
+from weft.llm.models.weight_parts import EMBEDDING, LM_HEAD, fused_shape, is_matrix, weight_parts
+
+_GROUP_SIZE, _GROUP_BYTES, _SCALE_BYTES = 32, 4, 4
+_KINDS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
+_SHARE_OF_FREE = 0.9
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A model with the settings of its engine.
+
+    Attributes:
+        config: The transformer.
+        engine: Settings; ``dtype`` is a type, not ``auto``.
+        folder: Of its files; None: weights are as ``engine`` says.
+    """
+
+    config: TransformerConfig
+    engine: EngineConfig
+    folder: Path | None = None
+
+    @cached_property
+    def matrix_bytes(self) -> int:
+        """Bytes of the matrices that every step reads, the LM head included."""
+        if (stored := self._stored_bytes) is not None:
+            return max(stored - self._embedding_bytes, 1)
+        return sum(self._matrix_bytes(name, shape) for name, shape in self._shapes.items()) + (
+            0 if LM_HEAD in self._shapes else self._matrix_bytes(LM_HEAD, self._shapes[EMBEDDING])
+        )
+
+    @cached_property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights in memory: on a CPU a tied LM head is a packed copy of the embedding."""
+        own = self.matrix_bytes + sum(
+            math.prod(shape) * self._item_bytes for name, shape in self._shapes.items() if not is_matrix(name)
+        )
+        is_shared = self.config.tie_word_embeddings and self.engine.device != "cpu" and not self.engine.num_bits
+        return own - (self._embedding_bytes if is_shared else 0)
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in the weights."""
+        return sum(math.prod(shape) for shape in self._shapes.values())
+
+    @property
+    def num_multiplied(self) -> int:
+        """Weights that a token is multiplied with, without the LM head."""
+        return sum(math.prod(shape) for name, shape in self._shapes.items() if is_matrix(name) and name != LM_HEAD)
+
+    @property
+    def num_head(self) -> int:
+        """Weights of the LM head."""
+        return self.config.vocab_size * self.config.hidden_size
+
+    @property
+    def kind(self) -> str:
+        """Type that products compute in, a key of ``TYPE_BYTES``."""
+        return "int8" if self.engine.num_bits and self.engine.device == "cpu" else _KINDS[self.engine.dtype]
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Of keys and values in all layers, scales of 8-bit codes included."""
+        return self.config.kv_bytes_per_token(self.engine.kv_dtype)
+
+    @property
+    def activation_bytes(self) -> int:
+        """Of a step with as many tokens as one may have, and of its logits."""
+        config, engine = self.config, self.engine
+        width = config.num_heads * config.head_dim
+        qkv = width + 2 * config.num_kv_heads * config.head_dim
+        numbers = 3 * config.hidden_size + qkv + width + 3 * config.intermediate_size
+        logits = 3 * engine.max_num_seqs * config.vocab_size * 4
+        return engine.max_num_batched_tokens * numbers * self._item_bytes + logits
+
+    def kv_bytes(self, device_bytes: int, taken_bytes: int) -> int:
+        """Size of the KV cache that the engine makes.
+
+        Args:
+            device_bytes: Memory of the device.
+            taken_bytes: Of runtime and weights, on it before.
+
+        Raises:
+            InvalidArgumentError: No block fits.
+        """
+        block_bytes = self.engine.block_size * self.kv_bytes_per_token
+        resolved = self.engine.resolved(self.config)
+        if not resolved.num_blocks:
+            free = max(device_bytes - taken_bytes - self.activation_bytes, 0)
+            return int(free * _SHARE_OF_FREE) // block_bytes * block_bytes
+        return resolved.num_blocks * block_bytes
+
+    def sequence_bytes(self, context: int) -> int:
+        """KV memory of one sequence of so many tokens, in whole blocks; a window keeps fewer."""
+        num_blocks = kv_window(self.engine, self.config).num_blocks(context)
+        return num_blocks * self.engine.block_size * self.kv_bytes_per_token
+
+    def largest_context(self, kv_bytes: int) -> int:
+        """Longest sequence that a cache of so many bytes holds, in tokens."""
+        longest = self.engine.max_model_len or self.config.max_context_len
+        num_blocks = kv_bytes // (self.engine.block_size * self.kv_bytes_per_token) - 1
+        return max(0, min(kv_window(self.engine, self.config).max_len(longest, max(num_blocks, 0)), longest))
+
+    def attention_flops(self, num_new: int, context: int) -> float:
+        """Operations of the attention of the last ``num_new`` tokens of a sequence of ``context``; windows cut it."""
+        width = self.config.num_heads * self.config.head_dim
+        total = 0.0
+        for window in self.config.windows:
+            seen = num_new * context - num_new * (num_new - 1) / 2
+            total += 4.0 * width * (min(seen, num_new * window) if window else seen)
+        return total
+
+    def read_kv_bytes(self, context: int) -> float:
+        """Bytes of keys and values that one new token reads."""
+        per_layer = self.kv_bytes_per_token / self.config.num_layers
+        return sum(per_layer * (min(context, window) if window else context) for window in self.config.windows)
+
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return {name: fused_shape(parts) for name, parts in weight_parts(self.config).items()}
+
+    @property
+    def _item_bytes(self) -> int:
+        return DTYPE_BYTES[self.engine.dtype]
+
+    @property
+    def _embedding_bytes(self) -> int:
+        return self.num_head * self._item_bytes
+
+    def _matrix_bytes(self, name: str, shape: tuple[int, ...]) -> int:
+        if name != LM_HEAD and not is_matrix(name):
+            return 0
+        bits = 8 if self.engine.num_bits and name == LM_HEAD else self.engine.num_bits
+        num_outputs, num_inputs = shape
+        if not bits:
+            return num_outputs * num_inputs * self._item_bytes
+        if bits == 4 and num_inputs % _GROUP_SIZE == 0:
+            return num_outputs * (num_inputs // 2 + num_inputs // _GROUP_SIZE * _GROUP_BYTES)
+        return num_outputs * (num_inputs + _SCALE_BYTES)
+
+    @cached_property
+    def _stored_bytes(self) -> int | None:
+        """Bytes of the files of weights that are quantised already; None where they are numbers."""
+        if self.folder is None:
+            return None
+        gguf = find_gguf(self.folder)
+        if gguf is not None:
+            return gguf.stat().st_size
+        text = (self.folder / "config.json").read_text(encoding="utf-8")
+        if '"quantization_config"' not in text:
+            return None
+        return sum(file.stat().st_size for file in self.folder.glob("*.safetensors"))
+
+
+def read_language_model(folder: Path, engine: EngineConfig, *, needs_files: bool = True) -> LanguageModel:
+    """The model in a version folder.
+
+    Args:
+        folder: Has ``config.json``, or a GGUF file.
+        engine: Settings of the configuration, for the device that is planned for.
+        needs_files: False: weights are random ones, and no file is read but the configuration.
+
+    Raises:
+        NotFoundError, InvalidArgumentError: The folder has no such model, or the engine cannot run it.
+    """
+    config = TransformerConfig.from_folder(folder)
+    if engine.max_model_len > config.max_context_len:
+        raise InvalidArgumentError(
+            f"engine: max_model_len must be at most {config.max_context_len}, the context of the model, got "
+            f"{engine.max_model_len}"
+        )
+    if needs_files and find_gguf(folder) is None and not any(folder.glob("*.safetensors")):
+        raise NotFoundError(f"{folder} has no *.safetensors; build or fetch the model, or set load_format to dummy")
+    return LanguageModel(config, engine, folder if needs_files else None)

@@ -1,0 +1,219 @@
+"""Where each replica goes, and whether that is allowed."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from weft.capacity.placement.problem import Device, Problem, Workload
+
+#: Shares of compute are compared with this slack: they are sums of rounded estimates.
+TOLERANCE = 1e-4
+
+
+class Bin(NamedTuple):
+    """What holds replicas: a device, or a MIG slice of it.
+
+    Attributes:
+        device: The name of the device.
+        profile: The MIG profile; "": the whole device.
+        start: The first memory slice that the MIG slice occupies.
+    """
+
+    device: str
+    profile: str = ""
+    start: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.device}/{self.profile}@{self.start}" if self.profile else self.device
+
+
+class Assignment(NamedTuple):
+    """A replica (they count from 0) and what holds it."""
+
+    workload: str
+    replica: int
+    bin: Bin
+
+
+class Unplaced(NamedTuple):
+    """Replicas for which there is no room.
+
+    Attributes:
+        workload: Their name.
+        num_replicas: How many.
+        why: What they need, what there is, and which constraint stands in the way.
+    """
+
+    workload: str
+    num_replicas: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A placement.
+
+    Attributes:
+        assignments: Of all replicas that have a place, by workload and replica.
+        unplaced: Workloads with replicas that have none.
+        method: ``"cp-sat"`` or ``"first-fit"``.
+        is_optimal: Whether no placement costs less, moves fewer and is balanced better (in that order).
+        cost_bound: No placement of as many replicas costs less per hour; 0: that is all that is known.
+        notes: What the reader should know of how it was found.
+    """
+
+    assignments: tuple[Assignment, ...]
+    unplaced: tuple[Unplaced, ...] = ()
+    method: str = "first-fit"
+    is_optimal: bool = False
+    cost_bound: float = 0.0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def devices(self) -> list[str]:
+        """The names of the devices that hold something, sorted."""
+        return sorted({assignment.bin.device for assignment in self.assignments})
+
+    def slices(self, device: str) -> list[Bin]:
+        """The MIG slices of a device that hold something, by their start; [] for one that is used whole."""
+        found = {entry.bin for entry in self.assignments if entry.bin.device == device and entry.bin.profile}
+        return sorted(found, key=lambda bin: bin.start)
+
+
+class BinUse(NamedTuple):
+    """What replicas take of a device or slice, and what it has.
+
+    Attributes:
+        memory_bytes, load, num_models: What replicas take.
+        capacity_bytes, capacity_load, max_models: What it has; ``load`` is in shares of the whole device.
+    """
+
+    memory_bytes: int
+    load: float
+    num_models: int
+    capacity_bytes: int
+    capacity_load: float
+    max_models: int
+
+
+def cost_per_hour(problem: Problem, solution: Solution) -> float:
+    """The cost of the devices that hold something."""
+    used = set(solution.devices)
+    return sum(device.cost_per_hour for device in problem.devices if device.name in used)
+
+
+def capacity(problem: Problem, device: Device, profile: str) -> tuple[int, float]:
+    """Memory in bytes and compute, as a share of the device, that a device (profile "") or a slice of it offers.
+
+    Raises:
+        KeyError: The device has no such profile.
+    """
+    if not profile:
+        return device.memory_bytes, problem.max_load
+    found = {entry.name: entry for entry in device.mig}[profile]
+    return min(found.memory_bytes, device.memory_bytes), found.compute_share * problem.max_load
+
+
+def use_of(problem: Problem, solution: Solution) -> dict[Bin, BinUse]:
+    """What is taken of each device and slice that holds something."""
+    workloads = {workload.name: workload for workload in problem.workloads}
+    devices = {device.name: device for device in problem.devices}
+    held: dict[Bin, list[Workload]] = defaultdict(list)
+    for assignment in solution.assignments:
+        held[assignment.bin].append(workloads[assignment.workload])
+    uses = {}
+    for bin, replicas in held.items():
+        device = devices[bin.device]
+        capacity_bytes, capacity_load = capacity(problem, device, bin.profile)
+        load = sum(replica.load_on(device.device_class) or 0.0 for replica in replicas)
+        memory_bytes = sum(replica.memory_bytes for replica in replicas)
+        uses[bin] = BinUse(memory_bytes, load, len(replicas), capacity_bytes, capacity_load, device.max_models)
+    return uses
+
+
+def faults(problem: Problem, solution: Solution) -> list[str]:
+    """Every rule of the problem that a placement breaks, in words; [] for one that holds.
+
+    Replicas that ``unplaced`` names are no fault; replicas that are neither placed nor named are one.
+    """
+    return [*_unknown(problem, solution)] or [
+        *_miscounted(problem, solution),
+        *_overfull(problem, solution),
+        *_overlapping(problem, solution),
+        *_together(problem, solution),
+        *_skewed(problem, solution),
+    ]
+
+
+def _unknown(problem: Problem, solution: Solution) -> Iterator[str]:
+    workloads = {workload.name: workload for workload in problem.workloads}
+    devices = {device.name: device for device in problem.devices}
+    for name, _, bin in solution.assignments:
+        if name not in workloads:
+            yield f"workload '{name}' is not in the problem"
+        elif bin.device not in devices:
+            yield f"workload '{name}' is on device '{bin.device}', which is not there"
+        elif workloads[name].load_on(devices[bin.device].device_class) is None:
+            yield f"workload '{name}' may not be on '{bin.device}', of class '{devices[bin.device].device_class}'"
+        elif bin.profile and bin.start not in {p.name: p.starts for p in devices[bin.device].mig}.get(bin.profile, ()):
+            yield f"device '{bin.device}' can have no MIG slice '{bin.profile}' that begins at {bin.start}"
+
+
+def _miscounted(problem: Problem, solution: Solution) -> Iterator[str]:
+    placed = Counter(assignment[:2] for assignment in solution.assignments)
+    missing = {entry.workload: entry.num_replicas for entry in solution.unplaced}
+    for (name, replica), number in placed.items():
+        if number > 1:
+            yield f"replica {replica} of '{name}' is in {number} places"
+    for workload in problem.workloads:
+        number = sum(name == workload.name for name, _ in placed) + missing.get(workload.name, 0)
+        if number != workload.num_replicas:
+            yield f"workload '{workload.name}' has {number} replicas; {workload.num_replicas} are wanted"
+
+
+def _overfull(problem: Problem, solution: Solution) -> Iterator[str]:
+    for bin, use in use_of(problem, solution).items():
+        if use.memory_bytes > use.capacity_bytes:
+            yield f"'{bin}' holds {use.memory_bytes} bytes and has {use.capacity_bytes}"
+        if use.load > use.capacity_load + TOLERANCE:
+            yield f"'{bin}' has the load {use.load:g}, and {use.capacity_load:g} is allowed"
+        if use.num_models > use.max_models:
+            yield f"'{bin}' is shared by {use.num_models} replicas; {use.max_models} may"
+
+
+def _overlapping(problem: Problem, solution: Solution) -> Iterator[str]:
+    for device in problem.devices:
+        slices = solution.slices(device.name)
+        if slices and any(entry.bin == Bin(device.name) for entry in solution.assignments):
+            yield f"device '{device.name}' is used whole and partitioned at once"
+        num_slices = {profile.name: profile.num_slices for profile in device.mig}
+        for one, other in pairwise(slices):
+            if one.start + num_slices[one.profile] > other.start:
+                yield f"MIG slices '{one}' and '{other}' overlap"
+
+
+def _together(problem: Problem, solution: Solution) -> Iterator[str]:
+    host_of = {device.name: device.on_host for device in problem.devices}
+    on_host: dict[str, Counter[str]] = defaultdict(Counter)
+    for name, _, bin in solution.assignments:
+        on_host[host_of[bin.device]][name] += 1
+    for host, names in on_host.items():
+        for workload in problem.workloads:
+            for other in sorted(workload.apart_from) if workload.name in names else ():
+                if names[other] > (other == workload.name):
+                    yield f"'{workload.name}' and '{other}' are both on host '{host}'"
+
+
+def _skewed(problem: Problem, solution: Solution) -> Iterator[str]:
+    domain_of = {device.name: device.in_domain for device in problem.devices}
+    missing = {entry.workload for entry in solution.unplaced}
+    for workload in problem.workloads:
+        if not workload.spread or workload.name in missing:
+            continue
+        fewest, most = problem.replicas_per_domain(workload)
+        placed = Counter(domain_of[bin.device] for name, _, bin in solution.assignments if name == workload.name)
+        for domain in problem.domains_of(workload):
+            if not fewest <= placed[domain] <= most:
+                yield f"'{workload.name}' has {placed[domain]} replicas in domain '{domain}'; {fewest} to {most} may be"

@@ -1,0 +1,238 @@
+"""Changes of single fields in the text of a ``config.pbtxt``; every other character stays as it is."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from google.protobuf import text_format
+from google.protobuf.message import Message
+
+from weft.base.errors import InternalError, UnsupportedError
+from weft.base.text.pbtxt import parse
+from weft_protos.model_config_pb2 import ModelConfig
+
+_TOKEN = re.compile(
+    r"(?P<skip>\s+|\#[^\n]*)"
+    r"|(?P<word>[A-Za-z0-9_.+-]+)"
+    r"|(?P<string>\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*')"
+    r"|(?P<symbol>.)"
+)
+_CLOSING = {"{": "}", "<": ">", "[": "]"}
+_PARAMETERS = "parameters"
+
+
+class Edit(NamedTuple):
+    """A field and what it is to be.
+
+    Attributes:
+        path: Names of fields from the top, for example ``("dynamic_batching", "max_queue_delay_microseconds")``; of a
+            parameter ``("parameters", KEY)``. On the way there is at most one message of each name.
+        value: As protobuf text format writes it, for example ``500``, ``[ 4, 8 ]`` or ``{ }``; of a parameter the plain
+            text. None: the field goes.
+    """
+
+    path: tuple[str, ...]
+    value: str | None
+
+
+class _TextValue(NamedTuple):
+    start: int
+    end: int
+    fields: "list[_TextField] | None"  # of a message
+
+
+class _TextField(NamedTuple):
+    name: str
+    start: int
+    values_start: int
+    end: int
+    values: list[_TextValue]
+
+
+def edited(text: str, edits: Sequence[Edit], *, file: str) -> str:
+    """The text with the fields changed.
+
+    Args:
+        text: Content of a ``config.pbtxt``.
+        edits: Applied one after another.
+        file: Name for messages.
+
+    Raises:
+        PbtxtError: The text is no configuration.
+        UnsupportedError: A message on the way to a field is there more than once.
+    """
+    expected, _ = parse(text, ModelConfig(), file=file)
+    for edit in edits:
+        text = _with_parameter(text, edit) if edit.path[0] == _PARAMETERS else _with_field(text, edit, file)
+        _apply(expected, edit.path, edit.value)
+    got, _ = parse(text, ModelConfig(), file=file)
+    if got != expected:
+        raise InternalError(f"'{file}' would not say what it should after {edits}; change it by hand")
+    return text
+
+
+def with_head(text: str, marker: str, lines: Sequence[str]) -> str:
+    """The text with a comment at its top; one that begins with the same marker, written before, goes."""
+    kept = text.splitlines(keepends=True)
+    while kept and kept[0].startswith(f"# {marker}"):
+        kept.pop(0)
+    return "".join(f"# {marker}{line}\n" for line in lines) + "".join(kept)
+
+
+def _apply(message: Any, path: Sequence[str], value: str | None) -> None:
+    """The same change of a parsed message, by other means than the text's."""
+    name, *rest = path
+    if name == _PARAMETERS:
+        if value is not None:
+            message.parameters[rest[0]].string_value = value
+        elif rest[0] in message.parameters:
+            del message.parameters[rest[0]]
+        return
+    if not rest:
+        message.ClearField(name)
+        if value is not None:
+            text_format.Merge(f"{name}: {value}", message)
+        return
+    inner = getattr(message, name)
+    if not isinstance(inner, Message):  # a repeated field
+        inner = inner[0] if inner else inner.add() if value is not None else None
+    if inner is not None:
+        if value is not None:
+            inner.SetInParent()
+        _apply(inner, rest, value)
+
+
+def _with_field(text: str, edit: Edit, file: str) -> str:
+    fields, inside = _parsed(text), None
+    *around, name = edit.path
+    for depth, outer in enumerate(around):
+        messages = [value for field in fields if field.name == outer for value in field.values]
+        if len(messages) > 1:
+            raise UnsupportedError(f"'{file}' has {len(messages)} of '{outer}'; change them by hand")
+        if not messages:
+            return text if edit.value is None else _appended(text, edit.path[depth:], edit.value)
+        inside = messages[0]
+        fields = inside.fields or []
+    present = [field for field in fields if field.name == name]
+    for field in reversed(present[1:] if edit.value is not None else present):
+        text = _without(text, field)
+    if edit.value is None:
+        return text
+    if present:
+        first = present[0]
+        return text[: first.values_start] + edit.value + text[first.end :]
+    if inside is None:
+        return _appended(text, (name,), edit.value)
+    written = _written(name, edit.value)
+    first_inside = text[inside.start + 1 : inside.end - 1]
+    if "\n" not in first_inside:
+        rest = first_inside.strip()
+        return text[: inside.start + 1] + f" {written}{f' {rest}' if rest else ''} " + text[inside.end - 1 :]
+    indent = re.search(r"\n([ \t]*)\S", first_inside)
+    return text[: inside.start + 1] + f"\n{indent[1] if indent else '  '}{written}" + text[inside.start + 1 :]
+
+
+def _with_parameter(text: str, edit: Edit) -> str:
+    key = edit.path[1]
+    entries = [(field, value) for field in _parsed(text) if field.name == _PARAMETERS for value in field.values]
+    for field, entry in reversed(entries):
+        inner = {one.name: one for one in entry.fields or []}
+        if "key" not in inner or _text_of(text, inner["key"].values[0]) != key:
+            continue
+        if edit.value is None:
+            if len(field.values) == 1:
+                return _without(text, field)
+            rest = text[entry.end :]
+            comma = re.match(r"\s*,", rest)
+            before = text[: entry.start] if comma else text[: entry.start].rstrip().removesuffix(",")
+            return before + rest[comma.end() if comma else 0 :]
+        written = f"{{ string_value: {_quoted(edit.value)} }}"
+        if "value" not in inner:
+            return text[: entry.end - 1] + f"value {written} " + text[entry.end - 1 :]
+        value = inner["value"].values[0]
+        strings = [one for one in value.fields or [] if one.name == "string_value"]
+        if strings:
+            place = strings[-1].values[0]
+            return text[: place.start] + _quoted(edit.value) + text[place.end :]
+        return text[: value.start] + written + text[value.end :]
+    if edit.value is None:
+        return text
+    line = f"{_PARAMETERS} {{ key: {_quoted(key)} value {{ string_value: {_quoted(edit.value)} }} }}"
+    return f"{_ended(text)}{line}\n"
+
+
+def _appended(text: str, path: Sequence[str], value: str) -> str:
+    name, *rest = path
+    written = _written(name, value) if not rest else f"{name} {{ {_appended('', rest, value).strip()} }}"
+    return f"{_ended(text)}{written}\n"
+
+
+def _written(name: str, value: str) -> str:
+    return f"{name} {value}" if value.startswith("{") else f"{name}: {value}"
+
+
+def _ended(text: str) -> str:
+    return text if not text or text.endswith("\n") else f"{text}\n"
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+
+
+def _text_of(text: str, value: _TextValue) -> str:
+    entry = ModelConfig()
+    text_format.Merge(f"name: {text[value.start : value.end]}", entry)
+    return entry.name
+
+
+def _without(text: str, field: _TextField) -> str:
+    """The text without a field, the comma behind it, and the line if nothing else is on it."""
+    end = field.end
+    if separator := re.match(r"[ \t]*[,;]", text[end:]):
+        end += separator.end()
+    start = len(text[: field.start].rstrip(" \t"))
+    line_end = re.match(r"[ \t]*\n", text[end:])
+    if line_end and (start == 0 or text[start - 1] == "\n"):
+        return text[:start] + text[end + line_end.end() :]
+    return text[:start] + text[end:]
+
+
+def _parsed(text: str) -> list[_TextField]:
+    tokens = [match for match in _TOKEN.finditer(text) if match.lastgroup != "skip"]
+    return list(_fields(tokens, [0], ""))
+
+
+def _fields(tokens: Sequence[re.Match[str]], at: list[int], closing: str) -> Iterator[_TextField]:
+    """The fields up to ``closing``; ``at[0]`` is the next token. The text is known to be valid."""
+    while at[0] < len(tokens) and tokens[at[0]].group() != closing:
+        name = tokens[at[0]]
+        at[0] += 1
+        if name.group() in ",;":
+            continue
+        if tokens[at[0]].group() == ":":
+            at[0] += 1
+        start = tokens[at[0]].start()
+        values: list[_TextValue] = []
+        if tokens[at[0]].group() == "[":
+            at[0] += 1
+            while tokens[at[0]].group() != "]":
+                if tokens[at[0]].group() == ",":
+                    at[0] += 1
+                    continue
+                values.append(_value(tokens, at))
+            at[0] += 1
+        else:
+            values.append(_value(tokens, at))
+        yield _TextField(name.group(), name.start(), start, tokens[at[0] - 1].end(), values)
+
+
+def _value(tokens: Sequence[re.Match[str]], at: list[int]) -> _TextValue:
+    first = tokens[at[0]]
+    at[0] += 1
+    if first.group() in ("{", "<"):
+        fields = list(_fields(tokens, at, _CLOSING[first.group()]))
+        at[0] += 1
+        return _TextValue(first.start(), tokens[at[0] - 1].end(), fields)
+    while first.lastgroup == "string" and at[0] < len(tokens) and tokens[at[0]].lastgroup == "string":
+        at[0] += 1
+    return _TextValue(first.start(), tokens[at[0] - 1].end(), None)

@@ -1,0 +1,151 @@
+"""What a run under load came to, the objectives it is judged by, and the latencies that it must keep."""
+
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from weft.base.errors import InvalidArgumentError
+
+#: Percentiles of latency that a run reports and a service level objective may name.
+PERCENTILES = (50.0, 90.0, 95.0, 99.0, 99.9)
+#: Objectives -> whether more is better.
+OBJECTIVES: Mapping[str, bool] = {"throughput": True, "cpu": False, "latency": False}
+#: An open loop counts as served if so much of what was offered is answered in time.
+_MIN_SERVED = 0.95
+_LIMIT = re.compile(r"p(?P<percent>\d+(?:\.\d+)?)=(?P<value>\d+(?:\.\d+)?)(?P<unit>us|ms|s)")
+_UNITS_MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
+
+
+class LatencyLimit(NamedTuple):
+    """A percentile of latency and the most that it may be, milliseconds."""
+
+    percent: float
+    limit_ms: float
+
+    def __str__(self) -> str:
+        return f"p{self.percent:g}={self.limit_ms:g}ms"
+
+
+def parse_limit(text: str) -> LatencyLimit:
+    """``p99=50ms`` as a limit. Raises InvalidArgumentError."""
+    found = _LIMIT.fullmatch(text.strip())
+    percents = ", ".join(f"p{percent:g}" for percent in PERCENTILES)
+    if found is None or float(found["percent"]) not in PERCENTILES or not float(found["value"]):
+        raise InvalidArgumentError(
+            f"--slo '{text}' is not of the form PERCENTILE=TIME; give one of {percents} and a time above 0 in us, ms "
+            "or s, such as p99=50ms"
+        )
+    return LatencyLimit(float(found["percent"]), float(found["value"]) * _UNITS_MS[found["unit"]])
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One run under load.
+
+    Attributes:
+        level: Requests in work at once; 0 of an open loop.
+        throughput_per_s: Answers per second.
+        cpu_s_per_1000: CPU-seconds of all processes of the mesh for 1000 answers; nan without answers.
+        latency_ms: By percentile; nan without answers.
+        num_answers: How many there were.
+        errors: Failed requests by status.
+        offered_per_s: Mean rate of arrivals of an open loop; 0 of a closed one.
+        first_error: Message of the first failed request.
+    """
+
+    level: int
+    throughput_per_s: float
+    cpu_s_per_1000: float
+    latency_ms: Mapping[float, float]
+    num_answers: int
+    errors: Mapping[str, int] = field(default_factory=dict)
+    offered_per_s: float = 0.0
+    first_error: str = ""
+
+
+class Goal(NamedTuple):
+    """What a configuration is to do.
+
+    Attributes:
+        limits: Latencies to keep, at least one.
+        objective: A key of ``OBJECTIVES``: what decides between configurations that keep them.
+    """
+
+    limits: tuple[LatencyLimit, ...]
+    objective: str
+
+    def values(self, measured: Measurement) -> dict[str, float]:
+        """The objectives of a run; ``latency`` is the percentile of the first limit."""
+        latency_ms = measured.latency_ms.get(self.limits[0].percent, math.nan)
+        return {
+            "throughput": measured.throughput_per_s,
+            "cpu": measured.cpu_s_per_1000,
+            "latency": latency_ms,
+        }
+
+    def violations(self, measured: Measurement) -> list[str]:
+        """What the run did not keep, in words; none: it is feasible."""
+        return [text for text, excess in self._excesses(measured) if excess > 0]
+
+    def excess(self, measured: Measurement) -> float:
+        """How far the run is beyond its limits, the worst as a share; 0 or less: it is feasible."""
+        return max(excess for _, excess in self._excesses(measured))
+
+    def _excesses(self, measured: Measurement) -> list[tuple[str, float]]:
+        found: list[tuple[str, float]] = []
+        for limit in self.limits:
+            got_ms = measured.latency_ms.get(limit.percent, math.nan)
+            excess = got_ms / limit.limit_ms - 1 if math.isfinite(got_ms) else 1.0
+            found.append((f"p{limit.percent:g} is {got_ms:.3g} ms, above {limit.limit_ms:g} ms", excess))
+        num_errors = sum(measured.errors.values())
+        share = num_errors / max(num_errors + measured.num_answers, 1)
+        shown = ", ".join(f"{count} {status}" for status, count in sorted(measured.errors.items()))
+        found.append((f"requests failed: {shown}: {measured.first_error}", share or -1.0))
+        if measured.offered_per_s:
+            served = measured.throughput_per_s / measured.offered_per_s
+            text = f"{measured.throughput_per_s:.4g} of {measured.offered_per_s:.4g} requests a second are answered"
+            found.append((text, _MIN_SERVED - served))
+        return found
+
+
+def median(runs: Sequence[Measurement]) -> Measurement:
+    """Runs at one level as one: the median of each figure, all errors. ``runs`` has at least one."""
+    errors: dict[str, int] = {}
+    for run in runs:
+        for status, count in run.errors.items():
+            errors[status] = errors.get(status, 0) + count
+    return Measurement(
+        level=runs[-1].level,
+        throughput_per_s=statistics.median(run.throughput_per_s for run in runs),
+        cpu_s_per_1000=statistics.median(run.cpu_s_per_1000 for run in runs),
+        latency_ms={
+            percent: statistics.median(run.latency_ms.get(percent, math.nan) for run in runs) for percent in PERCENTILES
+        },
+        num_answers=sum(run.num_answers for run in runs),
+        errors=errors,
+        offered_per_s=statistics.median(run.offered_per_s for run in runs),
+        first_error=next((run.first_error for run in runs if run.first_error), ""),
+    )
+
+
+def gains(goal: Goal, pairs: Sequence[tuple[Measurement, Measurement]]) -> dict[str, list[float]]:
+    """How many times better the second of each pair is than the first, by objective; 1 is as good.
+
+    Two runs beside each other see the same machine, so their ratio holds where figures of different minutes do not.
+    """
+    found: dict[str, list[float]] = {name: [] for name in OBJECTIVES}
+    for old, new in pairs:
+        before, after = goal.values(old), goal.values(new)
+        for name, more_is_better in OBJECTIVES.items():
+            ratio = _ratio(after[name], before[name]) if more_is_better else _ratio(before[name], after[name])
+            found[name].append(ratio)
+    return found
+
+
+def _ratio(better: float, worse: float) -> float:
+    if not (math.isfinite(better) and math.isfinite(worse)) or better <= 0 or worse <= 0:
+        return 1.0 if better == worse else 0.0 if not better > 0 else math.inf
+    return better / worse

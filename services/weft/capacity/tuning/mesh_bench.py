@@ -1,0 +1,243 @@
+"""Runs configurations as real meshes from staged repositories, and measures them under load."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from weft.base.errors import WeftError
+from weft.base.processes.memory import available_bytes
+from weft.base.signature import ModelSignature
+from weft.capacity.tuning.contest import TrialError
+from weft.capacity.tuning.graph_models import TunedGraph
+from weft.capacity.tuning.measurement import PERCENTILES, Measurement
+from weft.capacity.tuning.requests import RequestSet, arrivals
+from weft.capacity.tuning.space import Configuration, Cost, SearchSpace
+from weft.capacity.tuning.staged_mesh import MAX_REASON, StagedMesh
+from weft.capacity.tuning.traffic import Traffic, caller, closed_loop, open_loop
+from weft.jobs.target import JobTarget
+from weft.v2.client.channels import open_channel
+from weft.v2.client.v2_client import V2Client
+
+T = TypeVar("T")
+
+_CALL_TIMEOUT_S = 30.0
+#: Answers that a run waits for, so that a 99th percentile is more than the slowest of a few.
+_MIN_ANSWERS = 100
+_WARM_UP_CONCURRENCY = 8
+#: With less memory left on the machine a run ends before the kernel chooses what does.
+_MIN_MEMORY_BYTES = 128 << 20
+_MEMORY_PERIOD_S = 0.2
+#: Meshes that are kept beside the incumbent's and that of a trial.
+_MAX_IDLE = 2
+
+
+class MeshBench:
+    """Starts meshes, and keeps those that are no longer measured for configurations that differ in models alone.
+
+    Args:
+        graph: What is served.
+        space: Turns configurations into files and arguments.
+        folder: Of staged repositories and of the meshes' logs.
+        make_requests: Makes the requests, once, of the signature that the first mesh tells.
+        rate_per_s: Of an open loop; 0: as recorded.
+        warm_up_s: Load that is not counted, before each configuration is measured.
+        seed: Of Poisson arrivals.
+        mesh_arguments: More arguments of ``weft up``.
+    """
+
+    def __init__(
+        self,
+        graph: TunedGraph,
+        space: SearchSpace,
+        folder: Path,
+        *,
+        make_requests: Callable[[ModelSignature], RequestSet],
+        rate_per_s: float = 0.0,
+        warm_up_s: float = 1.0,
+        seed: int = 0,
+        mesh_arguments: tuple[str, ...] = (),
+    ) -> None:
+        self._graph = graph
+        self._folder = folder
+        self._make_requests = make_requests
+        self._mesh_arguments = mesh_arguments
+        self._num_started = 0
+        self._idle: list[tuple[object, StagedMesh]] = []
+        self.requests: RequestSet | None = None
+        self.space = space
+        self.rate_per_s = rate_per_s
+        self.warm_up_s = warm_up_s
+        self.seed = seed
+
+    def open(self, configuration: Configuration, *, fresh: bool = False) -> "MeshUnderLoad":
+        """A mesh that serves and is warm.
+
+        Args:
+            configuration: What it serves.
+            fresh: Its processes have served nothing else.
+
+        Raises:
+            TrialError: It does not start, or does not answer.
+            WeftError: No requests can be made for it.
+            OSError: The repository cannot be staged.
+        """
+        key, mesh = self._mesh(configuration, fresh=fresh)
+        try:
+            if self.requests is None:
+                signature = _run(_signature(mesh.endpoints["router"].grpc, self._graph.name))
+                self.requests = self._make_requests(signature)
+            under_load = MeshUnderLoad(self, self.requests, mesh, lambda: self._keep(key, mesh))
+            under_load.warm_up()
+        except BaseException:
+            mesh.stop()
+            raise
+        return under_load
+
+    def close(self) -> None:
+        """End the meshes that are kept."""
+        while self._idle:
+            self._idle.pop()[1].stop()
+
+    def _mesh(self, configuration: Configuration, *, fresh: bool) -> tuple[object, StagedMesh]:
+        texts = self.space.texts(configuration)
+        arguments = [*self.space.mesh_arguments(configuration), *self._mesh_arguments]
+        key = (tuple(arguments), self.space.process_wide(configuration))
+        kept = None if fresh else next((mesh for known, mesh in self._idle if known == key), None)
+        if kept is None:
+            self._num_started += 1
+            return key, StagedMesh(self._graph, self._folder / f"mesh-{self._num_started}", texts, arguments)
+        self._idle = [(known, mesh) for known, mesh in self._idle if mesh is not kept]
+        try:
+            kept.load(texts)
+        except BaseException:
+            kept.stop()
+            raise
+        return key, kept
+
+    def _keep(self, key: object, mesh: StagedMesh) -> None:
+        """Keep a mesh for a later configuration, in place of the one that was kept for longest."""
+        if not mesh.is_sound:
+            mesh.stop()
+            return
+        self._idle.append((key, mesh))
+        while len(self._idle) > _MAX_IDLE:
+            self._idle.pop(0)[1].stop()
+
+
+class MeshUnderLoad:
+    """A configuration that is served, until it is closed."""
+
+    def __init__(self, bench: MeshBench, requests: RequestSet, mesh: StagedMesh, release: Callable[[], None]) -> None:
+        self._bench = bench
+        self._requests = requests
+        self._mesh = mesh
+        self._release = release
+        self._address = mesh.endpoints["router"].grpc
+        self._num_runs = 0
+
+    def warm_up(self) -> None:
+        """Load that is not counted."""
+        self._load(_WARM_UP_CONCURRENCY, self._bench.warm_up_s, min_answers=_MIN_ANSWERS)
+
+    def measure(self, level: int, duration_s: float) -> Measurement:
+        """One run.
+
+        Args:
+            level: Requests in work at once; 0: an open loop, at the rate of the bench or as recorded.
+            duration_s: Of the arrivals.
+
+        Raises:
+            TrialError: The machine runs out of memory, or the mesh has ended.
+        """
+        before_s = self._mesh.cpu_s()
+        traffic = self._load(level, duration_s, min_answers=_MIN_ANSWERS)
+        cpu_s = self._mesh.cpu_s() - before_s
+        num_answers = len(traffic.latencies_s)
+        self._mesh.is_sound = self._mesh.is_sound and not traffic.errors
+        return Measurement(
+            level=level,
+            throughput_per_s=num_answers / traffic.duration_s if traffic.duration_s > 0 else 0.0,
+            cpu_s_per_1000=cpu_s / num_answers * 1000 if num_answers else float("nan"),
+            latency_ms={percent: traffic.percentile_ms(percent) for percent in PERCENTILES},
+            num_answers=num_answers,
+            errors=dict(traffic.errors),
+            offered_per_s=0.0 if level else traffic.num_planned / duration_s,
+            first_error=traffic.first_error[:MAX_REASON],
+        )
+
+    def costs(self) -> dict[str, Cost]:
+        """What each model has taken of the work, by name, as the services count it. Raises TrialError."""
+        try:
+            return _run(self._costs())
+        except WeftError as error:
+            raise TrialError(f"the statistics are not answered: {error.message}") from None
+
+    def close(self) -> None:
+        """Done with it."""
+        self._release()
+
+    async def _costs(self) -> dict[str, Cost]:
+        computed_ns: dict[str, float] = {}
+        execution_ns: dict[str, float] = {}
+        for address in {endpoint.grpc for endpoint in self._mesh.endpoints.values() if endpoint.grpc}:
+            async with V2Client(address) as client:
+                for model in await client.statistics("", "", timeout_s=_CALL_TIMEOUT_S):
+                    compute = model.inference_stats.compute_infer
+                    if compute.count and model.execution_count:
+                        execution_ns[model.name] = compute.ns / compute.count
+                        computed_ns[model.name] = execution_ns[model.name] * model.execution_count
+        models = set(self._bench.space.models) & set(computed_ns)
+        total_ns = sum(computed_ns[name] for name in models)
+        return {name: Cost(execution_ns[name] / 1e3, computed_ns[name] / max(total_ns, 1.0)) for name in models}
+
+    def _load(self, level: int, duration_s: float, *, min_answers: int) -> Traffic:
+        try:
+            return _run(_guarded(self._traffic(level, duration_s, min_answers)))
+        except BaseException:
+            self._mesh.is_sound = False
+            raise
+
+    async def _traffic(self, level: int, duration_s: float, min_answers: int) -> Traffic:
+        async with open_channel(self._address) as channel:
+            call = caller(channel)
+            with contextlib.suppress(Exception):  # connect; what is wrong the run will tell
+                await call(self._requests.payloads[0])
+            if level:
+                start = self._num_runs * 97 % len(self._requests.payloads)  # runs of few requests see all of them
+                payloads = self._requests.payloads[start:] + self._requests.payloads[:start]
+                self._num_runs += 1
+                return await closed_loop(
+                    call, payloads, concurrency=level, duration_s=duration_s, min_answers=min_answers
+                )
+            return await open_loop(call, arrivals(self._requests, self._bench.rate_per_s, duration_s, self._bench.seed))
+
+
+async def _signature(address: str, name: str) -> ModelSignature:
+    model, _, version = name.partition("/")
+    async with V2Client(address) as client:
+        target = JobTarget(client, model, version, clock_s=time.monotonic)
+        return (await target.identify()).signature
+
+
+async def _guarded(load: Awaitable[Traffic]) -> Traffic:
+    """The load, unless memory runs out first."""
+    task = asyncio.ensure_future(load)
+    while True:
+        done, _ = await asyncio.wait((task,), timeout=_MEMORY_PERIOD_S)
+        if done:
+            return task.result()
+        left_bytes = available_bytes()
+        if left_bytes is not None and left_bytes < _MIN_MEMORY_BYTES:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            raise TrialError(f"memory runs out: the machine has {left_bytes >> 20} MiB left")
+
+
+def _run(work: Awaitable[T]) -> T:
+    async def main() -> T:
+        return await work
+
+    return asyncio.run(main())

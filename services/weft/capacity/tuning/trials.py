@@ -1,0 +1,204 @@
+"""The trials of a study, kept in a file as they end, and the sampler that proposes more: Optuna's."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+from weft.base.errors import InvalidArgumentError
+from weft.capacity.tuning.measurement import OBJECTIVES, Measurement
+from weft.capacity.tuning.settings import Value
+from weft.capacity.tuning.space import Configuration, SearchSpace
+
+SAMPLERS = ("nsga2", "tpe")
+#: What became of a trial.
+SHIPPED, MEASURED, INFEASIBLE, HOPELESS, FAILED = "shipped", "measured", "infeasible", "hopeless", "failed"
+_STUDY = "tune"
+_RECORD, _SETUP, _IS_REPEAT = "record", "setup", "repeat"
+_POPULATION = 8
+_NUM_RANDOM = 6
+_MAX_ASKED = 50
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """One trial.
+
+    Attributes:
+        configuration: What was tried.
+        outcome: ``shipped``, ``measured``, ``infeasible`` (it breaks a limit), ``hopeless`` (given up after a short
+            probe) or ``failed`` (it did not start, or ended).
+        reason: Why it is not ``measured``.
+        values: Objectives as measured, medians; none without a measurement.
+        gains: How many times better it is than the shipped configuration, by objective: the product of comparisons in
+            turn, from the shipped one over those that were the best, so that it holds where the machine is busier at
+            times.
+        excess: How far it is beyond its limits, as a share; 0 or less: it keeps them.
+        level: Requests in work at once; 0: planned arrivals.
+        is_incumbent: It replaced the best one before.
+        latency_ms: By percentile, as text: JSON has no other keys.
+    """
+
+    configuration: Configuration
+    outcome: str
+    reason: str = ""
+    values: Mapping[str, float] = field(default_factory=dict)
+    gains: Mapping[str, float] = field(default_factory=dict)
+    excess: float = 1.0
+    level: int = 0
+    is_incumbent: bool = False
+    latency_ms: Mapping[str, float] = field(default_factory=dict)
+
+
+def latencies(measured: Measurement) -> dict[str, float]:
+    """Latencies as a record has them."""
+    return {f"p{percent:g}": latency for percent, latency in measured.latency_ms.items() if math.isfinite(latency)}
+
+
+class _NoLock:
+    """The folder of a study is held by its process, and a lock of Optuna's would outlive a killed one by 30 s."""
+
+    def acquire(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        return None
+
+
+class TrialLog:
+    """A study in a file.
+
+    Args:
+        path: Of the file; one process at a time may use it.
+        space: What is searched.
+        seed: Of the sampler.
+        sampler: One of ``SAMPLERS``.
+        setup: What the study is about; a study in the file must be about the same.
+
+    Attributes:
+        records: Trials that have ended, in their order.
+
+    Raises:
+        InvalidArgumentError: The file holds another study, or none.
+    """
+
+    def __init__(self, path: Path, space: SearchSpace, *, seed: int, sampler: str, setup: Mapping[str, Any]) -> None:
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._space = space
+        self._distributions = {
+            key: optuna.distributions.CategoricalDistribution(setting.choices)
+            for key, setting in space.settings.items()
+        }
+        _drop_half_line(path)
+        try:
+            backend = optuna.storages.journal.JournalFileBackend(str(path), lock_obj=_NoLock())
+            storage = optuna.storages.JournalStorage(backend)
+            self._study = optuna.create_study(
+                study_name=_STUDY,
+                storage=storage,
+                load_if_exists=True,
+                directions=["maximize"] * len(OBJECTIVES),  # of gains
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidArgumentError(
+                f"'{path}' is no study that can be read: {error}; begin in another folder"
+            ) from None
+        known = self._study.user_attrs.get(_SETUP)
+        if known is None:
+            self._study.set_user_attr(_SETUP, dict(setup))
+        elif known != dict(setup):
+            differing = ", ".join(key for key in setup if known.get(key) != setup[key])
+            raise InvalidArgumentError(
+                f"'{path.parent}' is a study of something else ({differing} changed); begin in another folder"
+            )
+        self._end_interrupted()
+        trials = self._study.get_trials(deepcopy=False)
+        self.records = [TrialRecord(**trial.user_attrs[_RECORD]) for trial in trials if _RECORD in trial.user_attrs]
+        self._tried = {self._key(record.configuration) for record in self.records}
+        # A study that goes on draws what it has not drawn yet.
+        self._study.sampler = _sampler(sampler, seed + len(trials))
+
+    def was_tried(self, configuration: Configuration) -> bool:
+        """Whether a trial had this configuration, or one that comes to the same."""
+        return self._key(configuration) in self._tried
+
+    def propose(self) -> "OpenTrial | None":
+        """A configuration by the sampler that was not tried yet; None: it finds none."""
+        for _ in range(_MAX_ASKED):
+            trial = self._study.ask(self._distributions)
+            if not self.was_tried(trial.params):
+                return OpenTrial(self, trial, self._space.canonical(trial.params))
+            trial.set_user_attr(_IS_REPEAT, True)
+            self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        return None
+
+    def begin(self, configuration: Configuration) -> "OpenTrial":
+        """A trial of this configuration."""
+        plain = self._space.canonical(configuration)
+        self._study.enqueue_trial(plain)
+        return OpenTrial(self, self._study.ask(self._distributions), plain)
+
+    def _end(self, trial: Any, record: TrialRecord) -> None:
+        trial.set_user_attr(_RECORD, asdict(record))
+        trial.set_constraint("limits", record.excess)
+        self._study.tell(trial, [record.gains.get(name, 0.0) for name in OBJECTIVES])
+        self.records.append(record)
+        self._tried.add(self._key(record.configuration))
+
+    def _end_interrupted(self) -> None:
+        """Trials that were begun when the study was interrupted are not trials."""
+        states = optuna.trial.TrialState
+        while any(trial.state == states.WAITING for trial in self._study.get_trials(deepcopy=False)):
+            self._study.ask(self._distributions)
+        for trial in self._study.get_trials(deepcopy=False, states=(states.RUNNING,)):
+            self._study.tell(trial.number, state=states.FAIL)
+
+    def _key(self, configuration: Configuration) -> tuple[tuple[str, Value], ...]:
+        return tuple(sorted(self._space.canonical(configuration).items()))
+
+
+class OpenTrial:
+    """A trial that has begun.
+
+    Attributes:
+        configuration: What is tried.
+    """
+
+    def __init__(self, log: TrialLog, trial: Any, configuration: Configuration) -> None:
+        self._log = log
+        self._trial = trial
+        self.configuration = configuration
+
+    def end(self, record: TrialRecord) -> None:
+        """Write what became of it."""
+        self._log._end(self._trial, record)
+
+
+def pareto(records: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """Those that keep their limits and are not beaten in one objective by another that is as good in all."""
+    feasible = [record for record in records if record.outcome in (SHIPPED, MEASURED) and record.excess <= 0]
+    return [one for one in feasible if not any(_beats(other, one) for other in feasible)]
+
+
+def _beats(one: TrialRecord, other: TrialRecord) -> bool:
+    gains = [one.gains[name] - other.gains[name] for name in OBJECTIVES]
+    return all(gain >= 0 for gain in gains) and any(gain > 0 for gain in gains)
+
+
+def _sampler(name: str, seed: int) -> Any:
+    if name == "tpe":
+        return optuna.samplers.TPESampler(seed=seed, n_startup_trials=_NUM_RANDOM)
+    return optuna.samplers.NSGAIISampler(seed=seed, population_size=_POPULATION)
+
+
+def _drop_half_line(path: Path) -> None:
+    """What a killed process was writing is no trial, and must not run into the next line."""
+    if not path.exists():
+        return
+    content = path.read_bytes()
+    if content and not content.endswith(b"\n"):
+        with path.open("rb+") as stream:
+            stream.truncate(content.rfind(b"\n") + 1)

@@ -1,0 +1,261 @@
+"""``tune``: searches the settings of a graph on this machine and writes down what is best."""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from difflib import unified_diff
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from weft.base.errors import InvalidArgumentError, NotFoundError
+from weft.base.repository.layout import CONFIG_FILENAME
+from weft.base.signature import ModelSignature
+from weft.capacity.tuning.config_text import with_head
+from weft.capacity.tuning.contest import Contest, Load
+from weft.capacity.tuning.graph_models import TunedGraph, read_graph
+from weft.capacity.tuning.measurement import Goal, LatencyLimit
+from weft.capacity.tuning.mesh_bench import MeshBench
+from weft.capacity.tuning.report import facts, provenance
+from weft.capacity.tuning.repository_files import check_output, write_copy, write_in_place
+from weft.capacity.tuning.requests import RequestSet, from_data, generated, open_data
+from weft.capacity.tuning.search import Search, SearchLimits, SearchResult
+from weft.capacity.tuning.settings import Machine
+from weft.capacity.tuning.space import SearchSpace, make_space
+from weft.capacity.tuning.trials import TrialLog, TrialRecord
+from weft.jobs.atomic_files import check_writable, held, replace_file
+
+_TRIALS, _REPORT = "trials.log", "report.json"
+_MARKER = "weft tune: "
+#: Requests in work at once, for each core, at which the search for the most load begins.
+_FIRST_LEVEL_PER_CORE = 4
+#: Interpreter, allocator and adaptive batches settle in so many seconds.
+_MIN_WARM_UP_S = 0.5
+
+
+@dataclass(frozen=True)
+class TuneOptions:
+    """What is searched.
+
+    Attributes:
+        graph: Graph or model; NAME/VERSION for one version.
+        limits: Latencies to keep, at least one.
+        study: Folder of the trials and the report.
+        repository: Model repository.
+        objective: ``throughput``, ``cpu`` or ``latency``.
+        resume: Go on with the study there.
+        data: Data set whose rows are sent; "": random values.
+        recorded: Data set with a column ``at_s``, rows sent as they arrived; "": none.
+        column_of: Column of an input, where it has another name.
+        rows_per_request: Rows of a request.
+        rate_per_s: Planned arrivals a second; 0: none are planned, or as recorded.
+        concurrency: Requests in work at once; 0: four for each core, and for throughput as many as keep the limits.
+        num_trials: The shipped configuration is the first.
+        budget_s: For everything.
+        run_s: One run under load.
+        num_confirmations: Rounds of pick and shipped configuration in turn, at the end.
+        sampler: ``nsga2`` or ``tpe``.
+        seed: Of sampler, values and arrivals.
+        write: Write the pick into the repository.
+        output: Write a copy of the repository with the pick there; None: none.
+        mesh_arguments: More arguments of ``weft up``.
+    """
+
+    graph: str
+    limits: tuple[LatencyLimit, ...]
+    study: Path
+    repository: Path = Path("model_repository")
+    objective: str = "throughput"
+    resume: bool = False
+    data: str = ""
+    recorded: str = ""
+    column_of: Mapping[str, str] = field(default_factory=dict)
+    rows_per_request: int = 1
+    rate_per_s: float = 0.0
+    concurrency: int = 0
+    num_trials: int = 30
+    budget_s: float = 600.0
+    run_s: float = 2.0
+    num_confirmations: int = 5
+    sampler: str = "nsga2"
+    seed: int = 0
+    write: bool = False
+    output: Path | None = None
+    mesh_arguments: tuple[str, ...] = ()
+
+
+class TuneOutcome(NamedTuple):
+    """What came of it.
+
+    Attributes:
+        facts: As in ``report.json``.
+        diff: The changed configurations, as a unified diff.
+        files: That were written, in the repository or its copy.
+    """
+
+    facts: Mapping[str, Any]
+    diff: str
+    files: list[Path]
+
+
+def tune(options: TuneOptions, on_trial: Callable[[TrialRecord, SearchSpace], None] = lambda *_: None) -> TuneOutcome:
+    """Search, and write what ``options`` ask for.
+
+    Interrupted at any moment, also by KeyboardInterrupt, it leaves the repository as it is and a study that can go on.
+
+    Args:
+        options: What is searched.
+        on_trial: Called as a trial ends.
+
+    Raises:
+        WeftError: The graph or an option is wrong, or the shipped configuration cannot be measured.
+        OSError: A file cannot be read or written.
+    """
+    graph = read_graph(options.graph, options.repository)
+    if options.output is not None:
+        check_output(options.output, options.repository)
+    if path := options.recorded or options.data:
+        open_data(path, "--recorded" if options.recorded else "--data")  # what is wrong with it, before a mesh starts
+    machine = Machine(len(os.sched_getaffinity(0)), min(limit.limit_ms for limit in options.limits))
+    space = make_space(list(graph.models.values()), machine)
+    if options.write:
+        folders = {(model.folder / CONFIG_FILENAME).resolve().parent for model in space.models.values()}
+        check_writable(sorted(folders), "--output DIR writes a copy of the repository")
+    goal = Goal(options.limits, options.objective)
+    load = _load(options, machine)
+    with held(options.study):
+        _check_study(options)
+        setup = _setup(options, graph, load)
+        trials = TrialLog(options.study / _TRIALS, space, seed=options.seed, sampler=options.sampler, setup=setup)
+        bench = MeshBench(
+            graph,
+            space,
+            options.study,
+            make_requests=lambda signature: _requests(options, signature),
+            rate_per_s=options.rate_per_s,
+            warm_up_s=max(options.run_s / 2, _MIN_WARM_UP_S),
+            seed=options.seed,
+            mesh_arguments=options.mesh_arguments,
+        )
+        search = Search(
+            space,
+            bench,
+            Contest(goal, load),
+            trials,
+            SearchLimits(options.num_trials, options.budget_s, options.num_confirmations),
+            clock_s=time.monotonic,
+            on_trial=lambda record: on_trial(record, space),
+        )
+        try:
+            with closing(bench):
+                result = search.run()
+        finally:
+            if not trials.records:  # nothing to go on with
+                (options.study / _TRIALS).unlink(missing_ok=True)
+        found = facts(
+            space,
+            goal,
+            trials.records,
+            result,
+            {**setup, "load": _load_text(options, load), "requests": _source(bench)},
+        )
+        _keep(options, found)  # also if the configurations cannot be written
+        outcome = _write(options, graph, space, result, found)
+        _keep(options, outcome.facts)
+        return outcome
+
+
+def _keep(options: TuneOptions, found: Mapping[str, Any]) -> None:
+    replace_file(options.study / _REPORT, (json.dumps(found, indent=2) + "\n").encode())
+
+
+def _write(
+    options: TuneOptions, graph: TunedGraph, space: SearchSpace, result: SearchResult, found: dict[str, Any]
+) -> TuneOutcome:
+    texts = space.texts(result.pick)
+    shown: list[str] = []
+    for name, new in texts.items():
+        old, path = space.models[name].text, str(space.models[name].folder / CONFIG_FILENAME)
+        shown += unified_diff(old.splitlines(keepends=True), new.splitlines(keepends=True), path, path)
+    files: list[Path] = []
+    if texts and result.confirmation is not None:
+        line = provenance(found, datetime.now(UTC).date().isoformat())
+        texts = {name: with_head(text, _MARKER, [line]) for name, text in texts.items()}
+        if options.write:
+            files += write_in_place(graph, texts)
+    if options.output is not None:
+        files += write_copy(graph, texts, options.output)
+    return TuneOutcome({**found, "files": [str(path) for path in files]}, "".join(shown), files)
+
+
+def _load(options: TuneOptions, machine: Machine) -> Load:
+    is_open = bool(options.rate_per_s or options.recorded)
+    if is_open:
+        return Load(levels_vary=False, level=0, duration_s=options.run_s)
+    if options.concurrency:
+        return Load(levels_vary=False, level=options.concurrency, duration_s=options.run_s)
+    # CPU time and latency are compared under one load: both depend on it more than on most settings.
+    varies = options.objective == "throughput"
+    return Load(levels_vary=varies, level=_FIRST_LEVEL_PER_CORE * machine.num_cores, duration_s=options.run_s)
+
+
+def _load_text(options: TuneOptions, load: Load) -> str:
+    if options.rate_per_s:
+        return f"{options.rate_per_s:g} requests a second"
+    if options.recorded:
+        return "arrivals as recorded"
+    return f"{load.level} requests at once{', more or fewer as the limits allow' * load.levels_vary}"
+
+
+def _source(bench: MeshBench) -> str:
+    return bench.requests.source if bench.requests is not None else ""
+
+
+def _requests(options: TuneOptions, signature: ModelSignature) -> RequestSet:
+    most = signature.max_batch_size or 1
+    if options.rows_per_request > most:
+        raise InvalidArgumentError(
+            f"--rows-per-request must be from 1 to {most}, the largest batch of '{signature.name}', got "
+            f"{options.rows_per_request}"
+        )
+    if path := options.recorded or options.data:
+        return from_data(
+            signature,
+            path,
+            column_of=options.column_of,
+            rows=options.rows_per_request,
+            recorded=bool(options.recorded),
+        )
+    return generated(signature, rows=options.rows_per_request, seed=options.seed)
+
+
+def _check_study(options: TuneOptions) -> None:
+    has_trials = (options.study / _TRIALS).exists()
+    if has_trials and not options.resume:
+        raise InvalidArgumentError(
+            f"'{options.study}' has a study already; --resume goes on with it, --study names another folder"
+        )
+    if options.resume and not has_trials:
+        raise NotFoundError(
+            f"'{options.study}' has no study to go on with; leave --resume out, or name another --study"
+        )
+
+
+def _setup(options: TuneOptions, graph: TunedGraph, load: Load) -> dict[str, Any]:
+    """What trials depend on, so that those of another question do not mix with them."""
+    digest = hashlib.sha256()
+    for folder in sorted(graph.folders):
+        for file in sorted((graph.repository / folder).rglob("*.pbtxt")):
+            digest.update(file.read_bytes())
+    return {
+        "graph": options.graph,
+        "slo": [str(limit) for limit in options.limits],
+        "objective": options.objective,
+        "load": [load.level, load.levels_vary, options.rate_per_s],
+        "requests": [options.recorded or options.data, options.rows_per_request],
+        "configurations": digest.hexdigest(),
+    }

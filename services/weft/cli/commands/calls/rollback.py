@@ -1,0 +1,29 @@
+"""``weft rollback``: puts back what a graph served before its files changed."""
+
+import argparse
+import asyncio
+import json
+
+from weft.cli.answers.similar import names_similar_models
+from weft.v2.client.v2_client import V2Client
+from weft.v2.security.channel import channel_security
+
+_TIMEOUT_S = 60.0
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the versions that serve now and return 0; raises WeftError."""
+    versions = asyncio.run(_rollback(options))
+    if options.json:
+        print(json.dumps({"graph": options.graph, "versions": versions}))
+        return 0
+    print(f"{options.graph}: version{'s' * (len(versions) > 1)} {', '.join(versions)}")
+    return 0
+
+
+async def _rollback(options: argparse.Namespace) -> list[str]:
+    async with V2Client(options.url, security=channel_security(options)) as router:
+        async with names_similar_models(router, options.graph):
+            await router.load(options.graph, {"rollback": True}, timeout_s=_TIMEOUT_S)
+        index = await router.index(ready_only=True, timeout_s=_TIMEOUT_S)
+    return [model.version for model in index if model.name == options.graph]

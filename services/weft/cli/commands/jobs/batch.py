@@ -1,0 +1,160 @@
+"""``weft batch``: a data set through a graph, into files."""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from weft.base.errors import InvalidArgumentError, UnavailableError, UnsupportedError
+from weft.cli.arguments.types import pair
+from weft.cli.commands.jobs.batch_display import BatchDisplay
+from weft.mesh.preflight import MeshError
+from weft.mesh.running import running_mesh
+from weft.tools.request import parameter_value
+from weft.v2.client.channels import MAX_TIMEOUT_S
+from weft.v2.client.v2_client import V2Client
+from weft.v2.security.channel import ChannelSecurity, channel_security
+
+if TYPE_CHECKING:
+    from weft.jobs.job import BatchOptions, Progress
+    from weft.jobs.ray_engine import OpenClient
+
+__all__ = ["pair", "run"]
+
+_INTERRUPTED = 128 + signal.SIGINT
+_MESH_LOG = ".mesh.log"
+#: Of a job beside a mesh that others use too, which may be on this machine; see nice(1).
+_NICENESS = 19
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the job and print what it came to; 0 if every row is written, 1 if the job ended before, 130 after Ctrl-C."""
+    _check(options)
+    display = BatchDisplay(options.graph, Console(stderr=True), options.cost_per_hour, time.monotonic)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        end = _on_ray(options, display) if options.engine == "ray" else _embedded(options, display)
+    except MeshError as error:
+        print(f"weft: {error}; the log is '{options.output / _MESH_LOG}'", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("weft: interrupted; --resume goes on", file=sys.stderr)
+        return _INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    print(json.dumps(display.facts(end)) if options.json else display.end(end, str(options.output)))
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Refuse options that say nothing together."""
+    if options.engine != "ray":
+        for name in ("ray_address", "ray_workers", "in_process"):
+            if getattr(options, name):
+                raise InvalidArgumentError(f"--{name.replace('_', '-')} is for --engine ray")
+    elif options.in_process and options.url is not None:
+        raise InvalidArgumentError("--in-process runs the models in Ray's workers; leave --url out, or --in-process")
+    elif not options.in_process and options.url is None and (options.ray_address or os.environ.get("RAY_ADDRESS")):
+        raise InvalidArgumentError(
+            "a cluster of Ray needs --url, a router that all its machines reach, or --in-process, by which its workers "
+            "run the models"
+        )
+
+
+def _embedded(options: argparse.Namespace, display: BatchDisplay) -> "Progress":
+    try:
+        from weft.jobs.batch import run_batch  # noqa: PLC0415  # pyarrow is an extra
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(f"weft batch needs '{error.name}': pip install 'weft-mesh[jobs]'") from error
+    job = _job(options)
+
+    async def run_there(url: str) -> "Progress":
+        async with V2Client(url, security=channel_security(options)) as client:
+            with display.bar() as show:
+                return await run_batch(client, job, show)
+
+    with _router(options) as url:
+        return asyncio.run(run_there(url))
+
+
+def _on_ray(options: argparse.Namespace, display: BatchDisplay) -> "Progress":
+    try:
+        from weft.jobs.ray_engine import RayOptions, run_batch_on_ray  # noqa: PLC0415  # Ray is an extra
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(f"weft batch --engine ray needs '{error.name}': pip install 'weft-mesh[ray]'") from error
+    job, ray_options = _job(options), RayOptions(options.ray_address, options.ray_workers)
+
+    def run_there(open_client: "OpenClient") -> "Progress":
+        with display.bar() as show:
+            return run_batch_on_ray(open_client, job, ray_options, show)
+
+    if options.in_process:
+        options.output.mkdir(parents=True, exist_ok=True)
+        return run_there(partial(_client_of_own_mesh, options.repository.resolve(), options.output.resolve()))
+    with _router(options) as url:
+        return run_there(partial(_client, url, channel_security(options)))
+
+
+def _job(options: argparse.Namespace) -> "BatchOptions":
+    from weft.jobs.job import BatchOptions  # noqa: PLC0415  # pyarrow is an extra
+
+    return BatchOptions(
+        graph=options.graph,
+        input=options.input,
+        output=options.output,
+        resume=options.resume,
+        format=options.format,
+        output_format=options.output_format,
+        column_of=dict(options.column),
+        outputs=options.write,
+        binary=options.binary,
+        keep=options.keep,
+        parameters={name: parameter_value(value) for name, value in options.param},
+        rows_per_request=options.rows_per_request,
+        rows_per_shard=options.rows_per_shard,
+        max_inflight=options.max_inflight,
+        max_failures=options.max_failures,
+        timeout_s=min(options.timeout_ms / 1000, MAX_TIMEOUT_S),
+        patience_s=options.patience_s,
+    )
+
+
+@contextmanager
+def _router(options: argparse.Namespace) -> Iterator[str]:
+    """Address of the router: the one that is named, or that of a mesh for this job alone."""
+    if options.url is not None:
+        os.nice(_NICENESS)
+        yield options.url
+        return
+    options.output.mkdir(parents=True, exist_ok=True)
+    with (options.output / _MESH_LOG).open("a") as log, running_mesh(options.repository, log=log) as endpoints:
+        yield endpoints["router"].grpc
+
+
+@asynccontextmanager
+async def _client(url: str, security: ChannelSecurity | None) -> AsyncIterator[V2Client]:
+    async with V2Client(url, security=security) as client:
+        yield client
+
+
+@asynccontextmanager
+async def _client_of_own_mesh(repository: Path, output: Path) -> AsyncIterator[V2Client]:
+    """A client of a mesh that runs in one process, for as long as this process needs it."""
+    path = output / f".mesh-{socket.gethostname()}-{os.getpid()}.log"
+    try:
+        with path.open("a") as log, running_mesh(repository, ["--in-process"], log=log) as endpoints:
+            async with V2Client(endpoints["router"].grpc) as client:
+                yield client
+    except MeshError as error:
+        raise UnavailableError(f"{error}; the log is '{path}'") from error

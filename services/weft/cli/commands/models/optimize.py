@@ -1,0 +1,161 @@
+"""``weft optimize``: a smaller and faster version of a model, behind an accuracy gate."""
+
+import argparse
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from weft.base.errors import InvalidArgumentError, UnsupportedError
+from weft.v2.client.channels import MAX_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from weft.optimize.cost import VersionCost
+    from weft.optimize.report import CandidateReport, Report
+
+_INTERRUPTED = 128 + signal.SIGINT
+_ENDED = 128 + signal.SIGTERM
+#: Where standard output is no terminal.
+_WIDTH = 160
+
+
+def run(options: argparse.Namespace) -> int:
+    """Optimise and print the report; 0, also if nothing passes the gate; 1 if it cannot be done, 130 after Ctrl-C."""
+    try:
+        from weft.optimize.optimize import OptimizeOptions, optimize  # noqa: PLC0415  # torch, pyarrow
+        from weft.optimize.picture import draw  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            f"weft optimize needs '{error.name}': pip install 'weft-mesh[optimize,model,preprocess,postprocess]'"
+        ) from error
+    name, _, version = options.model.partition("/")
+    folder: Path | None = options.report
+    if folder is not None:
+        if folder.exists() and not folder.is_dir():
+            raise InvalidArgumentError(f"--report {folder} is no folder")
+        folder.mkdir(parents=True, exist_ok=True)
+    settings = OptimizeOptions(
+        model=name,
+        data=options.data,
+        max_loss=options.max_loss,
+        repository=options.repository,
+        version=int(version) if version else None,
+        graph=options.graph or "",
+        methods=options.method,
+        metric=options.metric,
+        output=options.output,
+        label=options.label,
+        positive=options.positive,
+        column_of=dict(options.column),
+        format=options.format,
+        num_calibration=options.calibration_rows,
+        num_held_out=options.held_out_rows,
+        seed=options.seed,
+        num_rounds=options.rounds,
+        timeout_s=min(options.timeout_ms / 1000, MAX_TIMEOUT_S),
+        is_dry_run=options.dry_run,
+        log=None if folder is None else folder / "mesh.log",
+    )
+    console = Console(stderr=True)
+    with _ends_on_sigterm():
+        try:
+            with console.status("reading the repository") as status:
+                report = optimize(settings, status.update if console.is_terminal else _tell)
+        except KeyboardInterrupt:
+            print("weft: interrupted; nothing was written", file=sys.stderr)
+            return _INTERRUPTED
+    facts = report.as_json()
+    if folder is not None:
+        (folder / "report.json").write_text(json.dumps(facts, indent=2) + "\n")
+        (folder / "report.svg").write_text(draw(report))
+    if options.json:
+        print(json.dumps(facts))
+    else:
+        _print(report, is_dry_run=options.dry_run)
+    return 0
+
+
+@contextlib.contextmanager
+def _ends_on_sigterm() -> Iterator[None]:
+    """A request to end leaves nothing behind, as Ctrl-C does."""
+
+    def end(*_: Any) -> None:
+        raise SystemExit(_ENDED)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _tell(text: str) -> None:
+    print(f"weft optimize: {text}", file=sys.stderr)
+
+
+def _print(report: "Report", *, is_dry_run: bool) -> None:
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH, soft_wrap=False, highlight=False)
+    through = f" through {report.graph}" if report.graph else ""
+    unanswered = f"; {report.num_unanswered_rows} more have no answer" if report.num_unanswered_rows else ""
+    console.print(
+        f"{report.model} version {report.version}{through}; {report.num_held_out_rows} held-out rows{unanswered}, "
+        f"{report.num_calibration_rows} for calibration.\n"
+        f"Loss: {report.meaning}; its interval is of 95 %, and its upper end may be {report.max_loss:.2%}."
+    )
+    console.print(_table(report))
+    for candidate in report.candidates:
+        for text in (candidate.reason, candidate.caution):
+            if text:
+                console.print(f"{candidate.method}: {text}", markup=False)
+    if not report.picked:
+        console.print(f"Nothing is written: {report.why_none}.", markup=False)
+    elif is_dry_run:
+        console.print(f"{report.picked} would be written; this is a dry run.", markup=False)
+    else:
+        console.print(f"{report.picked} is version {report.written} of {report.model} now.", markup=False)
+    for sentence in report.advice:
+        console.print(sentence, markup=False)
+
+
+def _table(report: "Report") -> Table:
+    table = Table()
+    table.add_column("candidate")
+    table.add_column("gate")
+    table.add_column("loss, %", justify="right")
+    table.add_column("interval", justify="right")
+    table.add_column("size, MB", justify="right")
+    for rows in report.costs:
+        plural = "row" if rows == 1 else "rows"
+        table.add_column(f"CPU-s/1000,\n{rows} {plural}", justify="right")
+        table.add_column("of the\noriginal's", justify="right")
+        table.add_column("p50, ms", justify="right")
+        table.add_column("p99, ms", justify="right")
+    table.add_row("original", "", "", "", _megabytes(report.size_bytes), *_cells(report, report.costs))
+    for candidate in report.candidates:
+        table.add_row(*_row(report, candidate), style="bold" if candidate.method == report.picked else "")
+    return table
+
+
+def _row(report: "Report", candidate: "CandidateReport") -> list[str]:
+    loss = candidate.loss
+    judged = ["", ""] if loss is None else [f"{loss.value:.2%}"[:-1], f"{loss.low * 100:.2f} to {loss.high * 100:.2f}"]
+    size = _megabytes(candidate.size_bytes) if candidate.size_bytes else ""
+    return [candidate.method, candidate.state, *judged, size, *_cells(report, candidate.costs)]
+
+
+def _cells(report: "Report", costs: "Any") -> list[str]:
+    return [cell for rows in report.costs for cell in (_cost(costs[rows]) if rows in costs else [""] * 4)]
+
+
+def _cost(cost: "VersionCost") -> list[str]:
+    return [f"{cost.cpu_s_per_1000:.3g}", f"{cost.ratio:.2f}", f"{cost.p50_ms:.3g}", f"{cost.p99_ms:.3g}"]
+
+
+def _megabytes(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.3g}"

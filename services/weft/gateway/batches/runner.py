@@ -1,0 +1,270 @@
+"""Answers the requests of batches in the background: ``BackgroundRunner``."""
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from starlette.types import ASGIApp, Message, Scope
+
+from weft.base.cancellation import cancel_and_wait
+from weft.base.errors import WeftError
+from weft.base.observing.logs import get_logger
+from weft.gateway.batches.store import Store
+from weft.jobs.atomic_files import replace_file
+from weft.jobs.dataset import Dataset, Shard
+from weft.jobs.window import Place, Window
+
+#: Endpoints that a batch may call.
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
+#: Requests of a batch at most, as with OpenAI.
+MAX_REQUESTS = 50_000
+_COLUMNS = ("custom_id", "method", "url", "body")
+_REQUESTS_PER_PART = 64
+_MAX_SHOWN_ERRORS = 20
+_MAX_INFLIGHT = 256
+_RETRY_S = 0.5
+#: The server has too much to do, or is away; the request is tried again.
+_BUSY = (429, 502, 503)
+_OPEN = ("in_progress", "finalizing", "cancelling")
+
+_log = get_logger("weft.gateway")
+
+Headers = Sequence[tuple[str, str]]
+
+
+class _Answer(NamedTuple):
+    status: int
+    request_id: str
+    body: Any
+
+
+class BackgroundRunner:
+    """Runs batches; each survives a restart of the gateway and answers no request twice that it has written.
+
+    Owned by the event loop. A batch's keys are held in memory alone: after a restart a batch whose owner has keys goes
+    on once the owner asks for it.
+
+    Args:
+        store: Where batches are.
+        app: Answers a request, as it does one of a client.
+    """
+
+    def __init__(self, store: Store, app: ASGIApp) -> None:
+        self._store = store
+        self._app = app
+        self._window = Window(_MAX_INFLIGHT, time.monotonic_ns, yields=True)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        #: Batches whose files a thread puts together, which cannot be cancelled.
+        self._finalizing: set[str] = set()
+
+    async def resume(self) -> None:
+        """Go on with the batches of owners without keys."""
+        for batch in await asyncio.to_thread(self._store.all, "batch", None):
+            if batch.pop("owner") == "":
+                self.ensure(batch, "", ())
+
+    def ensure(self, batch: Mapping[str, Any], owner: str, headers: Headers) -> None:
+        """Run a batch that is not finished, if it does not run; ``headers`` are those of its requests."""
+        if batch["id"] not in self._tasks and batch["status"] in _OPEN:
+            task = asyncio.create_task(self._run(dict(batch), owner, headers))
+            self._tasks[batch["id"]] = task
+            task.add_done_callback(lambda _: self._tasks.pop(batch["id"], None))
+
+    async def cancel(self, batch: Mapping[str, Any], owner: str, headers: Headers) -> dict[str, Any]:
+        """End a batch early: what is answered stays; requests in flight are cancelled."""
+        if batch["status"] not in ("in_progress", "cancelling"):
+            return dict(batch)
+        await self._stop(batch["id"])
+        current = await asyncio.to_thread(self._store.find, batch["id"], "batch", owner)
+        if current["status"] in _OPEN:
+            current |= {"status": "cancelling", "cancelling_at": int(time.time())}
+            await asyncio.to_thread(self._store.save, current, owner)
+            self.ensure(current, owner, headers)
+        return current
+
+    async def close(self) -> None:
+        """Stop; batches go on when the gateway is started again."""
+        for own_id in list(self._tasks):
+            await self._stop(own_id)
+
+    async def _stop(self, own_id: str) -> None:
+        """A batch does not run any more: it is cancelled, or, where it is about to be finished, awaited."""
+        task = self._tasks.get(own_id)
+        if task is not None and own_id in self._finalizing:
+            await asyncio.wait([task])
+        elif task is not None:
+            await cancel_and_wait([task])
+
+    async def _run(self, batch: dict[str, Any], owner: str, headers: Headers) -> None:
+        try:
+            if batch["status"] == "in_progress":
+                await self._answer_all(batch, owner, headers)
+            self._finalizing.add(batch["id"])
+            await asyncio.to_thread(self._finalize, batch, owner)
+        except (OSError, WeftError) as error:
+            message = error.message if isinstance(error, WeftError) else str(error)
+            _log.error("batch '%s' waits for a restart of the gateway: %s", batch["id"], message)
+        except Exception:
+            _log.exception("batch '%s' waits for a restart of the gateway", batch["id"])
+        finally:
+            self._finalizing.discard(batch["id"])
+
+    async def _answer_all(self, batch: dict[str, Any], owner: str, headers: Headers) -> None:
+        folder = self._store.path(batch["id"])
+        counts = {"completed": 0, "failed": 0}
+        shards = Dataset(str(self._store.content(batch["input_file_id"])), "jsonl").shards(_REQUESTS_PER_PART, _COLUMNS)
+        try:
+            async with asyncio.timeout(max(0.0, batch["expires_at"] - time.time())):
+                while (shard := await asyncio.to_thread(next, shards, None)) is not None:
+                    part = _part(folder, shard.index)
+                    if not part.exists():
+                        lines = await self._answer_shard(batch["id"], shard, headers)
+                        await asyncio.to_thread(replace_file, part, lines)
+                    for name, number in (await asyncio.to_thread(_counts, part)).items():
+                        counts[name] += number
+                    batch["request_counts"] |= counts
+                    await asyncio.to_thread(self._store.save, batch, owner)
+        except TimeoutError:
+            batch |= {"expired_at": int(time.time())}
+
+    async def _answer_shard(self, batch_id: str, shard: Shard, headers: Headers) -> bytes:
+        async def answer(row: int) -> dict[str, Any]:
+            custom_id, _, url, body = (shard.columns[name][row] for name in _COLUMNS)
+            given = await self._answer(url, json.dumps({**body, "stream": False}).encode(), headers)
+            response = {"status_code": given.status, "request_id": given.request_id, "body": given.body}
+            own_id = f"batch_req-{batch_id.removeprefix('batch-')}-{shard.first_row + row}"
+            return {"id": own_id, "custom_id": custom_id, "response": response, "error": None}
+
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(answer(row)) for row in range(shard.num_rows)]
+        lines = "".join(json.dumps(task.result(), ensure_ascii=False) + "\n" for task in tasks)
+        return lines.encode("utf-8", "backslashreplace")  # half a surrogate pair is written as it was read
+
+    async def _answer(self, url: str, body: bytes, headers: Headers) -> _Answer:
+        async with self._window.place() as place:
+            await place.begin()
+            try:
+                while True:
+                    given = await self._call(url, body, headers)
+                    if given.status not in _BUSY:
+                        return given
+                    await self._wait(place)
+            finally:
+                place.end()
+
+    async def _wait(self, place: Place) -> None:
+        place.refused()
+        await asyncio.sleep(_RETRY_S)
+
+    async def _call(self, url: str, body: bytes, headers: Headers) -> _Answer:
+        sent: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+        parts: list[bytes] = []
+        start: Message = {}
+
+        async def receive() -> Message:
+            if sent:
+                return sent.pop()
+            return await asyncio.get_running_loop().create_future()  # whoever sends a batch does not disconnect
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                start.update(message)
+            else:
+                parts.append(message.get("body", b""))
+
+        given = (("content-type", "application/json"), ("content-length", str(len(body))), *headers)
+        scope: Scope = {
+            "type": "http",
+            "method": "POST",
+            "path": url,
+            "raw_path": url.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "scheme": "http",
+            "http_version": "1.1",
+            "headers": [(name.encode(), value.encode()) for name, value in given],
+        }
+        await self._app(scope, receive, send)
+        answered = {name.decode(): value.decode() for name, value in start.get("headers", ())}
+        return _Answer(start["status"], answered.get("x-request-id", ""), json.loads(b"".join(parts)))
+
+    def _finalize(self, batch: dict[str, Any], owner: str) -> None:
+        """Write the output and error files of what is answered, and the last state."""
+        folder = self._store.path(batch["id"])
+        outputs, errors = folder / "output.jsonl", folder / "errors.jsonl"
+        with outputs.open("wb") as output, errors.open("wb") as error:
+            for part in _parts(folder):
+                for line in part.read_bytes().splitlines(keepends=True):
+                    (output if _is_answered(line) else error).write(line)
+        now = int(time.time())
+        for path, name in ((outputs, "output_file_id"), (errors, "error_file_id")):
+            if path.stat().st_size:
+                filename = f"{batch['id']}_{path.name}"
+                batch[name] = self._store.add_file(path, filename, "batch_output", owner)["id"]
+            else:
+                path.unlink()
+        if batch["status"] == "cancelling":
+            batch |= {"status": "cancelled", "cancelled_at": now}
+        elif batch.get("expired_at"):
+            batch |= {"status": "expired"}
+        else:
+            batch |= {"status": "completed", "completed_at": now}
+        self._store.save(batch, owner)
+        for part in _parts(folder):
+            part.unlink()
+
+
+def check_requests(path: Path, endpoint: str) -> tuple[int, list[dict[str, Any]]]:
+    """How many requests a file has, and what is wrong with the first that a batch cannot run.
+
+    Args:
+        path: Lines of JSON.
+        endpoint: What each must call.
+    """
+    errors: list[dict[str, Any]] = []
+    seen: set[str] = set()
+    count = 0
+    for shard in Dataset(str(path), "jsonl").shards(_REQUESTS_PER_PART, _COLUMNS):
+        for row in range(shard.num_rows):
+            count += 1
+            custom_id, method, url, body = (shard.columns[name][row] for name in _COLUMNS)
+            fault = shard.faults.get(row) or _fault(custom_id, method, url, body, endpoint, seen)
+            if fault and len(errors) < _MAX_SHOWN_ERRORS:
+                errors.append({"code": "invalid_request", "line": count, "message": fault, "param": None})
+    if not 0 < count <= MAX_REQUESTS:
+        message = f"a batch must have 1 to {MAX_REQUESTS} requests, got {count}"
+        errors.append({"code": "invalid_request", "line": None, "message": message, "param": None})
+    return count, errors
+
+
+def _fault(custom_id: Any, method: Any, url: Any, body: Any, endpoint: str, seen: set[str]) -> str:
+    if not isinstance(custom_id, str) or not custom_id:
+        return f"custom_id must be a text, got {custom_id!r}"
+    if custom_id in seen:
+        return f"custom_id {custom_id!r} is there twice"
+    seen.add(custom_id)
+    if method != "POST":
+        return f"method must be POST, got {method!r}"
+    if url != endpoint:
+        return f"url must be the batch's endpoint, {endpoint}, got {url!r}"
+    return "" if isinstance(body, dict) else f"body must be an object, got {type(body).__name__}"
+
+
+def _part(folder: Path, index: int) -> Path:
+    return folder / f"part-{index:06}.jsonl"
+
+
+def _parts(folder: Path) -> list[Path]:
+    return sorted(folder.glob("part-*.jsonl"))
+
+
+def _counts(part: Path) -> dict[str, int]:
+    lines = [_is_answered(line) for line in part.read_bytes().splitlines()]
+    return {"completed": sum(lines), "failed": len(lines) - sum(lines)}
+
+
+def _is_answered(line: bytes) -> bool:
+    return bool(json.loads(line)["response"]["status_code"] == 200)

@@ -1,0 +1,87 @@
+"""Errors in OpenAI's format: the only table from gRPC statuses to HTTP statuses.
+
+Internally every error is a ``WeftError``; this module maps it to a status, a body and headers.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from weft.base.errors import InvalidArgumentError, WeftError
+
+
+class RequestError(InvalidArgumentError):
+    """A request that is invalid before it reaches a model.
+
+    Args:
+        message: What is wrong, the value got, the value allowed, the cure.
+        param: The invalid field; None if it is not one field.
+        code: Machine-readable code; None: none.
+        http_status: HTTP status of the response.
+    """
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, http_status: int = 400
+    ) -> None:
+        super().__init__(message)
+        self.param = param
+        self.reason = code
+        self.http_status = http_status
+
+
+class ErrorResponse(NamedTuple):
+    """HTTP response to an error."""
+
+    status: int
+    body: dict[str, Any]
+    headers: dict[str, str]
+
+
+class _Kind(NamedTuple):
+    status: int
+    type: str
+    code: str | None
+
+
+#: By gRPC status name.
+_KINDS: Mapping[str, _Kind] = {
+    "INVALID_ARGUMENT": _Kind(400, "invalid_request_error", None),
+    "OUT_OF_RANGE": _Kind(400, "invalid_request_error", None),
+    "FAILED_PRECONDITION": _Kind(400, "invalid_request_error", None),
+    "UNAUTHENTICATED": _Kind(401, "invalid_request_error", "invalid_api_key"),
+    "PERMISSION_DENIED": _Kind(403, "invalid_request_error", "permission_denied"),
+    "NOT_FOUND": _Kind(404, "invalid_request_error", "model_not_found"),
+    "RESOURCE_EXHAUSTED": _Kind(429, "rate_limit_error", "rate_limit_exceeded"),
+    "UNIMPLEMENTED": _Kind(501, "server_error", "not_supported"),
+    "UNAVAILABLE": _Kind(503, "server_error", "unavailable"),
+    "CANCELLED": _Kind(503, "server_error", "cancelled"),
+    "DEADLINE_EXCEEDED": _Kind(504, "server_error", "deadline_exceeded"),
+}
+_UNKNOWN = _Kind(500, "server_error", "internal_error")
+
+
+def error_response(error: WeftError) -> ErrorResponse:
+    """Status, body and headers for an error.
+
+    A passed deadline sets ``x-should-retry: false``, because OpenAI's clients retry every status of 500 or above
+    although the caller's time is over.
+    """
+    kind = _KINDS.get(error.code, _UNKNOWN)
+    param = None
+    if isinstance(error, RequestError):
+        kind = kind._replace(status=error.http_status, code=error.reason)
+        param = error.param
+    headers: dict[str, str] = {}
+    retry_after_ms = getattr(error, "retry_after_ms", None)
+    if retry_after_ms is not None:
+        headers["retry-after"] = str(math.ceil(retry_after_ms / 1000))
+        headers["retry-after-ms"] = str(retry_after_ms)
+    if error.code == "DEADLINE_EXCEEDED":
+        headers["x-should-retry"] = "false"
+    if error.code == "UNAUTHENTICATED":
+        headers["www-authenticate"] = "Bearer"
+    error_id = getattr(error, "error_id", None)
+    if error_id is not None:
+        headers["x-error-id"] = error_id
+    body = {"error": {"message": error.message, "type": kind.type, "param": param, "code": kind.code}}
+    return ErrorResponse(kind.status, body, headers)

@@ -1,0 +1,136 @@
+"""Request bodies: size limits, time limits, and how many bytes of them are in work at once."""
+
+import asyncio
+from collections.abc import Callable
+
+from starlette.requests import Request
+
+from weft.base.errors import ResourceExhaustedError
+from weft.gateway.errors import RequestError
+from weft.gateway.http.request_context import RequestContext
+
+#: Time for a client to send its body, in seconds.
+BODY_TIMEOUT_S = 60.0
+#: When a client that was refused for the bytes in work may ask again, in milliseconds.
+_RETRY_MS = 1000
+#: Content types that a browser sends for a foreign page without asking.
+_SIMPLE_TYPES = ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
+#: Freed memory is given back after as many bytes in work.
+_LARGE_BYTES = 4 << 20
+
+
+class BytesInWork:
+    """Bytes of the bodies in work, over all connections; owned by the event loop.
+
+    Args:
+        limit_bytes: At most so many at once.
+        give_back: Called when no body is left, if there were many bytes: returns freed memory to the system.
+    """
+
+    def __init__(self, limit_bytes: int, give_back: Callable[[], object]) -> None:
+        self.num_bytes = 0
+        self._limit_bytes = limit_bytes
+        self._give_back = give_back
+        self._peak_bytes = 0
+
+    def add(self, num_bytes: int, *, further_bytes: int = 0) -> None:
+        """Count bytes that came.
+
+        Args:
+            num_bytes: How many.
+            further_bytes: As many are expected to follow, and must fit as well.
+
+        Raises:
+            ResourceExhaustedError: There are too many; nothing is counted.
+        """
+        wanted = self.num_bytes + num_bytes + further_bytes
+        if wanted > self._limit_bytes:
+            raise ResourceExhaustedError(
+                f"the bodies in work would have {wanted} bytes with this one; at most {self._limit_bytes} are taken at "
+                "once; send it again later, or in smaller pieces",
+                retry_after_ms=_RETRY_MS,
+            )
+        self.num_bytes += num_bytes
+        self._peak_bytes = max(self._peak_bytes, self.num_bytes)
+
+    def remove(self, num_bytes: int) -> None:
+        """Bytes that were counted are in work no more."""
+        self.num_bytes -= num_bytes
+        if not self.num_bytes and self._peak_bytes >= _LARGE_BYTES:
+            self._peak_bytes = 0
+            self._give_back()
+
+
+async def read_body(request: Request, context: RequestContext, in_work: BytesInWork, max_bytes: int) -> list[bytes]:
+    """Read the body, in parts; its bytes are in work until the request ends.
+
+    Args:
+        request: The request, with its body unread.
+        context: Its context.
+        in_work: The bytes in work.
+        max_bytes: Size limit.
+
+    Raises:
+        RequestError: The body is larger than ``max_bytes`` (413), or not received within ``BODY_TIMEOUT_S`` (408).
+        ResourceExhaustedError: Too many bytes are in work.
+        starlette.requests.ClientDisconnect: The client disconnected before its end.
+    """
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return await _read(request, context, in_work, max_bytes)
+    except TimeoutError:
+        raise RequestError(f"the body did not come within {BODY_TIMEOUT_S:g} s", http_status=408) from None
+
+
+def check_content_type(request: Request) -> None:
+    """Check that the body is declared to be JSON.
+
+    That blocks cross-site requests: a browser does not send it for a foreign page without a preflight.
+
+    Raises:
+        RequestError: It is another type (415).
+    """
+    declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if declared != "application/json":
+        raise RequestError(
+            f"content-type '{declared}' is not taken; send JSON with 'content-type: application/json'", http_status=415
+        )
+
+
+def check_origin(request: Request) -> None:
+    """Check that no page of another origin sends this without the browser's asking first: it may unload models.
+
+    Raises:
+        RequestError: It may be one (415).
+    """
+    declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if "origin" in request.headers and declared in _SIMPLE_TYPES:
+        raise RequestError(
+            f"content-type '{declared}' is not taken of a page of another origin; send "
+            "'content-type: application/json'",
+            http_status=415,
+        )
+
+
+async def _read(request: Request, context: RequestContext, in_work: BytesInWork, max_bytes: int) -> list[bytes]:
+    declared_size = request.headers.get("content-length", "")
+    size = int(declared_size) if declared_size.isdecimal() and len(declared_size) < 20 else 0
+    if size > max_bytes:
+        raise too_large(f"{size} bytes", max_bytes)
+    in_work.add(0, further_bytes=size)
+    parts: list[bytes] = []
+    num_bytes = num_counted = 0
+    context.at_end.callback(lambda: in_work.remove(num_counted))
+    async for part in request.stream():
+        num_bytes += len(part)
+        if num_bytes > max_bytes:
+            raise too_large(f"more than {max_bytes} bytes", max_bytes)
+        in_work.add(len(part))
+        num_counted = num_bytes
+        parts.append(part)
+    return parts
+
+
+def too_large(got: str, max_bytes: int) -> RequestError:
+    """Error for a body with too many bytes."""
+    return RequestError(f"the body has {got}; at most {max_bytes} are taken", code="body_too_large", http_status=413)

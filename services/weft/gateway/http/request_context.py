@@ -1,0 +1,161 @@
+"""Context of an HTTP request: its span, its metrics, and the metadata of its calls to the router."""
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+
+from opentelemetry.trace import Span
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from weft.base.errors import InternalError, RequestCancelledError, WeftError
+from weft.base.observing import telemetry
+from weft.base.observing.logs import get_logger
+from weft.gateway.errors import RequestError
+from weft.v2.client.v2_client import Metadata
+
+_KEY = "weft_call"
+#: Headers with API keys.
+_KEY_HEADERS = ("authorization", "x-api-key")
+_TRACE_HEADERS = ("traceparent", "tracestate")
+_MAX_HEADER_CHARS = 4096
+
+_log = get_logger("weft.gateway")
+
+
+class RequestContext:
+    """A request in flight.
+
+    Args:
+        endpoint: Path of the endpoint, for spans and metrics.
+        headers: The client's headers.
+        forwarded: Headers to forward to the router besides keys and trace context.
+
+    Attributes:
+        arrival_ns: Arrival by ``time.monotonic_ns``.
+        failure: The error that ended it; None: none.
+        is_disconnected: Whether the client disconnected before the end.
+        at_end: Closed when the request has ended.
+    """
+
+    def __init__(self, endpoint: str, headers: Headers, forwarded: Sequence[str]) -> None:
+        self.arrival_ns = time.monotonic_ns()
+        self.failure: WeftError | None = None
+        self.is_disconnected = False
+        self.at_end = contextlib.ExitStack()
+        self._headers = headers
+        self._forwarded = forwarded
+        parent = telemetry.extract({name: headers[name] for name in _TRACE_HEADERS if name in headers})
+        self.span: Span = telemetry.start_span(f"weft.gateway{endpoint}", parent=parent, kind=telemetry.SERVER)
+        self._context = telemetry.context_of(self.span, parent) if telemetry.is_enabled() else None
+
+    def identity(self) -> Metadata:
+        """The client's keys and forwarded headers, as metadata; equal for calls of the same client.
+
+        Raises:
+            RequestError: A header cannot be sent as metadata.
+        """
+        names = (*_KEY_HEADERS, *self._forwarded)
+        return tuple((name, _sendable(name, value)) for name in names if (value := self._headers.get(name)) is not None)
+
+    def trace_metadata(self) -> Metadata:
+        """Trace context for calls to the router."""
+        if self._context is not None:
+            return tuple(telemetry.inject(self._context).items())
+        given = ((name, self._headers.get(name, "")) for name in _TRACE_HEADERS)
+        return tuple((name, value) for name, value in given if value and value.isascii() and value.isprintable())
+
+    def record_failure(self, error: Exception) -> WeftError:
+        """Record an error and return it as the client sees it: a defect becomes INTERNAL, with its cause in the log."""
+        failure = error if isinstance(error, WeftError) else InternalError("the gateway failed")
+        if isinstance(failure, InternalError):
+            trace_id = telemetry.trace_id_of(self._context)
+            extra = {"error_id": failure.error_id, "trace_id": trace_id}
+            _log.error("%s", failure.message, exc_info=error, extra=extra)
+        self.failure = failure
+        return failure
+
+    def record_disconnect(self) -> None:
+        """Record that the client disconnected."""
+        self.is_disconnected = True
+        self.failure = RequestCancelledError("the client disconnected")
+
+
+def context_of(scope: Scope) -> RequestContext:
+    """The context of a request."""
+    context: RequestContext = scope[_KEY]
+    return context
+
+
+class RequestTracker(Collector):
+    """ASGI middleware that creates a ``RequestContext`` per request and exports metrics, which another thread collects.
+
+    Args:
+        app: The application.
+        endpoint_of: Name of the endpoint of a path, of which there are few.
+        forwarded: See ``RequestContext``.
+    """
+
+    def __init__(self, app: ASGIApp, endpoint_of: Callable[[str], str], forwarded: Sequence[str]) -> None:
+        self._app = app
+        self._endpoint_of = endpoint_of
+        self._forwarded = tuple(forwarded)
+        self._num_ended: Counter[tuple[str, str]] = Counter()
+        self._num_disconnected: Counter[str] = Counter()
+        self._num_open = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        endpoint = self._endpoint_of(scope["path"])
+        context = scope[_KEY] = RequestContext(endpoint, Headers(scope=scope), self._forwarded)
+        status = 0
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        self._num_open += 1
+        try:
+            await self._app(scope, receive, watched)
+        finally:
+            context.at_end.close()
+            self._num_open -= 1
+            self._num_ended[endpoint, str(status)] += 1
+            if context.is_disconnected:
+                self._num_disconnected[endpoint] += 1
+            context.span.set_attribute("http.response.status_code", status)
+            telemetry.end_span(context.span, None if isinstance(context.failure, RequestError) else context.failure)
+            context.failure = None  # its traceback holds the body
+
+    def collect(self) -> Iterator[Metric]:
+        """Requests by endpoint and status, disconnects by endpoint, and requests in flight."""
+        requests = CounterMetricFamily(
+            "weft_gateway_requests", "HTTP requests that ended", labels=("endpoint", "status")
+        )
+        for labels, count in list(self._num_ended.items()):
+            requests.add_metric(labels, count)
+        yield requests
+        disconnects = CounterMetricFamily(
+            "weft_gateway_disconnects", "HTTP requests whose client disconnected before the end", labels=("endpoint",)
+        )
+        for endpoint, count in list(self._num_disconnected.items()):
+            disconnects.add_metric((endpoint,), count)
+        yield disconnects
+        yield GaugeMetricFamily("weft_gateway_inflight", "HTTP requests in flight", self._num_open)
+
+
+def _sendable(name: str, value: str) -> str:
+    if len(value) > _MAX_HEADER_CHARS or not (value.isascii() and value.isprintable()):
+        raise RequestError(
+            f"the header '{name}' must have at most {_MAX_HEADER_CHARS} printable ASCII characters, got {len(value)}"
+        )
+    return value

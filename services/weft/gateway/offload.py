@@ -1,0 +1,113 @@
+"""Work on large bodies in processes of their own.
+
+Python parses JSON under its global lock, so on a thread of this process it would stall every stream. What the work
+leaves behind in memory ends with its process, which ends when there was none for some time.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import ParamSpec, TypeVar
+
+from weft.base.errors import ResourceExhaustedError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: Processes at once; each may need some hundred MiB for a body of the largest size.
+MAX_PROCESSES = 2
+#: A process without work ends after so many seconds.
+IDLE_S = 30.0
+_PR_SET_PDEATHSIG = 1
+
+
+class Offload:
+    """Runs functions in processes that start with the first one; create it on the event loop that uses it.
+
+    Args:
+        idle_s: Seconds without work after which the processes end.
+    """
+
+    def __init__(self, idle_s: float = IDLE_S) -> None:
+        self._idle_s = idle_s
+        self._pool: ProcessPoolExecutor | None = None
+        self._num_running = 0
+        self._free = asyncio.Semaphore(MAX_PROCESSES)  # what waits can be cancelled, and is in no queue of the pool
+        self._idle_timer: asyncio.TimerHandle | None = None
+
+    async def run(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """The result of a function of a module; arguments, result and errors are pickled.
+
+        The work goes on when the awaiting task is cancelled, and its result is dropped.
+
+        Raises:
+            ResourceExhaustedError: The process died, as it does without enough memory.
+        """
+        await self._free.acquire()
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(
+                MAX_PROCESSES,
+                mp_context=multiprocessing.get_context("spawn"),
+                initializer=_prepare,
+                initargs=(os.getpid(),),
+            )
+        pool = self._pool
+        loop = asyncio.get_running_loop()
+        self._num_running += 1
+        try:
+            running = pool.submit(work, *args, **kwargs)
+            running.add_done_callback(lambda _: loop.call_soon_threadsafe(self._ended))
+        except BaseException as error:
+            self._ended()
+            if isinstance(error, BrokenProcessPool):
+                raise self._broken(pool) from error
+            raise
+        try:
+            return await asyncio.wrap_future(running)
+        except BrokenProcessPool as error:
+            raise self._broken(pool) from error
+        finally:
+            del running  # it holds the error that is raised, whose traceback holds this frame, and with it the body
+
+    def close(self) -> None:
+        """End the processes, with what runs in them."""
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        if self._pool is not None:
+            for process in multiprocessing.active_children():
+                process.kill()
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+
+    def _ended(self) -> None:
+        self._free.release()
+        self._num_running -= 1
+        if not self._num_running:
+            self._idle_timer = asyncio.get_running_loop().call_later(self._idle_s, self._end_idle)
+
+    def _end_idle(self) -> None:
+        if self._pool is not None and not self._num_running:
+            self._pool.shutdown(wait=False)
+            self._pool = None
+
+    def _broken(self, pool: ProcessPoolExecutor) -> ResourceExhaustedError:
+        if self._pool is pool:
+            self._pool = None
+        return ResourceExhaustedError("the body took more memory than there is, or its parsing was ended; send less")
+
+
+def _prepare(parent: int) -> None:
+    """In a new process: end with the gateway, and leave Ctrl-C to it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)

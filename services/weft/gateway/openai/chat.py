@@ -1,0 +1,208 @@
+"""``/v1/chat/completions``: parses the body and formats responses."""
+
+import asyncio
+import contextlib
+import json
+import time
+import uuid
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from weft.gateway.errors import RequestError
+from weft.gateway.json_text import is_encodable, parse_json
+from weft.gateway.openai.chat_template import ChatTemplate
+from weft.gateway.openai.deltas import ChoiceDelta
+from weft.gateway.openai.fields import Fields
+from weft.gateway.openai.generate import CollectedChoice, Usage
+from weft.gateway.openai.logprobs import chat_logprobs
+from weft.gateway.openai.messages import parse_messages
+from weft.gateway.openai.sampling import MAX_INT32, parse_sampling
+from weft.gateway.openai.text_request import PARSES_SPECIAL_TOKENS, TextRequest, parse_common
+
+MAX_TOP_LOGPROBS = 20
+MAX_VARIABLES = 64
+
+#: The template has added them already.
+_NO_SPECIAL_TOKENS = {"add_special_tokens": False}
+#: Unsupported fields of OpenAI, with their values that have no effect.
+_UNSUPPORTED: Mapping[str, Sequence[Any]] = {
+    "tools": (),
+    "tool_choice": ("none", "auto"),
+    "functions": (),
+    "function_call": ("none", "auto"),
+    "parallel_tool_calls": (True,),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "moderation": (),
+    "prompt_cache_options": (),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A validated body.
+
+    Attributes:
+        common: Fields that both endpoints share.
+        messages: Messages with ``role``, ``content`` and optionally ``name``.
+        add_generation_prompt: Whether the prompt ends with the start of the assistant's message.
+        variables: Additional template variables.
+        has_special_tokens: Whether special tokens in messages and variables are special, not text.
+    """
+
+    common: TextRequest
+    messages: Sequence[Mapping[str, str]]
+    add_generation_prompt: bool
+    variables: Mapping[str, Any]
+    has_special_tokens: bool
+
+    async def prompt(self, template: ChatTemplate) -> str:
+        """Render the messages into one prompt, on a thread. Raises like ``ChatTemplate.render``."""
+        messages = self.messages
+        if not template.supports_developer_role:
+            messages = [_with_older_role(message) for message in messages]
+        return await asyncio.to_thread(
+            template.render,
+            messages,
+            add_generation_prompt=self.add_generation_prompt,
+            variables=self.variables,
+            has_special_tokens=self.has_special_tokens,
+        )
+
+
+def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> ChatRequest:
+    """Parse a body. Raises RequestError, or DeadlineExceededError for a timeout of 0."""
+    fields = Fields(body)
+    for name, harmless in _UNSUPPORTED.items():
+        fields.reject(name, harmless)
+    sampling = parse_sampling(fields)
+    # Without a limit, the output may fill the context; models clamp the number to that.
+    sampling["max_tokens"] = _max_tokens(fields) or MAX_INT32
+    top_logprobs = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS)
+    if fields.boolean("logprobs"):
+        sampling["logprobs"] = top_logprobs or 0
+    elif top_logprobs is not None:
+        raise RequestError("'top_logprobs' needs 'logprobs': true", param="top_logprobs")
+    messages = parse_messages(fields)
+    add_generation_prompt = fields.boolean("add_generation_prompt")
+    variables = _variables(fields)
+    common = parse_common(fields, sampling, headers)
+    parameters = dict(common.parameters)
+    has_special_tokens = bool(parameters.pop(PARSES_SPECIAL_TOKENS, False))  # those of the template always are
+    return ChatRequest(
+        replace(common, parameters={**parameters, **_NO_SPECIAL_TOKENS}),
+        messages,
+        add_generation_prompt is not False,
+        variables,
+        has_special_tokens,
+    )
+
+
+def parse_bytes(data: bytes, headers: Mapping[str, str]) -> ChatRequest:
+    """Parse a body of JSON. Raises like ``parse_json`` and ``parse``."""
+    return parse(parse_json(data), headers)
+
+
+def _max_tokens(fields: Fields) -> int | None:
+    """``max_completion_tokens``, or its older name; both only if they are equal."""
+    newer = fields.integer("max_completion_tokens", 1, MAX_INT32)
+    older = fields.integer("max_tokens", 1, MAX_INT32)
+    if newer is not None and older not in (None, newer):
+        raise RequestError(
+            f"'max_tokens' is {older} and 'max_completion_tokens' is {newer}; give one", param="max_tokens"
+        )
+    return newer if newer is not None else older
+
+
+def _variables(fields: Fields) -> Mapping[str, Any]:
+    variables: dict[str, Any] | None = fields.raw("chat_template_kwargs")
+    if fields.object("chat_template_kwargs") is None or variables is None:
+        return {}
+    if len(variables) > MAX_VARIABLES:
+        raise RequestError(
+            f"'chat_template_kwargs' has {len(variables)} variables; at most {MAX_VARIABLES} are taken",
+            param="chat_template_kwargs",
+        )
+    if not is_encodable(json.dumps(variables, ensure_ascii=False)):
+        raise RequestError(
+            "'chat_template_kwargs' has half of a surrogate pair; send whole characters", param="chat_template_kwargs"
+        )
+    return variables
+
+
+def _with_older_role(message: Mapping[str, str]) -> Mapping[str, str]:
+    return {**message, "role": "system"} if message["role"] == "developer" else message
+
+
+class ChatWriter:
+    """Formats the responses to one request.
+
+    Args:
+        model: The model's name in the request.
+        usage: Token counts, updated during the response.
+        num_top_logprobs: Most alternatives to report per sampled token.
+        has_usage_chunk: Whether a stream ends with the usage.
+    """
+
+    def __init__(self, model: str, usage: Usage, *, num_top_logprobs: int, has_usage_chunk: bool) -> None:
+        self.id = f"chatcmpl-{uuid.uuid4().hex}"
+        self._head = {"id": self.id, "created": int(time.time()), "model": model}
+        self._usage = usage
+        self._num_top_logprobs = num_top_logprobs
+        self._has_usage_chunk = has_usage_chunk
+
+    def full_response(self, choices: Sequence[CollectedChoice]) -> dict[str, Any]:
+        """The response as one object."""
+        return {
+            **self._head,
+            "object": "chat.completion",
+            "choices": [
+                {
+                    "index": index,
+                    "message": {"role": "assistant", "content": choice.text, "refusal": None},
+                    "logprobs": chat_logprobs(choice.logprobs, self._num_top_logprobs),
+                    "finish_reason": choice.finish_reason,
+                }
+                for index, choice in enumerate(choices)
+            ],
+            "usage": self._usage.as_json(),
+        }
+
+    async def chunks(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> AsyncGenerator[dict[str, Any], None]:
+        """The response as a stream; closes ``deltas`` and raises its errors.
+
+        The role precedes the first text of each choice.
+        """
+        begun: set[int] = set()
+        async with contextlib.aclosing(deltas):
+            async for delta in deltas:
+                self._usage.add(delta)
+                if not delta.is_visible:
+                    continue
+                if delta.choice not in begun:
+                    begun.add(delta.choice)
+                    yield self._chunk(delta.choice, {"role": "assistant", "content": ""})
+                yield self._chunk(
+                    delta.choice,
+                    {"content": delta.text} if delta.text else {},
+                    finish_reason=delta.finish_reason,
+                    logprobs=chat_logprobs(delta.logprobs, self._num_top_logprobs),
+                )
+        if self._has_usage_chunk:
+            yield {**self._head, "object": _CHUNK, "choices": [], "usage": self._usage.as_json()}
+
+    def _chunk(
+        self, index: int, delta: Mapping[str, str], *, finish_reason: str | None = None, logprobs: Any = None
+    ) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        usage = {"usage": None} if self._has_usage_chunk else {}
+        return {**self._head, "object": _CHUNK, "choices": [choice], **usage}
+
+
+_CHUNK = "chat.completion.chunk"

@@ -1,0 +1,149 @@
+"""``/v1/completions``: parses the body and formats responses."""
+
+import contextlib
+import time
+import uuid
+from array import array
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weft.gateway.errors import RequestError
+from weft.gateway.json_text import parse_json
+from weft.gateway.openai.deltas import ChoiceDelta
+from weft.gateway.openai.fields import Fields, checked_string, shown
+from weft.gateway.openai.generate import CollectedChoice, Usage
+from weft.gateway.openai.logprobs import completion_logprobs
+from weft.gateway.openai.sampling import MAX_INT32, is_token_id, parse_sampling
+from weft.gateway.openai.text_request import Prompt, TextRequest, parse_common
+
+MAX_PROMPTS = 128
+MAX_PROMPT_CHARS = 16 << 20
+MAX_PROMPT_TOKENS = 4 << 20
+MAX_LOGPROBS = 20
+DEFAULT_MAX_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """A validated body."""
+
+    common: TextRequest
+    prompts: Sequence[Prompt]
+
+
+def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> CompletionRequest:
+    """Parse a body. Raises RequestError, or DeadlineExceededError for a timeout of 0."""
+    fields = Fields(body)
+    sampling = parse_sampling(fields)
+    max_tokens = fields.integer("max_tokens", 1, MAX_INT32)
+    sampling["max_tokens"] = DEFAULT_MAX_TOKENS if max_tokens is None else max_tokens
+    logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
+    if logprobs is not None:
+        sampling["logprobs"] = logprobs
+    prompts = _prompts(fields)
+    fields.reject("echo", why="the prompt does not come back; put it before the answer yourself")
+    fields.reject("suffix")
+    best_of = fields.integer("best_of", 1, MAX_PROMPTS)
+    num_choices = sampling.get("n", 1)
+    if best_of not in (None, num_choices):
+        raise RequestError(
+            f"'best_of' is {best_of} and 'n' is {num_choices}: answers are not compared; leave 'best_of' out",
+            param="best_of",
+            code="unsupported_parameter",
+        )
+    common = parse_common(fields, sampling, headers)
+    if len(prompts) * num_choices > MAX_PROMPTS:
+        raise RequestError(
+            f"{len(prompts)} prompts with {num_choices} answers each are {len(prompts) * num_choices}; at most "
+            f"{MAX_PROMPTS} are made for one request",
+            param="n",
+        )
+    return CompletionRequest(common, prompts)
+
+
+def parse_bytes(data: bytes, headers: Mapping[str, str]) -> CompletionRequest:
+    """Parse a body of JSON. Raises like ``parse_json`` and ``parse``."""
+    return parse(parse_json(data), headers)
+
+
+def _prompts(fields: Fields) -> list[Prompt]:
+    """Prompts from a text, several texts, the token ids of a text, or those of several."""
+    given = fields.raw("prompt")
+    if isinstance(given, str):
+        return [checked_string(given, "prompt", max_chars=MAX_PROMPT_CHARS)]
+    if not isinstance(given, list) or not given:
+        raise RequestError(
+            f"'prompt' must be a string, token ids, or an array of either, got {shown(given)}", param="prompt"
+        )
+    if isinstance(given[0], int):
+        return [_token_ids(given, "prompt")]
+    prompts: list[Prompt] = []
+    for index, one in enumerate(fields.array("prompt", MAX_PROMPTS) or ()):
+        param = f"prompt[{index}]"
+        if isinstance(one, list) and one:
+            prompts.append(_token_ids(one, param))
+        else:
+            prompts.append(checked_string(one, param, max_chars=MAX_PROMPT_CHARS))
+    return prompts
+
+
+def _token_ids(given: list[Any], param: str) -> "array[int]":
+    if len(given) > MAX_PROMPT_TOKENS:
+        raise RequestError(f"'{param}' has {len(given)} tokens; at most {MAX_PROMPT_TOKENS} are taken", param=param)
+    for index, value in enumerate(given):
+        if not is_token_id(value):
+            place = f"{param}[{index}]"
+            raise RequestError(f"'{place}' must be the id of a token, got {shown(value)}", param=place)
+    return array("i", given)
+
+
+class CompletionWriter:
+    """Formats the responses to one request.
+
+    Args:
+        model: The model's name in the request.
+        usage: Token counts, updated during the response.
+        has_usage_chunk: Whether a stream ends with the usage.
+    """
+
+    def __init__(self, model: str, usage: Usage, *, has_usage_chunk: bool) -> None:
+        self.id = f"cmpl-{uuid.uuid4().hex}"
+        self._head = {"id": self.id, "object": "text_completion", "created": int(time.time()), "model": model}
+        self._usage = usage
+        self._has_usage_chunk = has_usage_chunk
+
+    def full_response(self, choices: Sequence[CollectedChoice]) -> dict[str, Any]:
+        """The response as one object."""
+        return {
+            **self._head,
+            "choices": [
+                _choice(index, choice.text, choice.finish_reason, completion_logprobs(choice.logprobs, 0))
+                for index, choice in enumerate(choices)
+            ],
+            "usage": self._usage.as_json(),
+        }
+
+    async def chunks(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> AsyncGenerator[dict[str, Any], None]:
+        """The response as a stream; closes ``deltas`` and raises its errors."""
+        num_chars: dict[int, int] = {}
+        between = {"usage": None} if self._has_usage_chunk else {}
+        async with contextlib.aclosing(deltas):
+            async for delta in deltas:
+                self._usage.add(delta)
+                if not delta.is_visible:
+                    continue
+                start = num_chars.get(delta.choice, 0)
+                num_chars[delta.choice] = start + len(delta.text)
+                logprobs = completion_logprobs(delta.logprobs, start)
+                yield {
+                    **self._head,
+                    "choices": [_choice(delta.choice, delta.text, delta.finish_reason, logprobs)],
+                    **between,
+                }
+        if self._has_usage_chunk:
+            yield {**self._head, "choices": [], "usage": self._usage.as_json()}
+
+
+def _choice(index: int, text: str, finish_reason: str | None, logprobs: Any) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}

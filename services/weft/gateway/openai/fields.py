@@ -1,0 +1,144 @@
+"""Validated access to the fields of a JSON object; fields that nobody has read are unknown."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from weft.base.text.suggestion import suggestion
+from weft.gateway.errors import RequestError
+from weft.gateway.json_text import json_type
+
+
+class Fields:
+    """A JSON object of a request. A null field counts as absent.
+
+    Args:
+        values: The object.
+        path: Path of the object in the body, for messages; "" for the body itself.
+    """
+
+    def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
+        self._values = values
+        self._path = path
+        self._known: dict[str, None] = {}
+
+    def param(self, name: str) -> str:
+        """Path of a field, for messages."""
+        return f"{self._path}.{name}" if self._path else name
+
+    def raw(self, name: str) -> Any:
+        """The unvalidated value; None if absent."""
+        self._known[name] = None
+        return self._values.get(name)
+
+    def string(self, name: str, *, max_chars: int) -> str | None:
+        """A string that can be encoded in UTF-8. Raises RequestError."""
+        value = self.raw(name)
+        return None if value is None else checked_string(value, self.param(name), max_chars=max_chars)
+
+    def boolean(self, name: str) -> bool | None:
+        """A boolean. Raises RequestError."""
+        value = self.raw(name)
+        if value is not None and not isinstance(value, bool):
+            raise self.error(name, "true or false")
+        return value
+
+    def integer(self, name: str, low: int, high: int) -> int | None:
+        """An integer from ``low`` to ``high``. Raises RequestError."""
+        value = self.raw(name)
+        if value is None:
+            return None
+        if type(value) is not int or not low <= value <= high:
+            raise self.error(name, f"an integer from {low} to {high}")
+        return value
+
+    def number(self, name: str, low: float, high: float) -> float | None:
+        """A number from ``low`` to ``high``. Raises RequestError."""
+        value = self.raw(name)
+        if value is None:
+            return None
+        if type(value) not in (int, float) or not low <= value <= high:
+            raise self.error(name, f"a number from {low:g} to {high:g}")
+        return float(value)
+
+    def object(self, name: str) -> "Fields | None":
+        """An object. Raises RequestError."""
+        value = self.raw(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.error(name, "an object")
+        return Fields(value, self.param(name))
+
+    def array(self, name: str, max_items: int) -> list[Any] | None:
+        """An array of at most ``max_items``. Raises RequestError."""
+        value = self.raw(name)
+        if value is None:
+            return None
+        if not isinstance(value, list):
+            raise self.error(name, "an array")
+        if len(value) > max_items:
+            raise RequestError(
+                f"'{self.param(name)}' has {len(value)} items; at most {max_items} are taken", param=self.param(name)
+            )
+        return value
+
+    def ignore(self, *names: str) -> None:
+        """Accept fields that have no effect."""
+        self._known.update(dict.fromkeys(names))
+
+    def reject(self, name: str, harmless: Collection[Any] = (), why: str = "") -> None:
+        """Reject an unsupported field, unless its value has no effect.
+
+        Args:
+            name: Name of the field.
+            harmless: Values without effect, besides null, false, an empty string, array and object.
+            why: What to do instead.
+
+        Raises:
+            RequestError: It has any other value.
+        """
+        value = self.raw(name)
+        if value in (None, False, "", [], {}) or value in harmless:
+            return
+        raise RequestError(
+            f"'{self.param(name)}' is not supported{': ' if why else ''}{why}",
+            param=self.param(name),
+            code="unsupported_parameter",
+        )
+
+    def finish(self) -> None:
+        """Raise RequestError if a field was neither read nor ignored."""
+        for name in self._values:
+            if name not in self._known:
+                param = self.param(name)[:80]
+                raise RequestError(
+                    f"Unrecognized request argument supplied: '{param}'{suggestion(name[:80], self._known)}",
+                    param=param,
+                    code="unknown_parameter",
+                )
+
+    def error(self, name: str, allowed: str) -> RequestError:
+        """The error for a field with an invalid value."""
+        value, param = self._values.get(name), self.param(name)
+        return RequestError(f"'{param}' must be {allowed}, got {shown(value)}", param=param)
+
+
+def shown(value: object) -> str:
+    """A value for a message: its type, and the value itself if short."""
+    text = f"{value!r}" if isinstance(value, (int, float, str)) else ""
+    return f"{json_type(value)}{' ' if text else ''}{text[:60]}{'...' if len(text) > 60 else ''}"
+
+
+def checked_string(value: object, param: str, *, max_chars: int) -> str:
+    """``value``, if it is a string of at most ``max_chars`` that UTF-8 can encode. Raises RequestError."""
+    if not isinstance(value, str):
+        raise RequestError(f"'{param}' must be a string, got {shown(value)}", param=param)
+    if len(value) > max_chars:
+        raise RequestError(f"'{param}' has {len(value)} characters; at most {max_chars} are taken", param=param)
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"'{param}' has half of a surrogate pair at character {error.start}; send whole characters", param=param
+        ) from None
+    return value

@@ -1,0 +1,170 @@
+"""Text generation: one call of the model per prompt, with their deltas merged."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.base.cancellation import cancel_and_wait
+from weft.base.errors import InvalidArgumentError
+from weft.gateway.openai.deltas import ChoiceDelta, DeltaReader, PositionLogprobs, invalid_response
+from weft.gateway.openai.text_model import TextModel
+from weft.gateway.openai.text_request import Prompt, TextRequest
+from weft.v2.client.v2_client import Metadata, V2Client
+
+#: Deltas of several prompts that may be queued for the client.
+_MAX_QUEUED = 16
+
+
+async def generate(
+    router: V2Client,
+    model: TextModel,
+    request: TextRequest,
+    prompts: Sequence[Prompt],
+    *,
+    request_id: str,
+    metadata: Metadata,
+    timeout_s: float,
+) -> AsyncGenerator[ChoiceDelta, None]:
+    """Yield the deltas of every prompt in order of arrival; the choices of prompt ``i`` start at ``i * num_choices``.
+
+    All prompts are generated concurrently. The first error ends all. Closing the iterator cancels the calls.
+
+    Raises:
+        RequestError: The model does not support the request.
+        RemoteError: See ``V2Client.stream``.
+        InternalError: See ``DeltaReader.read``.
+    """
+    ids = [request_id, *(f"{request_id}-{index}" for index in range(1, len(prompts)))]
+    requests = [model.make_request(request, prompt, one) for prompt, one in zip(prompts, ids, strict=True)]
+
+    async def deltas_of(index: int) -> AsyncGenerator[ChoiceDelta, None]:
+        reader, first = DeltaReader(request.num_choices), index * request.num_choices
+        stream = router.stream(requests[index], timeout_s=timeout_s, metadata=metadata)
+        try:
+            async with contextlib.aclosing(stream) as results:
+                async for result in results:
+                    for delta in reader.read(result):
+                        yield delta._replace(choice=first + delta.choice)
+        except InvalidArgumentError as error:  # it cannot be read
+            raise invalid_response(model.name) from error
+
+    sources = [deltas_of(index) for index in range(len(requests))]
+    async with contextlib.aclosing(sources[0] if len(sources) == 1 else merge(sources)) as deltas:
+        async for delta in deltas:
+            yield delta
+
+
+async def merge(sources: Iterable[AsyncGenerator[ChoiceDelta, None]]) -> AsyncGenerator[ChoiceDelta, None]:
+    """Yield the deltas of all sources in order of arrival; the first error ends all.
+
+    Closing the iterator closes the sources.
+    """
+    queue: asyncio.Queue[ChoiceDelta | Exception | None] = asyncio.Queue(_MAX_QUEUED)
+
+    async def forward(source: AsyncGenerator[ChoiceDelta, None]) -> None:
+        """Every delta is handed on, then None, or what the source failed with."""
+        end: Exception | None = None
+        try:
+            async with contextlib.aclosing(source):
+                async for delta in source:
+                    await queue.put(delta)
+                    await asyncio.sleep(0)  # fairness: a source that is always ready would fill the queue alone
+        except Exception as error:
+            end = error
+        await queue.put(end)
+
+    tasks = [asyncio.create_task(forward(source)) for source in sources]
+    num_open = len(tasks)
+    try:
+        while num_open:
+            item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                num_open -= 1
+            else:
+                yield item
+    finally:
+        await cancel_and_wait(tasks)
+
+
+@dataclass(slots=True)
+class Usage:
+    """Token counts of a request so far.
+
+    Attributes:
+        num_choices: Choices per prompt.
+        num_input_tokens: Tokens of each prompt, by its index; absent until the model reports it.
+        num_cached_tokens: Prefix-cached tokens of each prompt, by its index; absent until the model reports it.
+        num_output_tokens: Total of all choices.
+        is_known: Whether the model reports token counts.
+    """
+
+    num_choices: int
+    num_input_tokens: dict[int, int] = field(default_factory=dict)
+    num_cached_tokens: dict[int, int] = field(default_factory=dict)
+    num_output_tokens: int = 0
+    is_known: bool = False
+
+    def add(self, delta: ChoiceDelta) -> None:
+        """Count the tokens of a delta."""
+        if delta.num_input_tokens is not None:
+            self.num_input_tokens[delta.choice // self.num_choices] = delta.num_input_tokens
+        if delta.num_cached_tokens is not None:
+            self.num_cached_tokens[delta.choice // self.num_choices] = delta.num_cached_tokens
+        if delta.num_output_tokens is not None:
+            self.is_known = True
+            self.num_output_tokens += delta.num_output_tokens
+
+    def as_json(self) -> dict[str, Any] | None:
+        """OpenAI's ``usage`` object; None if the model does not report token counts."""
+        if not self.is_known:
+            return None
+        num_input_tokens = sum(self.num_input_tokens.values())
+        usage: dict[str, Any] = {
+            "prompt_tokens": num_input_tokens,
+            "completion_tokens": self.num_output_tokens,
+            "total_tokens": num_input_tokens + self.num_output_tokens,
+        }
+        if self.num_cached_tokens:
+            usage["prompt_tokens_details"] = {"cached_tokens": sum(self.num_cached_tokens.values())}
+        return usage
+
+
+@dataclass(slots=True)
+class CollectedChoice:
+    """A complete choice, collected from its deltas.
+
+    Attributes:
+        texts: Texts of the deltas, in order.
+        logprobs: Log probabilities of all its tokens; None: the model reports none.
+        finish_reason: Finish reason of the last delta.
+    """
+
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[PositionLogprobs] | None = None
+    finish_reason: str | None = None
+
+    def add(self, delta: ChoiceDelta) -> None:
+        """Append a delta."""
+        self.texts.append(delta.text)
+        if delta.logprobs is not None:
+            self.logprobs = [*(self.logprobs or ()), *delta.logprobs]
+        self.finish_reason = delta.finish_reason or self.finish_reason
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self.texts)
+
+
+async def collect(deltas: AsyncGenerator[ChoiceDelta, None], num_choices: int, usage: Usage) -> list[CollectedChoice]:
+    """Collect every choice and count tokens in ``usage``. Closes ``deltas`` and raises its errors."""
+    choices = [CollectedChoice() for _ in range(num_choices)]
+    async with contextlib.aclosing(deltas):
+        async for delta in deltas:
+            usage.add(delta)
+            choices[delta.choice].add(delta)
+    return choices

@@ -1,0 +1,102 @@
+"""Lookup and listing of the text models behind the router."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from weft.base.caching.expiring import ExpiringCache
+from weft.base.errors import NotFoundError, RemoteError
+from weft.gateway.errors import RequestError
+from weft.gateway.openai.text_model import TextModel
+from weft.v2.client.v2_client import Metadata, V2Client
+
+#: How long the router has for a list or a configuration, in seconds.
+LOOKUP_TIMEOUT_S = 5.0
+#: Time to live of cached configurations, in seconds: the longest delay until a reload takes effect.
+CACHE_TTL_S = 2.0
+_MAX_CACHED = 1024
+_MAX_LOOKUPS = 32
+
+
+class Models:
+    """The models behind a router, as visible to each client; owned by the event loop.
+
+    Args:
+        router: Client of the router.
+        templates: Chat template sources by model; they override those of the configurations.
+        clock_s: Monotonic clock in seconds.
+    """
+
+    def __init__(
+        self, router: V2Client, templates: Mapping[str, str], *, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._router = router
+        self._templates = templates
+        #: By name and the caller's metadata, so that permissions are never shared between callers.
+        self._cache = ExpiringCache[tuple[str, Metadata], TextModel | None](CACHE_TTL_S, _MAX_CACHED, clock_s)
+
+    async def find(self, name: str, metadata: Metadata) -> TextModel:
+        """Look up a model.
+
+        Raises:
+            RequestError: There is none (404), or it is not a text model (400).
+            RemoteError: The router is unreachable, or the key does not allow access.
+        """
+        try:
+            model = await self._lookup(name, metadata)
+        except RemoteError as error:
+            if error.code == NotFoundError.code:
+                raise _no_such_model(name) from error
+            raise
+        if model is None:
+            raise RequestError(
+                f"the model '{name}' does not take and give text: it needs the tensors text_input and text_output; GET "
+                "/v1/models lists those that have them",
+                param="model",
+            )
+        return model
+
+    async def names(self, metadata: Metadata) -> Sequence[str]:
+        """Names of the ready text models that the caller may use. Raises RemoteError."""
+        names = await self._ready(metadata)
+        free = asyncio.Semaphore(_MAX_LOOKUPS)
+
+        async def is_text_model(name: str) -> bool:
+            async with free:
+                try:
+                    return await self._lookup(name, metadata) is not None
+                except RemoteError as error:
+                    if error.code == NotFoundError.code:  # unloaded in the meantime
+                        return False
+                    raise
+
+        found = await asyncio.gather(*map(is_text_model, names))
+        return [name for name, is_listed in zip(names, found, strict=True) if is_listed]
+
+    async def check_listed(self, name: str, metadata: Metadata) -> None:
+        """Check that the model is listed. Raises RequestError (404) or RemoteError."""
+        if name not in await self.names(metadata):
+            raise _no_such_model(name)
+
+    async def _ready(self, metadata: Metadata) -> list[str]:
+        """Names of the graphs and models that are READY and that the caller may use, each once, in order."""
+        index = await self._router.index(ready_only=True, timeout_s=LOOKUP_TIMEOUT_S, metadata=metadata)
+        return list(dict.fromkeys(entry.name for entry in index if entry.state == "READY"))
+
+    async def _lookup(self, name: str, metadata: Metadata) -> TextModel | None:
+        """The cached or fetched model; None: not a text model. Raises RemoteError."""
+
+        async def ask() -> TextModel | None:
+            config = await self._router.config(name, timeout_s=LOOKUP_TIMEOUT_S, metadata=metadata)
+            return TextModel.from_config(config, self._templates.get(name))
+
+        return await self._cache.get((name, metadata), ask)
+
+
+def _no_such_model(name: str) -> RequestError:
+    return RequestError(
+        f"The model `{name}` does not exist or is not served; GET /v1/models lists what is",
+        param="model",
+        code="model_not_found",
+        http_status=404,
+    )

@@ -1,0 +1,158 @@
+"""Text models: models with the tensors of Triton Inference Server's vLLM backend.
+
+Only ``text_output`` and a tensor for the prompt are required; graphs may lack the others.
+"""
+
+import json
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from weft.base.errors import InternalError, InvalidArgumentError
+from weft.base.signature import ModelSignature, TensorSpec
+from weft.base.tensors import encode_bytes
+from weft.gateway.errors import RequestError
+from weft.gateway.openai.chat_template import ChatTemplate
+from weft.gateway.openai.deltas import (
+    FINISH_REASON,
+    LOGPROBS,
+    NUM_CACHED_TOKENS,
+    NUM_INPUT_TOKENS,
+    NUM_OUTPUT_TOKENS,
+    OUTPUT_IDS,
+    TEXT_OUTPUT,
+)
+from weft.gateway.openai.special_tokens import special_texts
+from weft.gateway.openai.text_request import Prompt, TextRequest
+from weft.v2.protocol.wire import fill_parameters
+from weft_protos import grpc_service_pb2 as pb
+from weft_protos.model_config_pb2 import ModelConfig
+
+TEXT_INPUT = "text_input"
+INPUT_IDS = "input_ids"
+STREAM = "stream"
+SAMPLING = "sampling_parameters"
+EXCLUDE_INPUT = "exclude_input_in_output"
+
+#: Requested outputs, if the model has them.
+_OUTPUTS = (TEXT_OUTPUT, FINISH_REASON, NUM_INPUT_TOKENS, NUM_CACHED_TOKENS, NUM_OUTPUT_TOKENS)
+#: Further outputs if log probabilities are requested; the ids identify the sampled tokens.
+_LOGPROBS_OUTPUTS = (LOGPROBS, OUTPUT_IDS)
+#: Model parameters with the texts of special tokens, for the chat template.
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+_CHAT_TEMPLATE = "chat_template"
+#: Model parameter with the texts of all of them, a JSON list.
+_ALL_SPECIAL_TOKENS = "special_tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """The interface of a text model.
+
+    Attributes:
+        signature: Its tensors.
+        template_source: Its chat template; "": it has none.
+        special_tokens: Special tokens of its tokenizer, by their names in templates.
+        special_texts: Those and the others.
+    """
+
+    signature: ModelSignature
+    template_source: str
+    special_tokens: Mapping[str, str]
+    special_texts: Sequence[str] = ()
+
+    @classmethod
+    def from_config(cls, config: ModelConfig, template_source: str | None = None) -> Self | None:
+        """The model with this configuration; None: not a text model.
+
+        Args:
+            config: Configuration from the router.
+            template_source: Chat template that overrides that of the configuration.
+        """
+        signature = ModelSignature.from_config(config, "")
+        inputs, outputs = {spec.name for spec in signature.inputs}, {spec.name for spec in signature.outputs}
+        if TEXT_INPUT not in inputs or TEXT_OUTPUT not in outputs:
+            return None
+        parameters = {key: value.string_value for key, value in config.parameters.items()}
+        if template_source is None:
+            template_source = parameters.get(_CHAT_TEMPLATE, "")
+        special_tokens = {name: parameters[name] for name in _SPECIAL_TOKENS if name in parameters}
+        texts = special_texts(parameters.get(_ALL_SPECIAL_TOKENS, "[]"), special_tokens.values())
+        return cls(signature, template_source, special_tokens, texts)
+
+    @property
+    def name(self) -> str:
+        """Name of the model."""
+        return self.signature.name
+
+    def template(self) -> ChatTemplate:
+        """The chat template.
+
+        Raises:
+            RequestError: The model has none.
+            InternalError: It does not compile; the cause is not sent to clients.
+        """
+        if not self.template_source:
+            raise RequestError(
+                f"the model '{self.name}' has no chat template; use /v1/completions, or give the model one: "
+                f"'chat_template' in its tokenizer_config.json, the parameter '{_CHAT_TEMPLATE}' in its config.pbtxt, "
+                f"or the gateway's --chat-template {self.name}=FILE",
+                param="model",
+                code="no_chat_template",
+            )
+        try:
+            return ChatTemplate(self.template_source, self.special_tokens, self.special_texts)
+        except InvalidArgumentError as error:
+            raise InternalError(f"the chat template of the model '{self.name}' cannot be used") from error
+
+    def make_request(self, text_request: TextRequest, prompt: Prompt, request_id: str) -> pb.ModelInferRequest:
+        """The inference request for one prompt.
+
+        Raises:
+            RequestError: The model does not support the request.
+        """
+        request = pb.ModelInferRequest(model_name=self.name, id=request_id)
+        specs = {spec.name: spec for spec in self.signature.inputs}
+        if isinstance(prompt, str):
+            self._add(request, specs[TEXT_INPUT], _texts(prompt))
+        elif INPUT_IDS in specs:
+            self._add(request, specs[INPUT_IDS], _ids(specs[INPUT_IDS], prompt, self.name), len(prompt))
+        else:
+            raise RequestError(
+                f"the model '{self.name}' takes no token ids; send the prompt as a string", param="prompt"
+            )
+        if SAMPLING in specs:
+            self._add(request, specs[SAMPLING], _texts(json.dumps(text_request.sampling)))
+        elif text_request.sampling.keys() - {"max_tokens"}:
+            names = ", ".join(sorted(text_request.sampling))
+            raise RequestError(f"the model '{self.name}' takes no sampling parameters, got {names}; leave them out")
+        outputs = (*_OUTPUTS, *(_LOGPROBS_OUTPUTS if "logprobs" in text_request.sampling else ()))
+        # vLLM's own backend returns what these inputs select, others what the request names.
+        flags = {STREAM: text_request.is_stream, EXCLUDE_INPUT: True} | {f"return_{name}": True for name in outputs}
+        for name, value in flags.items():
+            if name in specs:
+                self._add(request, specs[name], b"\1" if value else b"\0")
+        for spec in self.signature.outputs:
+            if spec.name in outputs:
+                request.outputs.add(name=spec.name)
+        fill_parameters(request.parameters, text_request.parameters)
+        return request
+
+    def _add(self, request: pb.ModelInferRequest, spec: TensorSpec, data: bytes, length: int = 1) -> None:
+        """Add a tensor of one row, of ``length`` elements if the model leaves that open."""
+        dims = [length if dim < 0 else dim for dim in spec.dims]
+        shape = [1, *dims] if self.signature.max_batch_size > 0 else dims
+        request.inputs.add(name=spec.name, datatype=spec.datatype, shape=shape)
+        request.raw_input_contents.append(data)
+
+
+def _texts(text: str) -> bytes:
+    return encode_bytes((text,))
+
+
+def _ids(spec: TensorSpec, ids: Sequence[int], model: str) -> bytes:
+    form = {"INT32": "i", "INT64": "q", "UINT32": "I", "UINT64": "Q"}.get(spec.datatype)
+    if form is None:
+        raise InternalError(f"input '{INPUT_IDS}' of model '{model}' has datatype {spec.datatype}, token ids have not")
+    return array(form, ids).tobytes()

@@ -1,0 +1,204 @@
+"""InferenceHandlers: ``infer``, ``generate`` and ``generate_stream``."""
+
+import contextlib
+import json
+import time
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
+
+from weft.base.caching.expiring import ExpiringCache
+from weft.base.core import InferResult
+from weft.base.errors import InvalidArgumentError
+from weft.gateway.errors import RequestError
+from weft.gateway.http.body import too_large
+from weft.gateway.http.content_encoding import accepted_encoding, decompressed
+from weft.gateway.http.disconnect import run_until_disconnect
+from weft.gateway.http.request_context import RequestContext
+from weft.gateway.http.resources import Resources
+from weft.gateway.http.sse import EventStream, with_first
+from weft.gateway.json_text import is_large
+from weft.gateway.v2.errors import error_body
+from weft.gateway.v2.generate import generate_request, generate_response, raw_request
+from weft.gateway.v2.request import InferHead, parse_head
+from weft.gateway.v2.response import HEADER_LENGTH, InferResponse, make_body
+from weft.v2.client.v2_client import Metadata
+from weft.v2.protocol.wire import parameters_from, result_from_response
+from weft_protos import grpc_service_pb2 as pb
+
+T = TypeVar("T")
+
+#: How long the router has for a model's metadata, in seconds, and how long they are kept.
+LOOKUP_TIMEOUT_S = 5.0
+CACHE_TTL_S = 2.0
+#: The JSON of larger outputs is made elsewhere.
+MAX_INLINE_OUTPUT_BYTES = 64 << 10
+_MAX_CACHED = 1024
+
+
+class InferenceHandlers:
+    """Handlers of inference.
+
+    Args:
+        resources: Shared with the other interfaces.
+        clock_s: Monotonic clock in seconds.
+    """
+
+    def __init__(self, resources: Resources, *, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._resources = resources
+        self._metadata = ExpiringCache[tuple[str, str, Metadata], pb.ModelMetadataResponse](
+            CACHE_TTL_S, _MAX_CACHED, clock_s
+        )
+
+    async def infer(self, request: Request, context: RequestContext) -> ASGIApp:
+        """One request, one response."""
+        header = request.headers.get(HEADER_LENGTH)
+        body = await self._body(request, context)
+
+        async def respond() -> ASGIApp:
+            message, is_binary = await self._request(request, context, header, body)
+            metadata = (*context.identity(), *context.trace_metadata())
+            response = await self._resources.router.infer_message(
+                message, timeout_s=self._resources.limits.timeout_s, metadata=metadata
+            )
+            parameters = {output.name: parameters_from(output.parameters) for output in response.outputs}
+            made = await make_body(result_from_response(response), parameters, is_binary, self._resources)
+            return InferResponse(made, accepted_encoding(request.headers.get("accept-encoding", "")))
+
+        return await run_until_disconnect(request.receive, self._resources.stopping, respond())
+
+    async def generate(self, request: Request, context: RequestContext) -> ASGIApp:
+        """One object in, exactly one out."""
+        body = await self._body(request, context)
+
+        async def respond() -> ASGIApp:
+            found: list[InferResult] = []
+            async with contextlib.aclosing(self._results(request, context, body)) as results:
+                async for result in results:
+                    found.append(result)
+                    if len(found) > 1:
+                        break
+            if len(found) != 1:
+                raise InvalidArgumentError(
+                    "generate expects the model to give exactly 1 response, and it gave "
+                    f"{'several' if found else 'none'}; use generate_stream"
+                )
+            text = await self._resources.run(_is_large(found[0]), _generate_text, found[0])
+            return Response(text, media_type="application/json")
+
+        return await run_until_disconnect(request.receive, self._resources.stopping, respond())
+
+    async def generate_stream(self, request: Request, context: RequestContext) -> ASGIApp:
+        """One object in, each response an event. Errors before the first one have a status of their own."""
+        body = await self._body(request, context)
+
+        async def events() -> AsyncGenerator[dict[str, Any], None]:
+            async with contextlib.aclosing(self._results(request, context, body)) as results:
+                async for result in results:
+                    yield await self._resources.run(_is_large(result), generate_response, result)
+
+        async def respond() -> ASGIApp:
+            first = await with_first(events())
+            return EventStream(first, context, self._resources.stopping, {}, error_body=error_body, end=b"")
+
+        return await run_until_disconnect(request.receive, self._resources.stopping, respond())
+
+    async def _body(self, request: Request, context: RequestContext) -> list[bytes]:
+        """The body, decompressed."""
+        limits = self._resources.limits
+        parts = await self._resources.body(request, context, limits.max_body_bytes)
+        encoding = request.headers.get("content-encoding", "").strip().lower()
+        if encoding in ("", "identity"):
+            return parts
+        in_work = self._resources.in_work
+
+        def count(num_bytes: int) -> None:
+            in_work.add(num_bytes)
+            context.at_end.callback(in_work.remove, num_bytes)
+
+        return await decompressed(parts, encoding, limits.max_body_bytes, count)
+
+    async def _request(
+        self, request: Request, context: RequestContext, header: str | None, body: list[bytes]
+    ) -> tuple[pb.ModelInferRequest, Callable[[str], bool]]:
+        """The message of a request, and whether an output is wanted in binary."""
+        name, version = request.path_params["name"], request.path_params.get("version", "")
+        size = sum(map(len, body))
+        json_size = size if header is None else _header_size(header, size)
+        if not json_size and header is not None:
+            return await self._raw_request(name, version, context, body), lambda _: True
+        if json_size > self._resources.limits.max_json_bytes:
+            raise too_large(f"{json_size} bytes of JSON", self._resources.limits.max_json_bytes)
+        text, tail = _split(body, json_size)
+        head: InferHead = await self._resources.run(is_large(text), parse_head, text, name, version)
+        return head.request(tail), head.is_binary
+
+    async def _raw_request(
+        self, name: str, version: str, context: RequestContext, body: list[bytes]
+    ) -> pb.ModelInferRequest:
+        model = await self._model(name, version, context.identity())
+        message, lead = raw_request(model, version, sum(map(len, body)))
+        message.raw_input_contents.append(b"".join((lead, *body)))
+        return message
+
+    async def _results(
+        self, request: Request, context: RequestContext, body: list[bytes]
+    ) -> AsyncGenerator[InferResult, None]:
+        """The responses to a request of the generate extension, without the one that only ends the stream."""
+        text = b"".join(body)
+        if len(text) > self._resources.limits.max_json_bytes:
+            raise too_large(f"{len(text)} bytes of JSON", self._resources.limits.max_json_bytes)
+        name, version = request.path_params["name"], request.path_params.get("version", "")
+        model = await self._model(name, version, context.identity())
+        data = await self._resources.run(is_large(text), generate_request, text, model.SerializeToString(), version)
+        results = self._resources.router.stream(
+            pb.ModelInferRequest.FromString(data),
+            timeout_s=self._resources.limits.timeout_s,
+            metadata=(*context.identity(), *context.trace_metadata()),
+        )
+        async with contextlib.aclosing(results):
+            async for result in results:
+                if not result.is_null:
+                    yield result
+
+    async def _model(self, name: str, version: str, identity: Metadata) -> pb.ModelMetadataResponse:
+        """The metadata of a model, known for a moment to each caller. Raises RemoteError."""
+        wanted = pb.ModelMetadataRequest(name=name, version=version)
+        call = self._resources.router.call
+        return await self._metadata.get(
+            (name, version, identity),
+            lambda: call("ModelMetadata", wanted, timeout_s=LOOKUP_TIMEOUT_S, metadata=identity),
+        )
+
+
+def _header_size(header: str, size: int) -> int:
+    if not (header.isascii() and header.isdecimal() and len(header) < 20 and int(header) <= size):
+        raise RequestError(
+            f"Inference-Header-Content-Length must be the size of the JSON, from 0 to the {size} bytes of the body, "
+            f"got '{header[:40]}'"
+        )
+    return int(header)
+
+
+def _split(parts: list[bytes], size: int) -> tuple[bytes, list[memoryview]]:
+    """The first ``size`` bytes, and views of the rest."""
+    rest = [memoryview(part) for part in parts]
+    text: list[memoryview] = []
+    while rest and size >= len(rest[0]):
+        size -= len(rest[0])
+        text.append(rest.pop(0))
+    if size:
+        text.append(rest[0][:size])
+        rest[0] = rest[0][size:]
+    return b"".join(text), rest
+
+
+def _is_large(result: InferResult) -> bool:
+    return sum(len(tensor.data) for tensor in result.outputs.values()) > MAX_INLINE_OUTPUT_BYTES
+
+
+def _generate_text(result: InferResult) -> bytes:
+    return json.dumps(generate_response(result), ensure_ascii=False).encode()

@@ -1,0 +1,156 @@
+"""Bodies of inference requests: JSON, and binary tensors behind it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.base.errors import InvalidArgumentError
+from weft.gateway.errors import RequestError
+from weft.gateway.json_text import json_type, parse_json, whole
+from weft.gateway.v2.values import bytes_of
+from weft.v2.protocol.large_messages import request_with
+from weft.v2.protocol.wire import fill_parameters
+from weft_protos import grpc_service_pb2 as pb
+
+BINARY_SIZE = "binary_data_size"
+BINARY = "binary_data"
+ALL_BINARY = "binary_data_output"
+_REGION = "shared_memory_region"
+
+
+@dataclass(slots=True)
+class InferHead:
+    """The JSON of a request.
+
+    Attributes:
+        message: The request without the data of its inputs, serialized.
+        contents: Of each input that is not in shared memory its data, or how many bytes of it follow the JSON.
+        binary: Whether a requested output is wanted in binary, by name.
+        is_all_binary: Whether the others are.
+    """
+
+    message: bytes
+    contents: list[bytes | int]
+    binary: dict[str, bool] = field(default_factory=dict)
+    is_all_binary: bool = False
+
+    def is_binary(self, output: str) -> bool:
+        """Whether an output is wanted in binary."""
+        return self.binary.get(output, self.is_all_binary)
+
+    def request(self, tail: Sequence[memoryview]) -> pb.ModelInferRequest:
+        """The request, with the data that follows the JSON. Raises RequestError."""
+        sizes = [content for content in self.contents if isinstance(content, int)]
+        got, wanted = sum(map(len, tail)), sum(sizes)
+        if got != wanted:
+            raise RequestError(
+                f"the body has {got} bytes behind its JSON, and the {BINARY_SIZE} of the inputs are {wanted} in all; "
+                "they must be the same, and Inference-Header-Content-Length the size of the JSON"
+            )
+        pieces = iter(cut(tail, sizes))
+        contents = [next(pieces) if isinstance(content, int) else content for content in self.contents]
+        return request_with(pb.ModelInferRequest.FromString(self.message), contents)
+
+
+def cut(parts: Sequence[memoryview], sizes: Sequence[int]) -> list[bytes]:
+    """Pieces of these sizes, which are those of the parts in all; each byte is copied once."""
+    waiting = iter(parts)
+    part = memoryview(b"")
+    pieces: list[bytes] = []
+    for size in sizes:
+        found: list[memoryview] = []
+        num_missing = size
+        while num_missing > len(part):
+            found.append(part)
+            num_missing -= len(part)
+            part = next(waiting)
+        found.append(part[:num_missing])
+        part = part[num_missing:]
+        pieces.append(b"".join(found))
+    return pieces
+
+
+def parse_head(data: bytes, model: str, version: str) -> InferHead:
+    """Parse the JSON of a request.
+
+    Raises:
+        RequestError: It is not JSON, or a field is missing or wrong.
+        InvalidArgumentError: A parameter is neither a string, a number nor a boolean.
+    """
+    body = parse_json(data, is_finite=False)
+    message = pb.ModelInferRequest(model_name=model, model_version=version)
+    head = InferHead(b"", [])
+    message.id = _typed(body, "id", str, "")
+    parameters = dict(_typed(body, "parameters", dict, {}))
+    head.is_all_binary = _flag(parameters, ALL_BINARY)
+    fill_parameters(message.parameters, parameters)
+    for tensor in _objects(body, "inputs"):
+        _add_input(message, head, tensor)
+    for output in _objects(body, "outputs"):
+        name = _name(output, "output")
+        own = dict(_typed(output, "parameters", dict, {}))
+        own.pop(BINARY_SIZE, None)
+        if BINARY in own:
+            head.binary[name] = _flag(own, BINARY)
+        fill_parameters(message.outputs.add(name=name).parameters, own)
+    head.message = message.SerializeToString()
+    return head
+
+
+def _add_input(message: pb.ModelInferRequest, head: InferHead, tensor: dict[str, Any]) -> None:
+    name = _name(tensor, "input")
+    datatype = _typed(tensor, "datatype", str, None)
+    shape = _typed(tensor, "shape", list, None)
+    if any(type(dim) is not int or not 0 <= dim < 1 << 63 for dim in shape):
+        raise RequestError(f"the shape of input '{name}' must be of integers from 0 on, got {shape!r:.80}")
+    parameters = dict(_typed(tensor, "parameters", dict, {}))
+    size = parameters.pop(BINARY_SIZE, None)
+    target = message.inputs.add(name=name, datatype=datatype, shape=shape)
+    fill_parameters(target.parameters, parameters)
+    if sum((size is not None, "data" in tensor, _REGION in parameters)) != 1:
+        raise RequestError(
+            f"input '{name}' needs exactly one of 'data', the parameter '{BINARY_SIZE}' and the parameter '{_REGION}'"
+        )
+    if size is not None:
+        if type(size) is not int or size < 0:
+            raise RequestError(f"'{BINARY_SIZE}' of input '{name}' must be a number of bytes, got {size!r:.40}")
+        head.contents.append(size)
+    elif "data" in tensor:
+        head.contents.append(bytes_of(tensor["data"], datatype, name))
+
+
+def _objects(body: dict[str, Any], field_name: str) -> list[dict[str, Any]]:
+    values: list[dict[str, Any]] = _typed(body, field_name, list, [])
+    for index, value in enumerate(values):
+        if not isinstance(value, dict):
+            raise RequestError(f"'{field_name}[{index}]' must be an object, got {json_type(value)}")
+    return values
+
+
+def _name(value: dict[str, Any], kind: str) -> str:
+    name: str = _typed(value, "name", str, None)
+    if not name:
+        raise RequestError(f"an {kind} has no name; give it one")
+    return name
+
+
+def _flag(parameters: dict[str, Any], name: str) -> bool:
+    value = parameters.pop(name, False)
+    if not isinstance(value, bool):
+        raise InvalidArgumentError(f"parameter '{name}' must be true or false, got {value!r:.40}")
+    return value
+
+
+def _typed(value: dict[str, Any], name: str, kind: type, default: Any) -> Any:
+    """A field of that type; ``default`` where it is absent or null, None: it must be there."""
+    found = value.get(name)
+    if found is None:
+        found = default
+    if found is None:
+        raise RequestError(f"the field '{name}' is missing in {value!r:.80}", param=name)
+    if not isinstance(found, kind):
+        wanted = "a string" if kind is str else "an object" if kind is dict else "an array"
+        raise RequestError(f"'{name}' must be {wanted}, got {json_type(found)}", param=name)
+    if isinstance(found, str):
+        whole(found, name)
+    return found

@@ -1,0 +1,74 @@
+"""Files that are never half written, and folders that one process holds."""
+
+import fcntl
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from weft.base.errors import PermissionDeniedError, UnavailableError
+
+LOCK = ".lock"
+_TEMPORARY = ".tmp"
+
+
+def replace_file(path: Path, content: bytes, writer: str = "") -> None:
+    """Write a file so that whoever reads it, at any moment and after a crash, finds the old content or the new.
+
+    Args:
+        path: The file.
+        content: What it is to have.
+        writer: Of several processes that may write the file at the same time, the name of this one.
+
+    Raises:
+        OSError: It cannot be written; the old content stays.
+    """
+    temporary = path.with_name(f"{path.name}{writer and '.' + writer}{_TEMPORARY}")
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what writers that were killed have left in a folder, which nobody else writes to."""
+    for path in folder.glob(f"*{_TEMPORARY}"):
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Hold an output folder, which is made if it is missing; nobody else can meanwhile.
+
+    Raises:
+        UnavailableError: Another process holds it.
+        OSError: It cannot be made.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / LOCK).open("wb") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UnavailableError(f"another job writes to '{path}'; wait for it, or name another --output") from None
+        yield
+
+
+def check_writable(folders: Iterable[Path], cure: str) -> None:
+    """Check that files can be made and replaced in folders, before work whose result goes there.
+
+    Raises:
+        PermissionDeniedError: In one they cannot.
+    """
+    for folder in folders:
+        if not os.access(folder, os.W_OK):
+            raise PermissionDeniedError(f"'{folder}' cannot be written; {cure}")

@@ -1,0 +1,263 @@
+"""What the engines of a batch job have in common: its options, what it depends on, and the work on one shard."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from weft.base.core import Parameters
+from weft.base.errors import InvalidArgumentError
+from weft.base.tensors import Array
+from weft.jobs.columns import InputValues
+from weft.jobs.dataset import Dataset, Shard
+from weft.jobs.layout import Layout, make_layout
+from weft.jobs.output import FailedRow, OutputFolder, begun_with
+from weft.jobs.shard import ShardResult, run_shard
+from weft.jobs.target import Identity, JobTarget
+from weft.jobs.window import Window
+from weft.v2.client.v2_client import V2Client
+
+#: Shards in work at once, so that the last requests of one do not leave the servers idle.
+MAX_OPEN_SHARDS = 3
+_FORMAT = 1
+#: Rows of a request beside requests that go first, unless the job says how many.
+_POLITE_ROWS = 4
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """What a job is to do.
+
+    Attributes:
+        graph: Graph or model; NAME/VERSION for one version.
+        input: Path or pattern of the data set.
+        output: Folder of the results.
+        resume: Go on with the job there.
+        format: Of the data set; "": by suffix.
+        output_format: ``parquet`` or ``jsonl``.
+        column_of: Column of an input, where it has another name; an optional input is filled only if it is here.
+        outputs: Those to write; none: all.
+        binary: Outputs of BYTES that are no text.
+        keep: Columns of the data set to write beside the answers.
+        parameters: Of every request.
+        rows_per_request: 0: as the job to resume has it, else the largest batch of the graph, or 1; at most 4
+            where models have priorities, since a request that runs makes others wait, whatever their priority.
+        rows_per_shard: Rows of a file of the output.
+        max_inflight: Requests in flight at most.
+        max_failures: The job ends once more rows have failed; None: never for that.
+        timeout_s: Of one request.
+        patience_s: How long the mesh may be busy or away before the job ends.
+    """
+
+    graph: str
+    input: str
+    output: Path
+    resume: bool = False
+    format: str = ""
+    output_format: str = "parquet"
+    column_of: Mapping[str, str] = field(default_factory=dict)
+    outputs: Sequence[str] = ()
+    binary: Sequence[str] = ()
+    keep: Sequence[str] = ()
+    parameters: Parameters = field(default_factory=dict)
+    rows_per_request: int = 0
+    rows_per_shard: int = 8192
+    max_inflight: int = 256
+    max_failures: int | None = None
+    timeout_s: float = 60.0
+    patience_s: float = 120.0
+
+
+class Progress(NamedTuple):
+    """How far a job is.
+
+    Attributes:
+        num_rows: Rows that are written, as answers or failures.
+        num_failed: Those that failed.
+        num_skipped: Rows that were done before the job was resumed.
+        window: Requests that may be in flight.
+        share: How much of the data set is written, from 0 to 1; about, by the bytes that were read.
+        share_skipped: How much of it was done before the job was resumed.
+    """
+
+    num_rows: int
+    num_failed: int
+    num_skipped: int
+    window: int
+    share: float = 0.0
+    share_skipped: float = 0.0
+
+    def plus(
+        self, num_rows: int, share: float, *, num_failed: int = 0, is_skipped: bool = False, window: int | None = None
+    ) -> "Progress":
+        """Further by some rows, all of them skipped or none."""
+        return Progress(
+            self.num_rows + num_rows,
+            self.num_failed + num_failed,
+            self.num_skipped + (num_rows if is_skipped else 0),
+            self.window if window is None else window,
+            min(self.share + share, 1.0),
+            min(self.share_skipped + (share if is_skipped else 0.0), 1.0),
+        )
+
+    def remaining_s(self, duration_s: float) -> float | None:
+        """Seconds until the end at the speed so far; None while nothing tells the speed.
+
+        Args:
+            duration_s: Time since the job began or was resumed.
+        """
+        done = self.share - self.share_skipped
+        return duration_s * (1.0 - self.share) / done if done > 0 else None
+
+
+class JobPlan(NamedTuple):
+    """What a job runs and where its columns go.
+
+    Attributes:
+        identity: The graph or model.
+        layout: Columns and tensors.
+        yields: Whether its requests give way to those of better priority.
+    """
+
+    identity: Identity
+    layout: Layout
+    yields: bool
+
+    def manifest(self, options: BatchOptions, dataset: Dataset) -> dict[str, Any]:
+        """All that the rows of the output depend on."""
+        return {
+            "format": _FORMAT,
+            "graph": options.graph.partition("/")[0],
+            "version": self.identity.signature.version,
+            "lock": self.identity.digest,
+            "files": [asdict(file) for file in dataset.files],
+            "columns": dict(self.layout.column_of),
+            "outputs": self.layout.schema.names,
+            "binary": sorted(self.layout.binary),
+            "output_format": options.output_format,
+            "parameters": dict(options.parameters),
+            "rows_per_request": self.layout.rows_per_request,
+            "rows_per_shard": options.rows_per_shard,
+        }
+
+
+async def plan_job(client: V2Client, options: BatchOptions) -> tuple[JobTarget, JobPlan]:
+    """Ask what the graph is, and lay out the columns.
+
+    Args:
+        client: To the router.
+        options: What to do.
+
+    Returns:
+        Where the requests go, with the lowest priority that all models know, and what was found.
+
+    Raises:
+        WeftError: The graph, or an option, is not fit for a job.
+    """
+    name, _, version = options.graph.partition("/")
+    target = JobTarget(
+        client,
+        name,
+        version,
+        parameters=options.parameters,
+        outputs=options.outputs,
+        timeout_s=options.timeout_s,
+        patience_s=options.patience_s,
+        clock_s=time.monotonic,
+    )
+    rows_per_request = options.rows_per_request
+    if options.resume and (begun := begun_with(options.output, name)) is not None:
+        await target.is_still(begun.lock)  # waits for a mesh that starts
+        rows_per_request = rows_per_request or begun.rows_per_request
+    identity = await target.identify()
+    yields = await target.yield_to_others()
+    if yields and not rows_per_request:
+        rows_per_request = min(_POLITE_ROWS, max(identity.signature.max_batch_size, 1))
+    layout = make_layout(
+        identity.signature,
+        column_of=options.column_of,
+        outputs=options.outputs,
+        binary=options.binary,
+        keep=options.keep,
+        rows_per_request=rows_per_request,
+    )
+    return target, JobPlan(identity, layout, yields)
+
+
+class ShardWorker:
+    """Answers and writes shards, several at once; owned by one event loop.
+
+    Args:
+        options: What to do; ``max_inflight`` is for this worker.
+        target: Where requests go.
+        plan: What the job runs.
+        folder: What it writes.
+        num_failed: Rows that have failed before.
+    """
+
+    def __init__(
+        self, options: BatchOptions, target: JobTarget, plan: JobPlan, folder: OutputFolder, num_failed: int
+    ) -> None:
+        self._options = options
+        self._target = target
+        self._plan = plan
+        self._folder = folder
+        self._num_failed = num_failed
+        self._window = Window(options.max_inflight, time.monotonic_ns, yields=plan.yields)
+
+    @property
+    def window(self) -> int:
+        """Requests that may be in flight now."""
+        return self._window.limit
+
+    async def run(self, shard: Shard) -> list[FailedRow]:
+        """Answer the rows of a shard and write them.
+
+        Returns:
+            The rows that failed.
+
+        Raises:
+            WeftError: Too many rows have failed, the graph is another by now, or no request can be answered.
+            OSError: The shard cannot be written.
+        """
+        result = await run_shard(shard, self._plan.layout, self._send, self._window)
+        check_failures(self._options, self._num_failed, result.failed)
+        await self._write(shard, result)
+        self._num_failed += len(result.failed)
+        return result.failed
+
+    async def _write(self, shard: Shard, result: ShardResult) -> None:
+        """Write the shard, unless the graph is another by now: then its rows may be of either."""
+        if not await self._target.is_still(self._plan.identity.digest):
+            raise InvalidArgumentError(
+                f"'{self._options.graph}', or a model behind it, has changed while the job ran; put it back and "
+                "--resume, or begin again in another folder"
+            )
+        await asyncio.to_thread(self._folder.write, shard.index, result.columns, result.failed)
+
+    async def _send(
+        self, inputs: Mapping[str, InputValues], rows: Sequence[int], on_busy: Callable[[], None]
+    ) -> dict[str, Array]:
+        return await self._target.infer(self._plan.layout.tensors(inputs, rows), on_busy)
+
+
+def check_failures(options: BatchOptions, num_failed: int, failed: Sequence[FailedRow]) -> None:
+    """End the job if more rows have failed than may.
+
+    Args:
+        options: Of the job.
+        num_failed: Rows that have failed before.
+        failed: And these.
+
+    Raises:
+        InvalidArgumentError: They are too many.
+    """
+    limit = options.max_failures
+    if limit is not None and failed and num_failed + len(failed) > limit:
+        first = failed[0]
+        raise InvalidArgumentError(
+            f"more than {limit} rows failed, the last of them row {first.row} of '{first.file}': {first.status}: "
+            f"{first.message}; mend the cause and --resume, or raise --max-failures"
+        )

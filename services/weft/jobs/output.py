@@ -1,0 +1,214 @@
+"""The folder that a job writes: shards of rows, rows that failed, a manifest; no file is ever half written."""
+
+import base64
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from weft.base.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
+from weft.jobs.atomic_files import remove_unfinished, replace_file
+
+MANIFEST = "manifest.json"
+_ROWS, _FAILED, _TRIES = "rows", "failed", ".tries"
+#: What a difference says where its values do not.
+_MEANINGS = {"lock": "the graph, or a model that it calls, is another: "}
+
+
+class FailedRow(NamedTuple):
+    """A row that has no answer.
+
+    Attributes:
+        row: Its number in the data set.
+        file: Where it is from.
+        status: Name of a gRPC status code.
+        message: What was wrong.
+        path: Way through the graph as far as it came; "" where that is not known.
+    """
+
+    row: int
+    file: str
+    status: str
+    message: str
+    path: str = ""
+
+
+class OutputFolder:
+    """Shards of a job as ``rows/part-000000.parquet`` (or ``.jsonl``), and ``failed/part-000000.jsonl``.
+
+    A file is written under a temporary name, synced, and renamed. A shard is done once its part exists, which is
+    written after the rows that failed. One process at a time holds the folder.
+
+    Args:
+        path: The folder.
+        format: ``parquet`` or ``jsonl``.
+        schema: Columns of the parts.
+        writer: Name of this process, where others of the same job write too.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        format: str,  # as the option is called
+        schema: pa.Schema,
+        writer: str = "",
+    ) -> None:
+        self._path = path
+        self._format = format
+        self._schema = schema
+        self._writer = writer
+
+    def is_done(self, index: int) -> bool:
+        """Whether a shard was written."""
+        return self._part(index).exists()
+
+    def num_failed(self) -> int:
+        """Rows that failed in the shards that are done."""
+        paths = (self._path / _FAILED).glob("part-*.jsonl")
+        indices = [int(path.stem.removeprefix("part-")) for path in paths]
+        return sum(len(self.failed_in(index)) for index in indices if self.is_done(index))
+
+    def failed_in(self, index: int) -> list[FailedRow]:
+        """Rows that failed in a shard that is done."""
+        try:
+            with self._failures(index).open("rb") as stream:
+                return [FailedRow(**json.loads(line)) for line in stream]
+        except FileNotFoundError:
+            return []
+
+    def begin(self, index: int) -> int:
+        """Note that a shard is begun; returns how often it was before, since the last ``remove_unfinished``."""
+        tries = self._path / _TRIES / f"{index:06}"
+        tries.parent.mkdir(exist_ok=True)
+        with tries.open("ab") as stream:
+            stream.write(b".")
+            return stream.tell() - 1
+
+    def remove_unfinished(self) -> None:
+        """Remove what writers that were killed have left, once no other process writes to the folder."""
+        shutil.rmtree(self._path / _TRIES, ignore_errors=True)
+        for name in (_ROWS, _FAILED):
+            remove_unfinished(self._path / name)
+
+    def write(self, index: int, columns: Mapping[str, pa.Array], failed: Sequence[FailedRow]) -> None:
+        """Write a shard, also one that has no row or was written before.
+
+        Raises:
+            OSError: It cannot be written, for example as the disk is full; nothing is left of it.
+        """
+        failures = self._failures(index)
+        if failed:
+            failures.parent.mkdir(exist_ok=True)
+            lines = "".join(json.dumps(row._asdict(), ensure_ascii=False) + "\n" for row in failed)
+            replace_file(failures, lines.encode("utf-8", "backslashreplace"), self._writer)
+        else:
+            failures.unlink(missing_ok=True)
+        self._part(index).parent.mkdir(exist_ok=True)
+        table = pa.table([columns[name] for name in self._schema.names], schema=self._schema)
+        content = _parquet(table) if self._format == "parquet" else _json_lines(table)
+        replace_file(self._part(index), content, self._writer)
+
+    def _part(self, index: int) -> Path:
+        return self._path / _ROWS / f"part-{index:06}.{self._format}"
+
+    def _failures(self, index: int) -> Path:
+        return self._path / _FAILED / f"part-{index:06}.jsonl"
+
+
+def _parquet(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    # A dictionary of 8192 rows of 16 random numbers takes 5.2 ms of 7.3 and makes the file half as large again.
+    pq.write_table(table, sink, compression="zstd", use_dictionary=list(_with_dictionary(table.schema)))
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+def _with_dictionary(schema: pa.Schema) -> Iterator[str]:
+    """Columns whose values may be alike, as Parquet names them: all but lists of numbers, such as embeddings."""
+    for field in schema:
+        name, element = field.name, field.type
+        while pa.types.is_list(element):
+            name, element = f"{name}.list.element", element.value_type
+        if element == field.type or not pa.types.is_primitive(element):
+            yield name
+
+
+def _json_lines(table: pa.Table) -> bytes:
+    lines = (json.dumps(row, ensure_ascii=False, default=_in_base64) for row in table.to_pylist())
+    return "".join(line + "\n" for line in lines).encode()
+
+
+def _in_base64(value: Any) -> str:
+    return base64.b64encode(value).decode()
+
+
+class Begun(NamedTuple):
+    """What a job was begun with.
+
+    Attributes:
+        lock: Digest of its graph and the models that this calls.
+        rows_per_request: Rows of a request.
+    """
+
+    lock: str
+    rows_per_request: int
+
+
+def begun_with(path: Path, graph: str) -> Begun | None:
+    """What the job of ``graph`` in a folder was begun with; None: there is none, or its manifest cannot be read."""
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        return Begun(str(manifest["lock"]), int(manifest["rows_per_request"])) if manifest["graph"] == graph else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def begin(path: Path, manifest: Mapping[str, Any], *, resume: bool) -> None:
+    """Write the manifest of a new job, or compare it with that of the job to resume.
+
+    Args:
+        path: The output folder, held.
+        manifest: What the job's output depends on; values of JSON.
+        resume: Whether a job was begun there.
+
+    Raises:
+        NotFoundError: There is none to resume.
+        AlreadyExistsError: The folder has files of a job, or others.
+        InvalidArgumentError: The job there was made from something else; the message says what differs.
+        OSError: It cannot be read or written.
+    """
+    target = path / MANIFEST
+    if not resume:
+        others = sorted(each.name for each in path.iterdir() if not each.name.startswith("."))
+        if others:
+            what = "a job was begun there; --resume goes on with it" if MANIFEST in others else f"it has {others[0]}"
+            raise AlreadyExistsError(f"--output '{path}' must be empty, but {what}")
+        replace_file(target, (json.dumps(manifest, indent=2, sort_keys=True) + "\n").encode())
+        return
+    try:
+        before = json.loads(target.read_bytes())
+        if not isinstance(before, dict):
+            raise ValueError(f"it must be an object, got {_short(before)}")
+    except FileNotFoundError:
+        raise NotFoundError(f"no job was begun in '{path}': it has no {MANIFEST}; leave --resume out") from None
+    except ValueError as error:
+        raise InvalidArgumentError(f"'{target}' is damaged: {error}; begin again in another folder") from None
+    differences = [
+        f"{_MEANINGS.get(key, '')}{key} was {_short(before.get(key))}, is {_short(value)}"
+        for key, value in manifest.items()
+        if before.get(key) != json.loads(json.dumps(value))
+    ]
+    if differences:
+        raise InvalidArgumentError(
+            f"the job in '{path}' cannot go on, its rows would differ: {'; '.join(differences)}; put back what it was "
+            "made from, or begin again in another folder"
+        )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."

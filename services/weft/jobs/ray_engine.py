@@ -1,0 +1,311 @@
+"""A batch job on the machines of a Ray cluster: ``run_batch_on_ray``.
+
+Ray Data places, starts and replaces the workers, and gives each shard to one of them; a worker reads its shard from the
+data set, sends the requests and writes the shard's files. The driver holds the folder and keeps count.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, redirect_stdout
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from weft.base.errors import InternalError, RemoteError, UnavailableError, WeftError
+from weft.jobs.atomic_files import held
+from weft.jobs.dataset import Dataset, Shard, ShardSpan
+from weft.jobs.job import MAX_OPEN_SHARDS, BatchOptions, JobPlan, Progress, ShardWorker, check_failures, plan_job
+from weft.jobs.output import MANIFEST, FailedRow, OutputFolder, begin
+from weft.v2.client.v2_client import V2Client
+
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reads it as it is imported
+
+import ray
+import ray.data
+import ray.exceptions
+
+#: Opens a client of a router; Ray sends it to the workers.
+OpenClient = Callable[[], AbstractAsyncContextManager[V2Client]]
+
+#: How often a shard is begun; each time but the last the worker died.
+_MAX_TRIES = 5
+_LOCAL = "local"
+_CONNECT_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class RayOptions:
+    """Where a job runs.
+
+    Attributes:
+        address: Of a cluster; "": what RAY_ADDRESS says, or else one on this machine for this job alone.
+        num_workers: Processes that send requests; 0: one for each node.
+    """
+
+    address: str = ""
+    num_workers: int = 0
+
+
+class _SpanTask(NamedTuple):
+    span: ShardSpan
+    done: frozenset[int]
+
+
+@dataclass(frozen=True)
+class _SharedJob:
+    """All that a worker is told."""
+
+    options: BatchOptions
+    manifest: bytes
+    plan: JobPlan
+    dataset: Dataset
+    num_failed: int
+    open_client: OpenClient
+
+
+class _SpanReport(NamedTuple):
+    """What a worker says of a shard, or why the job cannot go on; plain values, which Ray Data keeps as columns."""
+
+    num_rows: int = 0
+    share: float = 0.0
+    num_failed: int = 0
+    window: int = 0
+    failed_row: int = -1  # the first that failed
+    failed_file: str = ""
+    failed_status: str = ""
+    message: str = ""
+    error: str = ""
+
+    def plus(self, shard: Shard, failed: Sequence[FailedRow], window: int) -> "_SpanReport":
+        report = self._replace(
+            num_rows=self.num_rows + shard.num_rows,
+            share=self.share + shard.share,
+            num_failed=self.num_failed + len(failed),
+            window=window,
+        )
+        for row in failed[:1]:
+            return report._replace(
+                failed_row=row.row, failed_file=row.file, failed_status=row.status, message=row.message
+            )
+        return report
+
+
+def run_batch_on_ray(
+    open_client: OpenClient,
+    options: BatchOptions,
+    ray_options: RayOptions,
+    on_progress: Callable[[Progress], None] | None = None,
+) -> Progress:
+    """Run a job on a Ray cluster until every row is written; the files are those of ``run_batch``, byte for byte.
+
+    All machines must see the data set and the output under the same paths. Workers that die are replaced; a driver that
+    dies ends them, and the job can be resumed by either engine.
+
+    Args:
+        open_client: Gives a client of a router, here and in each worker.
+        options: What to do; the workers share ``max_inflight``.
+        ray_options: Where.
+        on_progress: Called after each shard.
+
+    Returns:
+        How far it came, which is the end.
+
+    Raises:
+        WeftError: The job cannot begin, or go on.
+        OSError: A file cannot be read or written.
+    """
+    options = replace(options, output=options.output.resolve())
+    plan = asyncio.run(_plan(open_client, options))
+    with held(options.output):
+        dataset = Dataset(options.input, options.format)
+        begin(options.output, plan.manifest(options, dataset), resume=options.resume)
+        folder = OutputFolder(options.output, options.output_format, plan.layout.schema)
+        folder.remove_unfinished()
+        progress = Progress(0, folder.num_failed(), 0, 0)
+        tasks = []
+        for span in dataset.spans(options.rows_per_shard):
+            done = frozenset(place for place in range(len(span.num_rows)) if folder.is_done(span.first_index + place))
+            if len(done) < len(span.num_rows):
+                tasks.append(_SpanTask(span, done))
+            num_rows = sum(span.num_rows[place] for place in done)
+            if num_rows:
+                share = span.share * num_rows / sum(span.num_rows)
+                progress = progress.plus(num_rows, share, is_skipped=True)
+        if not tasks:
+            return progress
+        options = replace(
+            options, resume=True, graph=f"{plan.identity.signature.name}/{plan.identity.signature.version}"
+        )
+        manifest = (options.output / MANIFEST).read_bytes()
+        job = _SharedJob(options, manifest, plan, dataset, progress.num_failed, open_client)
+        progress = _run(job, tasks, ray_options, progress, on_progress)
+        folder.remove_unfinished()
+        return progress
+
+
+async def _plan(open_client: OpenClient, options: BatchOptions) -> JobPlan:
+    async with open_client() as client:
+        return (await plan_job(client, options))[1]
+
+
+def _run(
+    job: _SharedJob,
+    tasks: Sequence[_SpanTask],
+    ray_options: RayOptions,
+    progress: Progress,
+    on_progress: Callable[[Progress], None] | None,
+) -> Progress:
+    # What Ray prints, such as that a worker died, is no part of the command's answer.
+    with redirect_stdout(sys.stderr), _cluster(ray_options.address):
+        for report in _reports(job, tasks, ray_options.num_workers):
+            if report.error:
+                raise RemoteError(report.error, report.message)
+            if report.num_failed:
+                row = FailedRow(report.failed_row, report.failed_file, report.failed_status, report.message)
+                check_failures(job.options, progress.num_failed + report.num_failed - 1, [row])
+            progress = progress.plus(report.num_rows, report.share, num_failed=report.num_failed, window=report.window)
+            if on_progress is not None:
+                on_progress(progress)
+    return progress
+
+
+@contextmanager
+def _cluster(address: str) -> Iterator[None]:
+    """A connection to a cluster, or a cluster for the length of the block; this process's own if it has one."""
+    if ray.is_initialized():
+        yield
+        return
+    where = address or os.environ.get("RAY_ADDRESS") or _LOCAL
+    own = {"include_dashboard": False} if where == _LOCAL else {}
+    _check_address(where)
+    try:
+        ray.init(where, log_to_driver=False, logging_level=logging.ERROR, **own)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        raise UnavailableError(f"no Ray cluster at '{where}': {error}") from None
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _check_address(address: str) -> None:
+    """Refuse HOST:PORT where nothing listens, which Ray itself would try for many minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        return  # "auto", "local" and ray://, which Ray looks up by itself
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_TIMEOUT_S).close()
+    except (OSError, OverflowError) as error:
+        raise UnavailableError(
+            f"no Ray cluster at '{address}': {error}; give the HOST:PORT that `ray start --head` printed"
+        ) from None
+
+
+def _reports(job: _SharedJob, tasks: Sequence[_SpanTask], num_workers: int) -> Iterator[_SpanReport]:
+    """What the workers say of each task, in the order in which they are done."""
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+    if not nodes:
+        raise UnavailableError("no node of the Ray cluster has a CPU for a worker; add one")
+    num_workers = min(num_workers or len(nodes), job.options.max_inflight, len(tasks))
+    options = replace(job.options, max_inflight=job.options.max_inflight // num_workers)
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = context.print_on_execution_start = False
+    for handler in logging.getLogger("ray.data").handlers:
+        if isinstance(handler, logging.StreamHandler):  # its log file stays as it is
+            handler.setLevel(logging.CRITICAL)
+    shards = ray.data.from_items([{"task": number} for number in range(len(tasks))], override_num_blocks=len(tasks))
+    reports = shards.map_batches(
+        _RayWorker,
+        fn_constructor_args=(replace(job, options=options), list(tasks)),
+        batch_size=1,
+        batch_format="numpy",
+        compute=ray.data.ActorPoolStrategy(
+            size=num_workers,
+            max_concurrent_calls_per_actor=MAX_OPEN_SHARDS,
+            enable_true_multi_threading=True,
+        ),
+        num_cpus=1,
+    )
+    try:
+        for row in reports.iter_rows():
+            yield _SpanReport(**row)
+    except ray.exceptions.RayError as error:
+        raise UnavailableError(f"Ray cannot go on: {str(error).strip().splitlines()[-1]}; --resume goes on") from error
+
+
+class _RayWorker:
+    """A process on a node of the cluster; Ray calls it from several threads."""
+
+    def __init__(self, job: _SharedJob, tasks: list[_SpanTask]) -> None:
+        self._job = job
+        self._tasks = tasks
+        self._name = f"{socket.gethostname()}-{os.getpid()}"
+        self._loop = asyncio.new_event_loop()
+        self._starting = asyncio.Lock()
+        self._opened: AbstractAsyncContextManager[V2Client] | None = None
+        self._worker: ShardWorker | None = None
+        options = job.options
+        self._folder = OutputFolder(options.output, options.output_format, job.plan.layout.schema, self._name)
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
+        """Do one task; returns a report as columns of one row."""
+        task = self._tasks[int(batch["task"][0])]
+        try:
+            report = asyncio.run_coroutine_threadsafe(self._do(task), self._loop).result()
+        except WeftError as error:
+            report = _SpanReport(error=error.code, message=f"{error.message} (worker {self._name})")
+        except OSError as error:
+            report = _SpanReport(error=InternalError.code, message=f"{error} (worker {self._name})")
+        return {name: [value] for name, value in report._asdict().items()}
+
+    async def _do(self, task: _SpanTask) -> _SpanReport:
+        job, report = self._job, _SpanReport()
+        async with self._starting:
+            if self._worker is None:
+                self._worker = await self._start()
+        shards = job.dataset.read(task.span, job.plan.layout.columns)
+        for place in range(len(task.span.num_rows)):
+            shard = await asyncio.to_thread(next, shards)
+            if place in task.done:
+                continue
+            self._check_folder()
+            if self._folder.is_done(shard.index):  # by a worker that died before it could say so
+                failed = self._folder.failed_in(shard.index)
+            else:
+                self._begin(shard)
+                failed = await self._worker.run(shard)
+            report = report.plus(shard, failed, self._worker.window)
+        return report
+
+    async def _start(self) -> ShardWorker:
+        job = self._job
+        self._check_folder()
+        self._opened = job.open_client()
+        client = await self._opened.__aenter__()  # until Ray ends the process
+        target, _ = await plan_job(client, job.options)
+        return ShardWorker(job.options, target, job.plan, self._folder, job.num_failed)
+
+    def _begin(self, shard: Shard) -> None:
+        """Count that the shard is begun: Ray would give one that ends its workers to others for ever."""
+        if self._folder.begin(shard.index) >= _MAX_TRIES:
+            raise UnavailableError(
+                f"{_MAX_TRIES} workers died at the {shard.num_rows} rows from {shard.first_row} of '{shard.file}'; "
+                "Ray's logs say why, want of memory is usual: begin again with smaller --rows-per-shard"
+            )
+
+    def _check_folder(self) -> None:
+        """The folder is that of the job, not one of this machine alone, nor one that has been given to another job."""
+        path = self._job.options.output / MANIFEST
+        try:
+            is_same = path.read_bytes() == self._job.manifest
+        except FileNotFoundError:
+            is_same = False
+        if not is_same:
+            raise UnavailableError(
+                f"'{path}' is not that of this job; --output must be a folder that every machine of the cluster shares"
+            )

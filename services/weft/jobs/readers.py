@@ -1,0 +1,276 @@
+"""Rows of one file, some at a time, from its begin or from a place where some of them begin: ``READERS``."""
+
+import csv
+import gzip
+import io
+import json
+import lzma
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, NamedTuple, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from fsspec import AbstractFileSystem
+from fsspec.core import compr, get_compression
+
+from weft.base.errors import InvalidArgumentError
+from weft.base.text.suggestion import suggestion
+
+#: What the readers of compressed files raise for one that is damaged or ends too early.
+_DAMAGES = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
+#: Characters of a cell of CSV, at most; the module's own limit is 128 KiB.
+_MAX_CELL = 2**31 - 1
+_MAX_SHOWN = 80
+
+
+class FilePart(NamedTuple):
+    """Some adjacent rows of a file.
+
+    Attributes:
+        num_rows: At least 1.
+        fraction: How much of the file is read with them and what is before, from 0 to 1; of text about.
+        columns: A list of values, or a column of Arrow, by name.
+        is_text: Every value is text.
+        faults: Rows that could not be read, counted from 0, and why. Their columns hold None.
+    """
+
+    num_rows: int
+    fraction: float
+    columns: dict[str, Any]
+    is_text: bool
+    faults: dict[int, str]
+
+
+class FileReader(Protocol):
+    """Reads files of one format."""
+
+    def parts(
+        self, system: AbstractFileSystem, path: str, num_rows: int, columns: Sequence[str], start: int = 0
+    ) -> Iterator[FilePart]:
+        """Parts of ``num_rows`` rows from a place of ``starts`` on; the last one may have fewer.
+
+        Raises:
+            InvalidArgumentError: The file lacks a column, or is not what its suffix says.
+            OSError: It cannot be read.
+        """
+
+    def starts(self, system: AbstractFileSystem, path: str, num_rows: int) -> Iterator[tuple[int, int]]:
+        """Number of rows of each part, and the place where it begins. Raises as ``parts``."""
+
+
+class _Parquet:
+    """Places are rows."""
+
+    def parts(
+        self, system: AbstractFileSystem, path: str, num_rows: int, columns: Sequence[str], start: int = 0
+    ) -> Iterator[FilePart]:
+        with _parquet_file(system, path) as parquet:
+            _check_columns(path, parquet.schema_arrow.names, columns)
+            groups = list(range(parquet.num_row_groups))
+            end = skip = start
+            total = parquet.metadata.num_rows
+            while groups and skip >= (in_group := parquet.metadata.row_group(groups[0]).num_rows):
+                skip -= in_group
+                del groups[0]
+            rest = None
+            for batch in parquet.iter_batches(num_rows, row_groups=groups, columns=list(columns)):
+                table = pa.Table.from_batches([batch])
+                rest = table if rest is None else pa.concat_tables([rest, table])
+                skipped = min(skip, rest.num_rows)
+                rest, skip = rest.slice(skipped), skip - skipped
+                while rest.num_rows >= num_rows:
+                    end += num_rows
+                    yield FilePart(num_rows, end / total, _columns(rest.slice(0, num_rows)), is_text=False, faults={})
+                    rest = rest.slice(num_rows)
+            if rest is not None and rest.num_rows:
+                yield FilePart(rest.num_rows, 1.0, _columns(rest), is_text=False, faults={})
+
+    def starts(self, system: AbstractFileSystem, path: str, num_rows: int) -> Iterator[tuple[int, int]]:
+        with _parquet_file(system, path) as parquet:
+            total = parquet.metadata.num_rows
+        for start in range(0, total, num_rows):
+            yield min(num_rows, total - start), start
+
+
+@contextmanager
+def _parquet_file(system: AbstractFileSystem, path: str) -> Iterator[pq.ParquetFile]:
+    with system.open(path, "rb") as stream:
+        try:
+            yield pq.ParquetFile(stream)
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:  # else Arrow's word for damage
+                raise
+            raise InvalidArgumentError(f"'{path}' is no Parquet file that can be read: {error}") from None
+
+
+class _Text(NamedTuple):
+    lines: io.TextIOWrapper
+    fraction: Callable[[], float]
+
+
+@contextmanager
+def _opened(system: AbstractFileSystem, path: str, start: int = 0) -> Iterator[_Text]:
+    """Lines of a file of text, and how much of the file was read for them."""
+    with system.open(path, "rb") as stored:
+        compression = get_compression(path, "infer")
+        plain = compr[compression](stored, mode="rb") if compression else stored
+        if start:
+            plain.seek(start)
+        with io.TextIOWrapper(plain, encoding="utf-8", errors="surrogateescape", newline="") as lines:
+            size = system.size(path) or 1
+            try:
+                yield _Text(lines, lambda: stored.tell() / size)
+            except _DAMAGES as error:
+                raise InvalidArgumentError(f"'{path}' cannot be unpacked: {error}") from None
+
+
+class _Counted:
+    """Lines, and how many bytes they have so far."""
+
+    def __init__(self, lines: Iterator[str]) -> None:
+        self._lines = lines
+        self.num_bytes = 0
+
+    def __iter__(self) -> "_Counted":
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines)
+        self.num_bytes += len(line) if line.isascii() else len(line.encode("utf-8", "surrogateescape"))
+        return line
+
+
+class _JsonLines:
+    """Places are bytes."""
+
+    def parts(
+        self, system: AbstractFileSystem, path: str, num_rows: int, columns: Sequence[str], start: int = 0
+    ) -> Iterator[FilePart]:
+        with _opened(system, path, start) as text:
+            lines = (line for line in text.lines if line.strip())
+            while some := list(islice(lines, num_rows)):
+                values: dict[str, list[Any]] = {name: [] for name in columns}
+                faults: dict[int, str] = {}  # a default of a tuple, which nobody changes
+                for row, line in enumerate(some):
+                    record: Any = None
+                    try:
+                        record = json.loads(line)
+                    except (ValueError, RecursionError) as error:
+                        faults[row] = f"no JSON: {error}: {_shown(line)}"
+                    if record is not None and not isinstance(record, dict):
+                        faults[row] = f"a line must be an object of columns, got {_shown(line)}"
+                    known = record if isinstance(record, dict) else {}
+                    for name, column in values.items():
+                        column.append(known.get(name))
+                yield FilePart(len(some), text.fraction(), values, is_text=False, faults=faults)
+
+    def starts(self, system: AbstractFileSystem, path: str, num_rows: int) -> Iterator[tuple[int, int]]:
+        with _opened(system, path) as text:
+            yield from _starts(_Counted(text.lines), lambda lines: next(lines).strip(), num_rows)
+
+
+class _Csv:
+    """Places are bytes."""
+
+    def parts(
+        self, system: AbstractFileSystem, path: str, num_rows: int, columns: Sequence[str], start: int = 0
+    ) -> Iterator[FilePart]:
+        with _opened(system, path) as text:
+            reader = _csv_reader(text.lines)
+            with _csv_errors(path, lambda: reader.line_num):
+                header: list[str] = next(reader, [])
+            _check_columns(path, header, columns)
+            if not start:
+                yield from self._parts(path, text, reader, header, num_rows, columns)
+                return
+        with _opened(system, path, start) as text:
+            yield from self._parts(path, text, _csv_reader(text.lines), header, num_rows, columns)
+
+    def _parts(
+        self, path: str, text: _Text, reader: Any, header: Sequence[str], num_rows: int, columns: Sequence[str]
+    ) -> Iterator[FilePart]:
+        places = {name: header.index(name) for name in columns}
+        records = (record for record in reader if record)
+        with _csv_errors(path, lambda: reader.line_num):
+            while some := list(islice(records, num_rows)):
+                faults = {
+                    row: f"has {len(record)} cells, the header {len(header)}: {_shown(','.join(record))}"
+                    for row, record in enumerate(some)
+                    if len(record) != len(header)
+                }
+                values = {
+                    name: [None if row in faults else record[place] for row, record in enumerate(some)]
+                    for name, place in places.items()
+                }
+                yield FilePart(len(some), text.fraction(), values, is_text=True, faults=faults)
+
+    def starts(self, system: AbstractFileSystem, path: str, num_rows: int) -> Iterator[tuple[int, int]]:
+        with _opened(system, path) as text:
+            lines = _Counted(text.lines)
+            reader = _csv_reader(lines)
+            with _csv_errors(path, lambda: reader.line_num):
+                next(reader, [])
+                yield from _starts(lines, lambda _: next(reader), num_rows)
+
+
+def _starts(lines: _Counted, next_row: Callable[[_Counted], Any], num_rows: int) -> Iterator[tuple[int, int]]:
+    """As ``starts``; ``next_row`` reads a row's lines, raises StopIteration at the end, and is falsy for no row."""
+    start = count = 0
+    while True:
+        before = lines.num_bytes
+        try:
+            row = next_row(lines)
+        except StopIteration:
+            break
+        if row:
+            if count == num_rows:
+                yield count, start
+                count = 0
+            if not count:
+                start = before
+            count += 1
+    if count:
+        yield count, start
+
+
+def _csv_reader(lines: Iterator[str]) -> Any:
+    csv.field_size_limit(_MAX_CELL)
+    return csv.reader(lines)
+
+
+@contextmanager
+def _csv_errors(path: str, line: Callable[[], int]) -> Iterator[None]:
+    try:
+        yield
+    except csv.Error as error:
+        raise InvalidArgumentError(f"'{path}', line {line()}: {error}") from None
+
+
+def is_compressed(path: str) -> bool:
+    """Whether a file of text can only be read from its begin."""
+    return get_compression(path, "infer") is not None
+
+
+def _columns(table: pa.Table) -> dict[str, Any]:
+    return dict(zip(table.column_names, table.columns, strict=True))
+
+
+def _check_columns(path: str, got: Sequence[str], wanted: Sequence[str]) -> None:
+    for name in wanted:
+        if name not in got:
+            raise InvalidArgumentError(
+                f"'{path}' has no column '{name}'{suggestion(name, got)}; it has {', '.join(got) or 'none'}; "
+                "--column INPUT=COLUMN names another"
+            )
+
+
+def _shown(line: str) -> str:
+    text = line.strip()
+    return repr(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}...")
+
+
+#: By format.
+READERS: Mapping[str, FileReader] = {"parquet": _Parquet(), "jsonl": _JsonLines(), "csv": _Csv()}

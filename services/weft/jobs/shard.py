@@ -1,0 +1,197 @@
+"""One shard of a job: rows into requests, requests into the window, answers into columns."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from weft.base.errors import InternalError, InvalidArgumentError, WeftError
+from weft.base.signature import TensorSpec
+from weft.base.tensors import Array
+from weft.jobs.columns import InputValues, read_column, write_column
+from weft.jobs.dataset import Shard
+from weft.jobs.layout import ROW, Layout
+from weft.jobs.output import FailedRow
+from weft.jobs.target import RowsFailed
+from weft.jobs.window import Place, Window
+
+#: Sends some rows of a shard's inputs, by their indices, as one request; calls the function if the server is busy.
+SendRows = Callable[[Mapping[str, InputValues], Sequence[int], Callable[[], None]], Awaitable[dict[str, Array]]]
+
+
+class ShardResult(NamedTuple):
+    """What a shard came to.
+
+    Attributes:
+        columns: Columns of the rows that were answered, by name, in the order of the rows.
+        failed: The other rows, in their order.
+    """
+
+    columns: dict[str, pa.Array]
+    failed: list[FailedRow]
+
+
+class _ShardRun:
+    def __init__(self, shard: Shard, layout: Layout, send: SendRows, window: Window | None) -> None:
+        self._shard = shard
+        self._layout = layout
+        self._send = send
+        self._window = window
+        self._inputs: dict[str, InputValues] = {}
+        #: Rows that were answered together, and their outputs.
+        self._answers: list[tuple[Sequence[int], Mapping[str, Array]]] = []
+        self._failed: dict[int, FailedRow] = {}
+
+    async def run(self) -> ShardResult:
+        await asyncio.to_thread(self._read)
+        requests = self._requests()
+        remaining = iter(requests)
+        num_at_once = min(len(requests), self._window.maximum) if self._window is not None else len(requests)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(num_at_once):
+                group.create_task(self._answer(remaining))
+        return await asyncio.to_thread(self._result)
+
+    def _read(self) -> None:
+        shard = self._shard
+        for row, message in shard.faults.items():
+            self._fail(row, InvalidArgumentError(message))
+        for spec in self._layout.inputs:
+            column = shard.columns[self._layout.column_of[spec.name]]
+            rows = self._inputs[spec.name] = read_column(spec, column, is_text=shard.is_text)
+            for row, message in rows.faults.items():
+                self._fail(row, InvalidArgumentError(message))
+
+    def _requests(self) -> list[Sequence[int]]:
+        """Rows of each request: adjacent ones of equal shapes, as many as a request may have."""
+        num_rows, most = self._shard.num_rows, self._layout.rows_per_request
+        if not self._failed and all(isinstance(rows.values, np.ndarray) for rows in self._inputs.values()):
+            return [range(first, min(first + most, num_rows)) for first in range(0, num_rows, most)]
+        requests: list[list[int]] = []
+        shapes: list[tuple[int, ...]] = []
+        for row in range(num_rows):
+            if row in self._failed:
+                continue
+            own = [rows.shape(row) for rows in self._inputs.values()]
+            if not requests or own != shapes or len(requests[-1]) >= most:
+                requests.append([])
+                shapes = own
+            requests[-1].append(row)
+        return list(requests)
+
+    async def _answer(self, remaining: Iterator[Sequence[int]]) -> None:
+        """Take one request after another, until none is left."""
+        if self._window is None:
+            for rows in remaining:
+                await self._request(rows, None)
+            return
+        async with self._window.place() as place:
+            for rows in remaining:
+                await self._request(rows, place)
+
+    async def _request(self, rows: Sequence[int], place: Place | None) -> None:
+        """Answer the rows; if they fail together, each half is tried, down to the rows that are at fault."""
+        try:
+            outputs = await self._outputs(rows, place)
+        except RowsFailed as failure:
+            if len(rows) == 1:
+                self._fail(rows[0], failure.error, failure.path)
+                return
+            middle = len(rows) // 2
+            await self._request(rows[:middle], place)
+            await self._request(rows[middle:], place)
+            return
+        for spec in self._layout.outputs:
+            value = outputs.get(spec.name)
+            if value is None and not spec.is_optional:
+                raise InternalError(f"the answer lacks the output '{spec.name}'")
+            if value is not None and self._layout.has_batch and (not value.shape or value.shape[0] != len(rows)):
+                raise InternalError(f"output '{spec.name}' has shape {list(value.shape)} for {len(rows)} rows")
+        self._answers.append((rows, outputs))
+
+    async def _outputs(self, rows: Sequence[int], place: Place | None) -> dict[str, Array]:
+        if place is None:
+            return await self._send(self._inputs, rows, lambda: None)
+        await place.begin()
+        try:
+            return await self._send(self._inputs, rows, place.refused)
+        finally:
+            place.end()
+
+    def _fail(self, row: int, error: WeftError, path: str = "") -> None:
+        number = self._shard.first_row + row
+        self._failed.setdefault(row, FailedRow(number, self._shard.file, error.code, error.message, path))
+
+    def _result(self) -> ShardResult:
+        layout, shard = self._layout, self._shard
+        # Requests have rows in their order, and none of another's between them.
+        self._answers.sort(key=lambda answer: answer[0][0])
+        columns: dict[str, pa.Array] = {}
+        for spec in layout.outputs:
+            is_binary = spec.name in layout.binary
+            try:
+                columns[spec.name] = write_column(spec, self._values(spec.name), is_binary=is_binary)
+            except InvalidArgumentError:
+                self._drop_undecodable(spec)
+                return self._result()
+        rows = np.fromiter((row for own, _ in self._answers for row in own), np.int64)
+        columns[ROW] = pa.array(shard.first_row + rows)
+        for name in layout.keep:
+            values: Any = shard.columns[name]
+            plain = values if isinstance(values, list) else values.to_pylist()
+            columns[name] = pa.array([_kept(plain[row]) for row in rows], pa.string())
+        return ShardResult(columns, [self._failed[row] for row in sorted(self._failed)])
+
+    def _values(self, name: str) -> Array | list[Array | None]:
+        """An output of all rows: one array if all have it with one shape, else an array a row."""
+        if not self._layout.has_batch:
+            return [outputs.get(name) for _, outputs in self._answers]
+        parts = [outputs.get(name) for _, outputs in self._answers]
+        whole = [part for part in parts if part is not None]
+        if whole and len(whole) == len(parts) and len({part.shape[1:] for part in whole}) == 1:
+            return np.concatenate(whole)
+        values: list[Array | None] = []
+        for (rows, _), part in zip(self._answers, parts, strict=True):
+            values += [None] * len(rows) if part is None else [np.asarray(value) for value in part]
+        return values
+
+    def _drop_undecodable(self, spec: TensorSpec) -> None:
+        """Leave out the rows whose output is no text."""
+        left: list[tuple[Sequence[int], Mapping[str, Array]]] = []
+        for rows, outputs in self._answers:
+            for place, row in enumerate(rows):
+                own = outputs
+                if self._layout.has_batch:
+                    own = {name: value[place : place + 1] for name, value in outputs.items()}
+                try:
+                    write_column(spec, self._row_of(own.get(spec.name)), is_binary=False)
+                except InvalidArgumentError as error:
+                    self._fail(row, error)
+                else:
+                    left.append(([row], own))
+        self._answers = left
+
+    def _row_of(self, value: Array | None) -> Array | list[Array | None]:
+        return [value] if value is None or not self._layout.has_batch else value
+
+
+def _kept(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else json.dumps(value, default=str)
+
+
+async def run_shard(shard: Shard, layout: Layout, send: SendRows, window: Window | None = None) -> ShardResult:
+    """Answer every row of a shard, or say why it has no answer.
+
+    Args:
+        shard: The rows.
+        layout: What belongs where.
+        send: Sends some rows and returns their outputs; raises RowsFailed.
+        window: Of the requests in flight; None: all at once.
+
+    Raises:
+        ExceptionGroup: ``send`` raised anything else.
+    """
+    return await _ShardRun(shard, layout, send, window).run()

@@ -1,0 +1,198 @@
+"""The graph or model that a job runs, and one request to it with all that may go wrong."""
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from weft.base.core import InferCall, InferResult, Parameters, RequestedOutput
+from weft.base.errors import InvalidArgumentError, RemoteError, WeftError
+from weft.base.signature import ModelSignature, answering_part
+from weft.base.tensors import Array, WireTensor, decode
+from weft.v2.client.v2_client import V2Client
+
+_DESCRIBE_TIMEOUT_S = 30.0
+#: Errors that another try may not meet.
+_MAY_PASS = frozenset({"DEADLINE_EXCEEDED", "INTERNAL", "UNKNOWN", "ABORTED"})
+#: Errors that say nothing of the request.
+BUSY = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED"})
+#: Errors that every row would meet.
+_FATAL = frozenset({"NOT_FOUND", "UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED"})
+_FIRST_DELAY_S, _MAX_DELAY_S = 0.05, 2.0
+
+
+class Identity(NamedTuple):
+    """What a graph or model is, as its server tells.
+
+    Attributes:
+        signature: Its inputs and outputs.
+        digest: sha256 of its configuration, in which a router of Weft tells of the files of a graph and of all that it
+            calls, and a model's server of the files of its version.
+    """
+
+    signature: ModelSignature
+    digest: str
+
+
+class RowsFailed(Exception):  # noqa: N818  # caught within this package
+    """A request failed for what is in it.
+
+    Attributes:
+        error: What the server said.
+        path: Way through the graph as far as it came.
+    """
+
+    def __init__(self, error: WeftError, path: str) -> None:
+        super().__init__(error.message)
+        self.error = error
+        self.path = path
+
+
+class JobTarget:
+    """Sends the requests of a job.
+
+    Args:
+        client: To the router.
+        name: Graph or model.
+        version: "": the latest; fixed by ``identify``.
+        parameters: Of every request.
+        outputs: Those to ask for; none: all.
+        timeout_s: Of one request.
+        num_tries: Of a request whose error may pass.
+        patience_s: How long no request may be answered, because the server is busy or away, before the job ends.
+        waits_for_model: A graph that is gone, or a key that is refused, counts as a server that is away.
+        clock_s: Monotonic.
+        sleep: Waits for seconds.
+    """
+
+    def __init__(
+        self,
+        client: V2Client,
+        name: str,
+        version: str = "",
+        *,
+        parameters: Parameters | None = None,
+        outputs: Sequence[str] = (),
+        timeout_s: float = 60.0,
+        num_tries: int = 3,
+        patience_s: float = 120.0,
+        waits_for_model: bool = False,
+        clock_s: Callable[[], float],
+        sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep,
+    ) -> None:
+        self._client = client
+        self._name = name
+        self._version = version
+        self._parameters = dict(parameters or {})
+        self._outputs = tuple(RequestedOutput(output, {}) for output in outputs)
+        self._timeout_s = timeout_s
+        self._num_tries = num_tries
+        self._patience_s = patience_s
+        # A router that starts does not know a graph before all of its models are there.
+        self._busy = BUSY | (_FATAL if waits_for_model else {"NOT_FOUND"})
+        self._clock_s = clock_s
+        self._sleep = sleep
+        self._last_answer_s = clock_s()
+
+    async def identify(self) -> Identity:
+        """Ask what it is now, and keep to its version.
+
+        Raises:
+            RemoteError: The server does not answer, or has no such model.
+            InvalidArgumentError: It is decoupled and gives no single answer, or keeps state between requests.
+        """
+        config = await self._client.config(self._name, self._version, timeout_s=_DESCRIBE_TIMEOUT_S)
+        metadata = await self._client.model_metadata(self._name, self._version, timeout_s=_DESCRIBE_TIMEOUT_S)
+        if not self._version:
+            # The default version, which is the highest; a new one that appears in mid job is not used.
+            self._version = max(metadata.versions, key=int, default="")
+        signature = ModelSignature.from_config(config, self._version)
+        if signature.is_decoupled and not signature.can_collect:
+            raise InvalidArgumentError(f"'{self._name}' gives any number of responses to a request; a job needs one")
+        if signature.is_stateful:
+            raise InvalidArgumentError(f"'{self._name}' keeps state between requests; rows of a job have no order")
+        return Identity(signature, hashlib.sha256(answering_part(config)).hexdigest())
+
+    async def is_still(self, digest: str) -> bool:
+        """Whether it is what had this digest; waits while the server is away, or does not know it yet.
+
+        Raises:
+            RemoteError: It was away for longer than ``patience_s``.
+            InvalidArgumentError: As ``identify``.
+        """
+        start_s, delay_s = self._clock_s(), _FIRST_DELAY_S
+        while True:
+            try:
+                identity = await self.identify()
+            except RemoteError as error:
+                may_come_back = error.code in BUSY | {"DEADLINE_EXCEEDED", "NOT_FOUND"}
+                if not may_come_back or self._clock_s() - start_s > self._patience_s:
+                    raise
+            else:
+                return identity.digest == digest
+            await self._sleep(delay_s)
+            delay_s = min(2.0 * delay_s, _MAX_DELAY_S)
+
+    async def yield_to_others(self) -> bool:
+        """Send every request at the lowest priority that all models behind the server know, unless one is given.
+
+        Models without ``priority_levels`` treat all requests alike.
+
+        Returns:
+            Whether there is such a priority.
+
+        Raises:
+            RemoteError: The server does not answer.
+        """
+        if "priority" in self._parameters:
+            return False
+        names = {model.name for model in await self._client.index(ready_only=True, timeout_s=_DESCRIBE_TIMEOUT_S)}
+        levels = []
+        for name in sorted(names):
+            with contextlib.suppress(RemoteError):  # unloaded meanwhile
+                config = await self._client.config(name, timeout_s=_DESCRIBE_TIMEOUT_S)
+                levels.append(config.dynamic_batching.priority_levels)
+        if priority := min(filter(None, levels), default=0):
+            self._parameters["priority"] = priority
+        return priority > 0
+
+    async def infer(self, inputs: Mapping[str, WireTensor], on_busy: Callable[[], None]) -> dict[str, Array]:
+        """The outputs of one request, by name.
+
+        Args:
+            inputs: By name.
+            on_busy: Called when the server refuses for its load.
+
+        Raises:
+            RowsFailed: The request is at fault, or failed as often as it may.
+            WeftError: No request can be answered: the job cannot go on.
+        """
+        num_failures = num_delays = 0
+        while True:
+            call = InferCall(self._name, self._version, "", dict(self._parameters), dict(inputs), self._outputs)
+            try:
+                outputs = _decoded(await self._client.infer(call, timeout_s=self._timeout_s))
+            except WeftError as error:
+                if error.code in _FATAL and error.code not in self._busy:
+                    raise
+                if error.code in self._busy:
+                    on_busy()
+                    if self._clock_s() - self._last_answer_s > self._patience_s:
+                        raise
+                else:
+                    num_failures += 1
+                    self._last_answer_s = self._clock_s()
+                    if error.code not in _MAY_PASS or num_failures >= self._num_tries:
+                        raise RowsFailed(error, error.path if isinstance(error, RemoteError) else "") from None
+                await self._sleep(min(_FIRST_DELAY_S * 2.0**num_delays, _MAX_DELAY_S))
+                num_delays += 1
+                continue
+            self._last_answer_s = self._clock_s()
+            return outputs
+
+
+def _decoded(result: InferResult) -> dict[str, Array]:
+    if result.error is not None:
+        raise result.error
+    return {name: decode(tensor, name=name) for name, tensor in result.outputs.items()}

@@ -1,0 +1,113 @@
+"""Time that the steps of a graph may take one after another, against the time that they have (G021)."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from weft.language.plan import GraphPlan, NodePlan, StepPlan
+from weft.language.syntax.parse import GraphFile, NodeDefinition, StepDefinition
+from weft.language.syntax.report import GraphReport
+
+
+class _Span(NamedTuple):
+    """Time that a path may take: its steps with their shares; more where a step without timeout is on it."""
+
+    total_ms: int = 0
+    parts: tuple[str, ...] = ()
+    is_bounded: bool = True
+
+    def then(self, other: "_Span") -> "_Span":
+        """This path, then the other."""
+        return _Span(self.total_ms + other.total_ms, self.parts + other.parts, self.is_bounded and other.is_bounded)
+
+    def within(self, limit_ms: int, path: str) -> "_Span":
+        """The same in a step or node that has ``limit_ms`` for it, 0 meaning no limit."""
+        if not limit_ms or (self.is_bounded and self.total_ms <= limit_ms):
+            return self
+        return _Span(limit_ms, (f"{path} ({limit_ms} ms)",))
+
+
+def check_latency(file: GraphFile, plan: GraphPlan, report: GraphReport) -> None:
+    """Warn where the timeouts of HARD steps on one path add up to more than the graph, node or step around them has.
+
+    A step counts once, because its attempts share a deadline; its fallback counts too, because it has its own. Of
+    parallel steps and of alternatives the longest counts, of a loop one round. SOFT steps and shadows do not count.
+    Nodes of other graphs count, but are reported when those graphs are compiled.
+    """
+    checker = _LatencyChecker(file, report)
+    span = checker.node_span(plan.root, file.nodes.get(plan.root.name))
+    checker.compare(span, plan.timeout_ms, f"graph '{file.name}'", "policy")
+
+
+class _LatencyChecker:
+    def __init__(self, file: GraphFile, report: GraphReport) -> None:
+        self._file = file
+        self._report = report
+        self._reported: set[str] = set()
+
+    def node_span(self, plan: NodePlan, node: NodeDefinition | None) -> _Span:
+        """The longest path of HARD steps through a node; ``node`` is None in another graph."""
+        definitions = {step.name: step for step in (*node.steps, *node.shadows)} if node else {}
+        spans = [
+            _Span() if step.is_soft or step.shadow else self._step_span(step, definitions.get(step.name))
+            for step in plan.steps
+        ]
+        span = _longest_path(plan.followers(), spans)
+        span = span.then(_longest([self._step_span(custom, None) for custom in plan.customs]))
+        if node is not None:
+            self.compare(span, node.message.policy.timeout_ms, f"node '{plan.name}'", f"{node.path}.policy")
+        return span.within(plan.timeout_ms, plan.path)
+
+    def _step_span(self, plan: StepPlan, step: StepDefinition | None) -> _Span:
+        span = _Span(is_bounded=False)
+        if isinstance(plan.action, NodePlan):
+            node = self._file.nodes.get(step.message.node) if step and not plan.action.graph else None
+            span = self.node_span(plan.action, node)
+            if step is not None:
+                self.compare(span, plan.timeout_ms, f"step '{plan.name}'", f"{step.path}.policy")
+        span = span.within(plan.timeout_ms, plan.path)
+        if plan.fallback is None:
+            return span
+        return span.then(self._step_span(plan.fallback, step.fallback if step else None))
+
+    def compare(self, span: _Span, limit_ms: int, owner: str, path: str) -> None:
+        """Warn if the path may take more than ``limit_ms``, once for each place."""
+        if not 0 < limit_ms < span.total_ms or path in self._reported:
+            return
+        self._reported.add(path)
+        if len(span.parts) > 1:
+            text = (
+                f"by their 'timeout_ms', {' -> '.join(span.parts)} may take {span.total_ms} ms one after another, but "
+                f"{owner} has {limit_ms} ms, so the last may be cut short; give {owner} more or the steps less"
+            )
+        else:
+            text = (
+                f"{span.parts[0]} has more time by its 'timeout_ms' than {owner} around it, {limit_ms} ms, so its own "
+                f"limit is never reached; give {owner} more or it less"
+            )
+        self._report.warning("G021", self._file, f"{path}.timeout_ms", text)
+
+
+def _longest(spans: Sequence[_Span]) -> _Span:
+    """The longest of alternatives, or of parallel steps."""
+    longest = max(spans, key=lambda span: span.total_ms, default=_Span())
+    return longest._replace(is_bounded=all(span.is_bounded for span in spans))
+
+
+def _longest_path(followers: Sequence[Sequence[int]], spans: Sequence[_Span]) -> _Span:
+    """The longest path through the steps of a node."""
+    before: list[list[_Span]] = [[] for _ in spans]
+    pending = [0] * len(spans)
+    for follower in (follower for each in followers for follower in each):
+        pending[follower] += 1
+    ready = [i for i, count in enumerate(pending) if count == 0]
+    ends = []
+    while ready:
+        i = ready.pop()
+        end = _longest(before[i]).then(spans[i])
+        ends.append(end)
+        for follower in followers[i]:
+            before[follower].append(end)
+            pending[follower] -= 1
+            if pending[follower] == 0:
+                ready.append(follower)
+    return _longest(ends)

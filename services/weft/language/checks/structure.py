@@ -1,0 +1,240 @@
+"""What is wrong with a file on its own: names, targets, declarations, weights, unreachable nodes."""
+
+import math
+from collections.abc import Iterable, Iterator
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from weft.base.reshape import reshape_fault
+from weft.base.text.pbtxt import is_map, suggestion
+from weft.language.syntax.parse import NAME, GraphFile, NodeDefinition, StepDefinition, targets_of
+from weft.language.syntax.report import GraphReport
+from weft.language.types.expression import read_expression
+from weft_protos import graph_pb2 as pb
+from weft_protos.model_config_pb2 import DataType, ModelInput
+
+_PLATFORMS = ("graph", "ensemble")
+
+
+def check_structure(file: GraphFile, report: GraphReport) -> None:
+    """Report what needs no other file and no model to be seen."""
+    _check_graph(file, report)
+    _check_tensors(file, file.message.input, "input", report)
+    _check_tensors(file, file.message.output, "output", report)
+    for path in file.positions.duplicate_keys:
+        name, _, key = path.removesuffix("]").rpartition("[")
+        text = f"'{name.rpartition('.')[2]}' has the key '{key}' already, and only one can count; leave one out"
+        report.error("G005", file, f"{path}.key", text)
+    for node in file.all_nodes:
+        _check_node(file, node, report)
+    _check_reachable(file, report)
+
+
+def _check_graph(file: GraphFile, report: GraphReport) -> None:
+    message, source = file.message, file.source
+    if not file.name:
+        report.error("G025", file, "name", "the graph has no 'name'")
+    if source.name and message.name and source.name != message.name:
+        text = f"the file says '{message.name}', but its folder is '{source.name}'; the two must be equal"
+        report.error("G025", file, "name", text)
+    if message.platform and message.platform not in _PLATFORMS:
+        text = f"unknown platform '{message.platform}'{suggestion(message.platform, _PLATFORMS)}"
+        report.error("G025", file, "platform", text)
+    if message.max_batch_size < 0:
+        report.error(
+            "G009", file, "max_batch_size", f"max_batch_size is {message.max_batch_size}; it must be 0 or more"
+        )
+    has_scheduling = message.HasField("ensemble_scheduling")
+    if message.platform == "ensemble" and not has_scheduling:
+        report.error("G026", file, "platform", f"must specify 'ensemble_scheduling' for ensemble '{file.name}'")
+    if file.is_ensemble:
+        for name in ("node", "root", "policy", "import"):
+            if name in file.positions:
+                text = f"an ensemble has no '{name}'; 'platform: \"graph\"' allows it"
+                report.error("G026", file, name, text, is_name=True)
+    if not file.all_nodes:
+        report.error("G025", file, "name", "the graph has no 'node'")
+    elif file.root not in file.nodes:
+        text = f"there is no node '{file.root}', which is the root{suggestion(file.root, file.nodes)}"
+        report.error("G002", file, "root" if message.root else f"{file.all_nodes[0].path}.name", text)
+    else:
+        root = file.nodes[file.root]
+        for name in ("input", "output"):
+            if getattr(root.message, name):
+                text = f"the root node's '{name}' is that of the graph; declare it there"
+                report.error("G018", file, f"{root.path}.{name}", text, is_name=True)
+    names = [getattr(entry, "as") or entry.graph for entry in getattr(message, "import")]
+    for i, name in enumerate(names):
+        if not name:
+            report.error("G025", file, f"import[{i}]", "the import has no 'graph'")
+        elif name in names[:i]:
+            report.error("G025", file, f"import[{i}]", f"import '{name}' is given already; use 'as'")
+        elif not any(step.message.graph == name for node in file.all_nodes for step in node.steps):
+            report.warning("G018", file, f"import[{i}]", f"no step uses the import '{name}'")
+
+
+def _check_tensors(file: GraphFile, tensors: Iterable[ModelInput | pb.Output], path: str, report: GraphReport) -> None:
+    seen: set[str] = set()
+    for i, tensor in enumerate(tensors):
+        where = f"{path}[{i}]"
+        if not tensor.name:
+            report.error("G025", file, where, f"the {path.rpartition('.')[2]} has no 'name'")
+            continue
+        if tensor.name in seen:
+            report.error("G005", file, f"{where}.name", f"'{tensor.name}' is declared already; leave one out")
+        seen.add(tensor.name)
+        if tensor.data_type == DataType.TYPE_INVALID:
+            report.error("G007", file, where, f"'{tensor.name}' has no 'data_type'")
+        if not tensor.dims:
+            report.error("G008", file, where, f"'{tensor.name}' has no 'dims'")
+        elif tensor.HasField("reshape"):
+            fault = reshape_fault(tensor.dims, tensor.reshape.shape, has_batch=file.is_batched)
+            if fault is not None:
+                report.error("G008", file, f"{where}.{fault[0]}", f"'{tensor.name}' {fault[1]}")
+        for k, dim in enumerate(tensor.dims):
+            if dim < 1 and dim != -1:
+                text = f"dimension must be integer >= 1, or -1 to indicate a variable-size dimension; got {dim}"
+                report.error("G008", file, f"{where}.dims[{k}]", text)
+
+
+def _check_node(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
+    if not NAME.fullmatch(node.name):
+        _refuse_name(file, node.path, "node", node.name, report)
+    elif file.nodes[node.name] is not node:
+        report.error("G025", file, f"{node.path}.name", f"node '{node.name}' is defined twice")
+    _check_tensors(file, node.message.input, f"{node.path}.input", report)
+    _check_tensors(file, node.message.output, f"{node.path}.output", report)
+    if node.kind is None:
+        *names, last = file.kinds
+        text = f"node '{node.name}' has no kind; give it a {', '.join(names)} or {last}"
+        report.error("G025", file, node.path, text)
+        return
+    if all(step.is_shadow for step in node.steps):
+        what = f"for ensemble '{file.name}'" if file.is_ensemble else f"in node '{node.name}'"
+        hint = "; a shadow never answers" if node.steps or node.shadows else ""
+        report.error("G025", file, node.kind_path, f"must specify 'step' {what}{hint}")
+    seen: set[str] = set()
+    for step in (*node.steps, *node.shadows):
+        if step.name in seen:
+            report.error("G025", file, f"{step.path}.name", f"step '{step.name}' is defined twice in '{node.name}'")
+        seen.add(step.name)
+        _check_defaults(file, step, report)
+    for step in node.every_step():
+        _check_step(file, node, step, report)
+    if "weight" in node.kind.step_fields:
+        _check_weights(file, node, report)
+    for step in node.shadows if node.kind.chooses_by_when else (*node.steps, *node.shadows):
+        if step.message.when and read_expression(step.message.when).constant is False:
+            report.error("G013", file, f"{step.path}.when", f"step '{step.name}' never runs: 'when' is always false")
+    node.kind.check(file, node, report)
+
+
+def _refuse_name(file: GraphFile, path: str, what: str, name: str, report: GraphReport) -> None:
+    if name:
+        text = f"{what} name '{name}' must be letters, digits, '_', '-', '.' and ':'; it stands in paths and metadata"
+        report.error("G025", file, f"{path}.name", text)
+    else:
+        report.error("G025", file, path, f"the {what} has no 'name'")
+
+
+def _check_step(file: GraphFile, node: NodeDefinition, step: StepDefinition, report: GraphReport) -> None:
+    message = step.message
+    if message.name and not NAME.fullmatch(message.name):
+        _refuse_name(file, step.path, "step", message.name, report)
+    targets = targets_of(message)
+    if file.is_ensemble and step in node.steps:
+        index = node.steps.index(step)
+        for name in ("model_name", "input_map", "output_map"):
+            if not getattr(message, name):
+                text = f"must specify '{name}' in step {index} of ensemble '{file.name}'"
+                report.error("G026", file, step.path, text)
+    elif len(targets) != 1 and not file.is_ensemble:
+        given = " and ".join(targets) or "none"
+        text = f"step '{step.name}' must have one of model_name, node and graph; it has {given}"
+        report.error("G025", file, step.path, text)
+    for name in ("input_map", "output_map"):
+        for key, value in sorted(getattr(message, name).items()):
+            if not key or not value:
+                what = "'key'" if not key else "'value'"
+                text = (
+                    f"this '{name}' has no {what}; key is the name that the target uses, value the tensor's name here"
+                )
+                report.error("G006", file, f"{step.path}.{name}[{key}]", text)
+    if message.model_version < -1:
+        text = f"model_version is {message.model_version}; give a version, or -1 for the latest"
+        report.error("G025", file, f"{step.path}.model_version", text)
+
+
+def _check_defaults(file: GraphFile, step: StepDefinition, report: GraphReport) -> None:
+    seen: set[str] = set()
+    for i, default in enumerate(step.message.default):
+        path = f"{step.path}.default[{i}]"
+        if not default.output:
+            text = f"the default of step '{step.name}' has no 'output'; name the output whose value it is"
+            report.error("G025", file, path, text)
+        elif default.output in seen:
+            text = f"output '{default.output}' has a default already; leave one out"
+            report.error("G005", file, f"{path}.output", text)
+        seen.add(default.output)
+
+
+def _check_weights(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
+    given = [step for step in node.steps if f"{step.path}.weight" in file.positions]
+    for step in given:
+        if not 0 < step.message.weight < math.inf:
+            hint = "; leave out a step that shall get nothing" if step.message.weight == 0 else ""
+            text = f"weight of step '{step.name}' is {step.message.weight:g}; it must be above 0 and finite{hint}"
+            report.error("G014", file, f"{step.path}.weight", text)
+    weights = [step.message.weight or 1.0 for step in node.steps]
+    total = sum(weights)
+    if math.isinf(total) and math.inf not in weights:
+        report.error("G014", file, f"{given[0].path}.weight", "the sum of the weights is not finite; make them smaller")
+
+
+def _check_reachable(file: GraphFile, report: GraphReport) -> None:
+    """Nodes that no path from the root reaches, the first of each such path, and steps whose node is not there."""
+    reached = _reached(file, file.root)
+    apart = [node for node in file.all_nodes if node.name and node.name not in reached and file.root in file.nodes]
+    reach = {node.name: _reached(file, node.name) for node in apart}
+    for node in apart:
+        leading = [name for name, names in reach.items() if node.name in names]
+        if node.name not in reached and reach[node.name].issuperset(leading):
+            reached |= reach[node.name]
+            text = (
+                f"node '{node.name}' cannot be reached from '{file.root}': name it in a step, node: "
+                f'"{node.name}", or leave it out'
+            )
+            report.error("G004", file, f"{node.path}.name", text)
+    for node in file.all_nodes:
+        for step in node.every_step():
+            if step.message.node and step.message.node not in file.nodes:
+                text = f"unknown node '{step.message.node}'{suggestion(step.message.node, file.nodes)}"
+                report.error("G002", file, f"{step.path}.node", text)
+
+
+def _reached(file: GraphFile, name: str) -> set[str]:
+    """Names of the nodes that a path from ``name`` reaches, itself among them."""
+    reached: set[str] = set()
+    waiting = [name]
+    while waiting:
+        node = file.nodes.get(waiting.pop())
+        if node is not None and node.name not in reached:
+            reached.add(node.name)
+            waiting += _nodes_of(node)
+    return reached
+
+
+def _nodes_of(node: NodeDefinition) -> list[str]:
+    """Nodes that the steps of one name, in whatever field they stand."""
+    return [name for step in _steps_in(node.message) if (name := getattr(step, "node", ""))]
+
+
+def _steps_in(message: Message) -> Iterator[Message]:
+    """Every ``Step`` within a message."""
+    for field, value in message.ListFields():
+        if field.type == FieldDescriptor.TYPE_MESSAGE and not is_map(field):
+            for inner in value if field.is_repeated else [value]:
+                if inner.DESCRIPTOR.name == "Step":
+                    yield inner
+                yield from _steps_in(inner)

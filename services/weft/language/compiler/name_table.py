@@ -1,0 +1,260 @@
+"""Which tensor goes where, by name.
+
+The rule of a graph: input X of a target is ``input_map[X]``; else the nearest earlier output named X; else the node's
+input X. The rule of an ensemble of Triton Inference Server: ``input_map[X]`` and nothing else.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from weft.base.text.pbtxt import suggestion
+from weft.language.compiler.names import (
+    MAX_DEPTH,
+    NodeCondition,
+    NodeNames,
+    StepNames,
+    TargetNames,
+    Wire,
+    conditions_of,
+    describe,
+    inputs_needed,
+    output_path,
+    step_conditions,
+    tensors_needed,
+    tensors_read,
+)
+from weft.language.compiler.resolve import ModelTarget, NodeTarget, Resolver, Target
+from weft.language.kind import NodeKind
+from weft.language.syntax.parse import GraphFile, NodeDefinition, StepDefinition
+from weft.language.syntax.report import GraphReport
+from weft.language.types.expression import read_expression
+from weft_protos import graph_pb2 as pb
+from weft_protos.model_config_pb2 import ModelInput
+
+#: Outputs of one node; a KEYED ensemble of ensembles multiplies them.
+MAX_OUTPUTS = 1000
+_RENAME = "rename one with 'output_map'"
+
+
+class NameTable:
+    """Names of every node, each worked out once.
+
+    Args:
+        resolver: Finds targets.
+        report: Receives unknown names in maps (G006) and tensors with two producers (G005).
+    """
+
+    def __init__(self, resolver: Resolver, report: GraphReport) -> None:
+        self._resolver = resolver
+        self._report = report
+        self._known: dict[tuple[str, str], NodeNames] = {}
+        self._asked: dict[str, set[tuple[str, str]]] = {}
+        self._depth = 0
+
+    def of(self, file: GraphFile, node: NodeDefinition) -> NodeNames:
+        """Names of a node; open while they are being worked out, which happens in cycles only."""
+        key = (file.label, node.name)
+        if key not in self._known:
+            self._known[key] = NodeNames(is_open=True)
+            if self._depth < MAX_DEPTH:
+                self._depth += 1
+                self._known[key] = self._node(file, node)
+                self._depth -= 1
+        return self._known[key]
+
+    def asked(self, file: GraphFile) -> set[tuple[str, str]]:
+        """(map, key) of every parameter and header that a condition of the file asks for before it reads them."""
+        if file.label not in self._asked:
+            texts = [text for node in file.all_nodes for _, text, _ in conditions_of(file, node)]
+            self._asked[file.label] = set[tuple[str, str]]().union(*(read_expression(text).asked for text in texts))
+        return self._asked[file.label]
+
+    def of_target(self, target: Target) -> TargetNames:
+        """Names of what a step calls."""
+        if isinstance(target, ModelTarget):
+            signature = target.signature
+            inputs = {spec.name: not spec.is_optional for spec in signature.inputs}
+            needed = {name for name, is_needed in inputs.items() if is_needed}
+            return TargetNames(inputs, tuple(spec.name for spec in signature.outputs), needed=needed)
+        if isinstance(target, NodeTarget):
+            return self.of(target.file, target.node)
+        return TargetNames(is_open=True)
+
+    def _node(self, file: GraphFile, node: NodeDefinition) -> NodeNames:
+        is_root = node.name == file.root
+        owner: pb.Graph | pb.Node = file.message if is_root else node.message
+        names = NodeNames(
+            steps=[self._outputs(file, step) for step in node.steps],
+            shadows=[self._outputs(file, step) for step in node.shadows],
+            is_open=node.kind is None,
+            indexes={step.name: i for i, step in reversed([*enumerate(node.steps)])},
+        )
+        if node.kind is not None and node.kind.plan.is_pipeline:
+            names.producers = self._producers(file, node, names.steps)
+        names.conditions = {
+            path: NodeCondition(read_expression(text), i) for path, text, i in conditions_of(file, node)
+        }
+        declares = is_root or bool(owner.input)
+        names.overwritten = self._overwritten(file, node, names, owner.input if declares else None)
+        for i, (step, step_names) in enumerate(zip(node.steps, names.steps, strict=True)):
+            self._note_reads(file, node, names, step, step_names, i)
+        for step, step_names in zip(node.shadows, names.shadows, strict=True):
+            self._note_reads(file, node, names, step, step_names, 0)
+        if node.kind is not None:
+            names.customs = {key: self._custom(file, node.kind, node, key) for key in node.customs}
+        names.read = tensors_read(node, names)
+        names.needed = tensors_needed(file, node, names)
+        if declares:
+            names.inputs = {spec.name: not spec.optional for spec in owner.input}
+            names.needed.update(spec.name for spec in owner.input if not spec.optional)
+        else:
+            names.inputs = inputs_needed(node, names)
+        for tensor, index in names.producers.items():
+            if tensor in names.inputs and tensor not in names.overwritten:
+                step = node.steps[index]
+                text = f"tensor '{tensor}' is an input of the node and an output of step '{step.name}'; {_RENAME}"
+                self._report.error("G005", file, output_path(file, step, tensor), text)
+        if any(step.is_open for step in names.steps) and not owner.output:
+            names.is_open = True
+        names.outputs = tuple(spec.name for spec in owner.output)
+        if not names.outputs and node.kind is not None:
+            names.outputs = tuple(islice(node.kind.outputs(node, names), MAX_OUTPUTS + 1))
+        if len(names.outputs) > MAX_OUTPUTS:
+            names.outputs = names.outputs[:MAX_OUTPUTS]
+            text = f"node '{node.name}' has more than {MAX_OUTPUTS} outputs; declare those that are read with 'output'"
+            self._report.error("G024", file, node.kind_path, text)
+        return names
+
+    def _outputs(self, file: GraphFile, step: StepDefinition) -> StepNames:
+        """Target and outputs of a step and its fallback."""
+        target = self._resolver.resolve(file, step)
+        given, mapped = self.of_target(target), step.message.output_map
+        outputs = {name: mapped.get(name) or name for name in given.outputs if name in mapped or not file.is_ensemble}
+        for name in sorted(mapped):
+            if name not in given.outputs:
+                outputs[name] = mapped[name]
+                if name and not given.is_open:
+                    text = f"{describe(target)} has no output '{name}'"
+                    if file.is_ensemble:
+                        text = (
+                            f"in ensemble {file.name}, ensemble tensor {mapped[name]} is mapped from non-existing "
+                            f"output {name} in model {step.message.model_name}"
+                        )
+                    text += suggestion(name, given.outputs)
+                    self._report.error("G006", file, f"{step.path}.output_map[{name}].key", text)
+        known = [tensor for name, tensor in outputs.items() if given.is_open or name in given.outputs]
+        for tensor, count in Counter(known).items():
+            if count > 1:
+                text = f"two outputs of step '{step.name}' are named '{tensor}'; {_RENAME}"
+                self._report.error("G005", file, output_path(file, step, tensor), text)
+        if step.is_shadow:
+            return StepNames(target, {}, is_open=False)
+        names = StepNames(target, outputs, given.is_open and not file.is_ensemble)
+        if step.fallback is not None:
+            names.fallback = self._outputs(file, step.fallback)
+        return names
+
+    def _note_reads(
+        self, file: GraphFile, node: NodeDefinition, names: NodeNames, step: StepDefinition, own: StepNames, index: int
+    ) -> None:
+        """Fill in what a step reads: its target, its conditions, its fallback."""
+        own.wires = list(self._wires(file, step, own, names, index))
+        own.reads = {wire.tensor: wire.producer for wire in own.wires}
+        own.follows = names.indexes_of(node, step.message.after)
+        for path, _ in step_conditions(file, step):
+            for space, name, _ in names.conditions[path].expression.references if path in names.conditions else ():
+                if space == "inputs":
+                    own.reads.setdefault(name, names.seen(name, index))
+                elif space == "steps" and (asked := names.indexes.get(name, index)) < index:
+                    own.asks.add(asked)
+        if step.fallback is not None and own.fallback is not None:
+            self._note_reads(file, node, names, step.fallback, own.fallback, index)
+            own.reads |= own.fallback.reads
+            own.asks |= own.fallback.asks
+
+    def _custom(self, file: GraphFile, kind: NodeKind, node: NodeDefinition, key: int) -> StepNames:
+        """Names of a custom step; beside inputs of the node it may read what the kind makes for it."""
+        step = node.customs[key]
+        names = self._outputs(file, step)
+        names.wires = kind.custom_wires(node, key, list(self._wires(file, step, names, NodeNames(), 0)))
+        names.reads = dict.fromkeys(wire.tensor for wire in names.wires)
+        return names
+
+    def _producers(self, file: GraphFile, node: NodeDefinition, steps: list[StepNames]) -> dict[str, int]:
+        """Index of the step that gives each tensor; a second one is reported."""
+        producers: dict[str, int] = {}
+        for i, names in enumerate(steps):
+            for tensor in names.outputs.values():
+                if producers.get(tensor, i) != i:
+                    first, second = node.steps[producers[tensor]], node.steps[i]
+                    if file.is_ensemble:
+                        text = (
+                            f"ensemble tensor '{tensor}' can appear in an output map only once for ensemble "
+                            f"'{file.name}' step {i}"
+                        )
+                    else:
+                        text = (
+                            f"tensor '{tensor}' is an output of step '{first.name}' and of '{second.name}'; {_RENAME}"
+                        )
+                    self._report.error("G005", file, output_path(file, second, tensor), text)
+                producers.setdefault(tensor, i)
+        return producers
+
+    def _overwritten(
+        self, file: GraphFile, node: NodeDefinition, names: NodeNames, declared: Iterable[ModelInput] | None
+    ) -> set[str]:
+        """As ``NodeNames.overwritten``; of a node that declares no inputs what its steps read before it is given.
+
+        An ensemble of Triton Inference Server has none: a tensor that is an input cannot be an output there.
+        """
+        if file.is_ensemble:
+            return set()
+        if declared is not None:
+            return {spec.name for spec in declared if spec.name in names.producers}
+        found = set()
+        for i, (step, own) in enumerate(zip(node.steps, names.steps, strict=True)):
+            one: StepDefinition | None = step
+            calls: StepNames | None = own
+            while one is not None and calls is not None:
+                mapped = one.message.input_map
+                for name in self.of_target(calls.target).inputs:
+                    tensor = mapped.get(name, name)
+                    producer = names.producers.get(tensor, -1)
+                    if producer == i or (producer > i and name not in mapped):
+                        found.add(tensor)
+                one, calls = one.fallback, calls.fallback
+        return found
+
+    def _wires(
+        self, file: GraphFile, step: StepDefinition, names: StepNames, within: NodeNames, index: int
+    ) -> Iterator[Wire]:
+        target, mapped = self.of_target(names.target), step.message.input_map
+        for name, is_required in target.inputs.items():
+            if name in mapped:
+                tensor = mapped[name]
+                producer, is_needed = within.mapped(tensor, index), name in target.needed
+                yield Wire(name, tensor, is_required=True, is_mapped=True, producer=producer, is_needed=is_needed)
+            elif not file.is_ensemble:
+                producer, is_needed = within.seen(name, index), name in target.needed
+                yield Wire(name, name, is_required, is_mapped=False, producer=producer, is_needed=is_needed)
+            elif is_required and mapped:  # a step without a map was reported
+                text = (
+                    f"in ensemble {file.name}, input {name} in model {step.message.model_name} is not mapped to any "
+                    "ensemble tensors"
+                )
+                self._report.error("G006", file, f"{step.path}.input_map", text)
+        for name in sorted(mapped):
+            if name not in target.inputs:
+                if target.is_open:
+                    tensor = mapped[name]
+                    yield Wire(name, tensor, is_required=True, is_mapped=True, producer=within.mapped(tensor, index))
+                elif name:
+                    text = f"{describe(names.target)} has no input '{name}'"
+                    if file.is_ensemble:
+                        text = (
+                            f"in ensemble {file.name}, ensemble tensor {mapped[name]} is mapping to non-existing "
+                            f"input {name} in model {step.message.model_name}"
+                        )
+                    text += suggestion(name, target.inputs)
+                    self._report.error("G006", file, f"{step.path}.input_map[{name}].key", text)

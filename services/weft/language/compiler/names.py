@@ -1,0 +1,261 @@
+"""Names of a node: which tensors it, its steps and its conditions read and give, before any type is known."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from weft.language.compiler.resolve import ModelTarget, NodeTarget, Target
+from weft.language.syntax.parse import GraphFile, NodeDefinition, StepDefinition
+from weft.language.types.expression import Expression, read_expression
+from weft_protos import graph_pb2 as pb
+
+#: Nodes inside one another; what is deeper counts as unknown here, and is refused when it is compiled.
+MAX_DEPTH = 32
+
+
+class Wire(NamedTuple):
+    """One input of a step's target.
+
+    Attributes:
+        target_input: Name that the target uses.
+        tensor: Name in the node.
+        is_required: Whether the tensor must exist.
+        is_mapped: Whether ``input_map`` says so.
+        producer: Index of the step that gives the tensor; None for an input of the node.
+        is_needed: Whether the target cannot run without it.
+    """
+
+    target_input: str
+    tensor: str
+    is_required: bool
+    is_mapped: bool
+    producer: int | None
+    is_needed: bool = False
+
+
+@dataclass(slots=True)
+class TargetNames:
+    """Inputs (name -> must be wired) and outputs of a target; ``is_open``: it may have more that nobody knows of.
+
+    ``needed`` has the inputs that it cannot run without; of a node every tensor that something in it cannot do without.
+    """
+
+    inputs: dict[str, bool] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
+    is_open: bool = False
+    needed: set[str] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class StepNames:
+    """One step.
+
+    Attributes:
+        target: What it calls.
+        outputs: Target output -> tensor of the node; empty for a shadow.
+        is_open: It may give more than ``outputs``.
+        wires: Where the target's inputs come from.
+        reads: Tensors of the node that the step, its conditions and its fallback read -> the step that gives each; None
+            for an input of the node.
+        asks: Steps whose ``ok`` its conditions read.
+        follows: Steps that it is ``after``.
+        fallback: Names of the fallback.
+    """
+
+    target: Target
+    outputs: dict[str, str]
+    is_open: bool
+    wires: list[Wire] = field(default_factory=list)
+    reads: dict[str, int | None] = field(default_factory=dict)
+    asks: set[int] = field(default_factory=set)
+    follows: set[int] = field(default_factory=set)
+    fallback: "StepNames | None" = None
+
+    @property
+    def waits_for(self) -> set[int]:
+        """Steps that must have ended before this one starts."""
+        return self.asks.union(self.follows, (producer for producer in self.reads.values() if producer is not None))
+
+
+class NodeCondition(NamedTuple):
+    """A condition of a node; it sees the outputs of the first ``num_seen`` steps, and the node's inputs."""
+
+    expression: Expression
+    num_seen: int
+
+
+@dataclass(slots=True)
+class NodeNames(TargetNames):
+    """One node.
+
+    Attributes:
+        steps: As ``NodeDefinition.steps``.
+        shadows: As ``NodeDefinition.shadows``.
+        customs: As ``NodeDefinition.customs``; their wires are those that start at the node's inputs.
+        indexes: Name of a step -> its index.
+        producers: Of a pipeline: tensor -> the step that gives it.
+        overwritten: Of a pipeline: tensors that are inputs of the node and outputs of a step. Steps behind that one, as
+            declared, see what it gives; the others, itself among them, what the node is given.
+        conditions: By path, every condition of the node, its steps and their fallbacks.
+        read: Tensors that something in the node reads.
+        lacking: Of alternatives: tensor that some offer -> names of the steps that do not.
+    """
+
+    steps: list[StepNames] = field(default_factory=list)
+    shadows: list[StepNames] = field(default_factory=list)
+    customs: dict[int, StepNames] = field(default_factory=dict)
+    indexes: dict[str, int] = field(default_factory=dict)
+    producers: dict[str, int] = field(default_factory=dict)
+    overwritten: set[str] = field(default_factory=set)
+    conditions: dict[str, NodeCondition] = field(default_factory=dict)
+    read: set[str] = field(default_factory=set)
+    lacking: dict[str, list[str]] = field(default_factory=dict)
+
+    def is_used(self, tensor: str) -> bool:
+        """Whether something in the node reads the tensor, or it is an output of the node."""
+        return tensor in self.read or tensor in self.outputs
+
+    def indexes_of(self, node: NodeDefinition, steps: Iterable[str]) -> set[int]:
+        """Indexes of the steps of those names, without shadows, for which nobody waits."""
+        known = (self.indexes[name] for name in steps if name in self.indexes)
+        return {index for index in known if not node.steps[index].is_shadow}
+
+    def seen(self, tensor: str, index: int) -> int | None:
+        """The step that gives ``tensor``, for a reader that sees the outputs of the steps before ``index``."""
+        producer = self.producers.get(tensor, index)
+        return producer if producer < index else None
+
+    def mapped(self, tensor: str, index: int) -> int | None:
+        """The step that gives the ``tensor`` that an ``input_map`` of step ``index`` names, wherever it stands."""
+        return self.seen(tensor, index) if tensor in self.overwritten else self.producers.get(tensor)
+
+    def reads_input(self, tensor: str) -> bool:
+        """Whether something in the node reads the node's input of that name."""
+        if tensor not in self.overwritten:
+            return tensor in self.read
+        seen = {number for expression, number in self.conditions.values() if tensor in expression.inputs}
+        readers = (step.reads.get(tensor, 0) for step in self.steps)
+        return None in readers or any(self.seen(tensor, number) is None for number in seen)
+
+
+def describe(target: Target) -> str:
+    """The target in messages: ``model 'x'``, ``node 'x'``, ``graph 'x/1'``."""
+    if isinstance(target, ModelTarget):
+        return f"model '{target.signature.name}'"
+    if isinstance(target, NodeTarget):
+        return f"graph '{target.file.label}'" if target.is_graph else f"node '{target.node.name}'"
+    return "the target"
+
+
+def conditions_of(file: GraphFile, node: NodeDefinition) -> Iterator[tuple[str, str, int]]:
+    """(path, text, index of the step whose view it has) of every condition; an ensemble file has none."""
+    if file.is_ensemble:
+        return
+    own = node.kind.conditions(node.message) if node.kind is not None else ()
+    of_node = [(f"{node.kind_path}.{field}", text) for field, text in own]
+    if node.name == file.root:
+        of_node += _policy_conditions(file, file.message.policy, "policy")
+    yield from ((where, text, 0) for where, text in of_node if text)
+    for i, step in [*enumerate(node.steps), *((0, shadow) for shadow in node.shadows)]:
+        one: StepDefinition | None = step
+        while one is not None:
+            yield from ((where, text, i) for where, text in step_conditions(file, one) if text)
+            one = one.fallback
+
+
+def step_conditions(file: GraphFile, step: StepDefinition) -> list[tuple[str, str]]:
+    """(path, text or "") of the conditions that a step or a fallback may have."""
+    own = [(f"{step.path}.when", step.message.when), (f"{step.path}.accept", step.message.accept)]
+    return own + _policy_conditions(file, step.message.policy, f"{step.path}.policy")
+
+
+def _policy_conditions(file: GraphFile, policy: pb.Policy, path: str) -> list[tuple[str, str]]:
+    """The same of a policy message."""
+    return [
+        (kind.condition_path(path), getattr(getattr(policy, kind.field), kind.condition_field))
+        for kind in file.policies.values()
+        if kind.condition_field
+    ]
+
+
+def narrowed(step: StepDefinition) -> set[str]:
+    """Inputs of the node that are there whenever the step runs."""
+    return read_expression(step.message.when).narrowed if step.message.when else set()
+
+
+def tensors_read(node: NodeDefinition, names: NodeNames) -> set[str]:
+    """Tensors that steps, conditions or the node itself read."""
+    read = {tensor for step in (*names.steps, *names.shadows, *names.customs.values()) for tensor in step.reads}
+    if node.kind is None:
+        return read
+    spaces = ("inputs", "outputs") if node.kind.plan.is_pipeline else ("inputs",)
+    for expression, _ in names.conditions.values():
+        read.update(ref.name for ref in expression.references if ref.space in spaces)
+    return read | node.kind.tensors_read(node, names) | node.kind.inputs_read(node)
+
+
+def tensors_needed(file: GraphFile, node: NodeDefinition, names: NodeNames) -> set[str]:
+    """Tensors that a step, a condition or the node itself cannot do without, where no test keeps it from reading."""
+    needed: set[str] = set()
+    tested: dict[str, set[str]] = {}
+    for definition, step in (
+        *((step, own) for step, own in zip(node.steps, names.steps, strict=True) if not step.is_shadow),
+        *((node.customs[key], own) for key, own in names.customs.items()),
+    ):
+        sure = narrowed(definition)
+        one: StepNames | None = step
+        part: StepDefinition | None = definition
+        while one is not None and part is not None:
+            needed |= {wire.tensor for wire in one.wires if wire.is_needed and wire.tensor not in sure}
+            tested.update((path, sure) for path, _ in step_conditions(file, part))
+            one, part = one.fallback, part.fallback
+    is_pipeline = node.kind is not None and node.kind.plan.is_pipeline
+    for path, condition in names.conditions.items():
+        for space, name, _ in condition.expression.unproved:
+            if (space == "inputs" and name not in tested.get(path, ())) or (space == "outputs" and is_pipeline):
+                needed.add(name)
+    return needed if node.kind is None else needed | node.kind.tensors_needed(node, needed)
+
+
+def inputs_needed(node: NodeDefinition, names: NodeNames) -> dict[str, bool]:
+    """Inputs of a node that declares none: what its conditions name, and what its steps take from outside."""
+    needs: dict[str, bool] = {}
+
+    def need(tensor: str, *, is_required: bool) -> None:
+        needs[tensor] = needs.get(tensor, False) or is_required
+
+    for expression, _ in names.conditions.values():
+        for reference in expression.references:
+            if reference.space == "inputs" and reference.name not in names.producers:
+                need(reference.name, is_required=reference in expression.unproved)
+    for tensor in sorted(node.kind.inputs_read(node)) if node.kind is not None else ():
+        need(tensor, is_required=True)
+    definitions = (*node.steps, *node.shadows, *node.customs.values())
+    for definition, step in zip(definitions, (*names.steps, *names.shadows, *names.customs.values()), strict=True):
+        sure = narrowed(definition)
+        one: StepNames | None = step
+        while one is not None:
+            for wire in one.wires:
+                if wire.producer is None:
+                    need(wire.tensor, is_required=wire.is_required and wire.tensor not in sure)
+            one = one.fallback
+    return needs
+
+
+def output_path(file: GraphFile, step: StepDefinition, tensor: str) -> str:
+    """Where a step says that it gives ``tensor``."""
+    for name, mapped in sorted(step.message.output_map.items()):
+        if mapped == tensor:
+            return f"{step.path}.output_map[{name}]"
+    return target_path(step)
+
+
+def target_path(step: StepDefinition) -> str:
+    """Where a step names its target."""
+    field = next((name for name in ("model_name", "node", "graph") if getattr(step.message, name)), "model_name")
+    return f"{step.path}.{field}"
+
+
+def wire_path(step: StepDefinition, wire: Wire) -> str:
+    """Where a step says what an input of its target is."""
+    return f"{step.path}.input_map[{wire.target_input}]" if wire.is_mapped else target_path(step)

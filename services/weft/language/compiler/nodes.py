@@ -1,0 +1,161 @@
+"""From nodes to node plans: types flow from the graph's inputs to its outputs, and every tensor gets a slot.
+
+A node is compiled once for each step that runs it, because its types depend on what that step gives it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from weft.base.text.pbtxt import suggestion
+from weft.language.compiler.names import target_path
+from weft.language.compiler.scope import (
+    BuiltNode,
+    NodeUse,
+    Scope,
+    declared_types,
+    declaring,
+    inner_types,
+    owner_text,
+)
+from weft.language.compiler.steps import StepBuilder
+from weft.language.kind import NodeKind
+from weft.language.plan import Binding, NodePlan, Reshaping
+from weft.language.policy import PolicyPlan
+from weft.language.syntax.parse import GraphFile, NodeDefinition
+from weft.language.types.conditions import KEY
+from weft.language.types.signatures import TensorType
+
+
+class NodeBuilder(StepBuilder):
+    """Compiles nodes of every kind.
+
+    Attributes:
+        cache: Of the whole graph.
+    """
+
+    cache: PolicyPlan | None = None
+
+    def build_node(self, file: GraphFile, node: NodeDefinition, call: NodeUse) -> BuiltNode:
+        """Compile a node for one use: report what is wrong, give every tensor a slot."""
+        self.num_nodes += 1
+        names = self.names.of(file, node)
+        owner = declaring(file, node)
+        outer_inputs = declared_types(file, node, owner.input)
+        declared = inner_types(file, node, outer_inputs, owner.input)
+        inputs = {
+            name: known if name not in call.given or call.given[name].is_optional else known.present()
+            for name, known in declared.items()
+        } or {name: call.given[name] for name in names.inputs if name in call.given}
+        scope = Scope(file, node, names, call, inputs)
+        for name, known in inputs.items():
+            scope.slots[name] = scope.new_slot(name, known)
+        outer_outputs = declared_types(file, node, owner.output)
+        promised = inner_types(file, node, outer_outputs, owner.output)
+        plan: NodePlan | None = None
+        produced: dict[str, TensorType] = {}
+        if node.kind is not None:
+            plan, produced = node.kind.build(self, scope, promised)
+            self._check_streams(scope, node.kind)
+        if len(call.trail) == 1:
+            self.cache = self._graph_cache(scope)
+        shadows = self.shadows(scope)
+        if len(shadows) != len(node.shadows):
+            plan = None
+        if plan is not None:
+            policy = node.message.policy
+            plan = replace(
+                plan,
+                num_slots=scope.num_slots,
+                shadows=tuple(shadows),
+                timeout_ms=policy.timeout_ms,
+                max_inflight=policy.max_inflight,
+                reshaped_inputs=_reshapings(plan.inputs, outer_inputs, declared),
+                reshaped_outputs=_reshapings(plan.outputs, promised, outer_outputs),
+            )
+        outputs = self._outputs(scope, promised, produced)
+        outputs = {name: replace(known, dims=outer_outputs.get(name, known).dims) for name, known in outputs.items()}
+        return BuiltNode(plan, outputs, scope.responses)
+
+    def _check_streams(self, scope: Scope, kind: NodeKind) -> None:
+        """Report steps that stream in a node that gives one response."""
+        file, node = scope.file, scope.node
+        why = kind.why_no_stream(node)
+        for index in sorted(scope.streaming) if why else ():
+            self.report.error("G040", file, target_path(node.steps[index]), f"{self.stream_text(scope, index)}; {why}")
+
+    def _graph_cache(self, scope: Scope) -> PolicyPlan | None:
+        """What keeps whole answers of the graph."""
+        message, found = scope.file.message, None
+        for kind in scope.file.policies.values():
+            path = kind.condition_path("policy")
+            condition = self.condition(scope, path, KEY) if path else None
+            found = found or kind.plan_of_graph(message, condition)
+        return found
+
+    def _outputs(
+        self, scope: Scope, promised: Mapping[str, TensorType], produced: Mapping[str, TensorType]
+    ) -> dict[str, TensorType]:
+        """Types of the node's outputs, those that it declares checked."""
+        file, node, names = scope.file, scope.node, scope.names
+        if node.kind is not None and not node.kind.checks_outputs:
+            self._check_promised(scope, node.kind, promised, produced)
+        if node.name == file.root:
+            self._check_present(scope, promised, produced)
+        if promised:
+            return {name: known.absent_like(produced.get(name, known)) for name, known in promised.items()}
+        return {name: produced.get(name, TensorType.unknown(f"node '{node.name}'")) for name in names.outputs}
+
+    def _check_promised(
+        self, scope: Scope, kind: NodeKind, promised: Mapping[str, TensorType], produced: Mapping[str, TensorType]
+    ) -> None:
+        """Outputs that the node declares: each is given, with a type that fits."""
+        file, node = scope.file, scope.node
+        prefix = "" if node.name == file.root else f"{node.path}."
+        is_open = any(step.is_open for step in scope.names.steps)
+        given = [*scope.inputs, *scope.produced] if kind.plan.is_pipeline else list(produced)
+        for i, (name, used) in enumerate(promised.items()):
+            path, value = f"{prefix}output[{i}].name", produced.get(name)
+            if value is not None:
+                what = f"output '{name}' of {owner_text(file, node)}"
+                self.check_use(file, path, value, used, is_required=False, what=what, declared=used)
+            elif not is_open and kind.has_known_outputs(node):
+                text = f"nothing in {owner_text(file, node)} gives output '{name}'"
+                if file.is_ensemble:
+                    text = f"output '{name}' for ensemble '{file.name}' is not written{suggestion(name, given)}"
+                elif cure := kind.output_cure(name, given):
+                    text += f"; {cure}"
+                else:
+                    text += self.shadow_of(scope, name) or suggestion(name, given)
+                self.report.error("G017", file, path, text)
+
+    def _check_present(
+        self, scope: Scope, promised: Mapping[str, TensorType], produced: Mapping[str, TensorType]
+    ) -> None:
+        """Outputs of a graph are in every answer, unless they are optional, or repeat an optional input.
+
+        What a step of an ensemble's file leaves out, the answer lacks.
+        """
+        file, node, declared = scope.file, scope.node, list(promised)
+        for name in () if file.is_ensemble else scope.names.outputs:
+            known = produced.get(name)
+            if known is None or not known.is_optional or not known.absence:
+                continue
+            if name in promised and promised[name].is_optional:
+                continue
+            path = f"output[{declared.index(name)}].name" if name in declared else node.kind_path
+            text = (
+                f"output '{name}' of {owner_text(file, node)} must be in every answer, but it may be absent; it comes "
+                f"from {known.origin}; {known.absence}, or declare the output with 'optional: true'"
+            )
+            self.report.error("G010", file, path, text)
+
+
+def _reshapings(
+    bindings: Iterable[Binding], before: Mapping[str, TensorType], after: Mapping[str, TensorType]
+) -> tuple[Reshaping, ...]:
+    """Tensors whose dims change at the edge of a node."""
+    return tuple(
+        Reshaping(slot, before[name].dims, after[name].dims)
+        for name, slot in bindings
+        if name in before and before[name].dims != after[name].dims
+    )

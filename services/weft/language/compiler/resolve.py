@@ -1,0 +1,168 @@
+"""What a step's target is: a model of a target, a node of the file, or another graph."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from weft.base.signature import ModelSignature
+from weft.base.text.pbtxt import PbtxtError, suggestion
+from weft.language.checks.features import check_features
+from weft.language.checks.structure import check_structure
+from weft.language.kind import NodeKind
+from weft.language.policy import PolicyKind
+from weft.language.syntax.parse import GraphFile, NodeDefinition, StepDefinition, parse_graph
+from weft.language.syntax.report import GraphReport
+from weft.language.syntax.source import GraphLookup, GraphSource, ModelCatalog, ModelFaults
+
+#: Nodes of one file, and steps of one node.
+MAX_ENTRIES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTarget:
+    """A model; ``version`` as a call sends it."""
+
+    target: str
+    signature: ModelSignature
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTarget:
+    """A node of the same file, or the root of another graph."""
+
+    file: GraphFile
+    node: NodeDefinition
+    is_graph: bool
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Identity in cycles."""
+        return self.file.label, self.node.name
+
+
+class UnknownTarget:
+    """Nothing is known: an error was reported, or there is no catalog to ask."""
+
+
+Target = ModelTarget | NodeTarget | UnknownTarget
+
+
+class Resolver:
+    """Finds targets and loads the files of other graphs, each once.
+
+    Args:
+        kinds: Those that a node may be, by their field in ``graph.proto``.
+        policies: Those that a step may have, by their field in ``Policy``.
+        catalog: Models; None says nothing about them.
+        graphs: Other graphs; None says nothing about them.
+        report: Receives unknown names (G002) and everything wrong with the files of other graphs.
+    """
+
+    def __init__(
+        self,
+        kinds: Mapping[str, NodeKind],
+        policies: Mapping[str, PolicyKind],
+        catalog: ModelCatalog | None,
+        graphs: GraphLookup | None,
+        report: GraphReport,
+    ) -> None:
+        self._kinds = kinds
+        self._policies = policies
+        self._catalog = catalog
+        self._graphs = graphs
+        self._report = report
+        self._files: dict[tuple[str, str], GraphFile | None] = {}
+
+    @cached_property
+    def _models(self) -> list[str]:
+        return self._catalog.names() if self._catalog else []
+
+    @cached_property
+    def _graph_names(self) -> list[str]:
+        return self._graphs.names() if self._graphs else []
+
+    def load(self, source: GraphSource) -> GraphFile | None:
+        """The file, checked on its own; None, and a report, where there is nothing to compile."""
+        try:
+            file = parse_graph(source, self._kinds, self._policies)
+        except PbtxtError as error:
+            self._report.extend(error.diagnostics)
+            return None
+        if max(len(file.all_nodes), *(len(node.steps) for node in file.all_nodes), 0) > MAX_ENTRIES:
+            text = f"more than {MAX_ENTRIES} nodes, or steps in one node, are not supported by this version of Weft"
+            self._report.error("G024", file, "name", text)
+            return None
+        check_features(file, self._report)
+        check_structure(file, self._report)
+        is_hollow = file.is_ensemble and not file.message.HasField("ensemble_scheduling")
+        return None if is_hollow else file
+
+    def resolve(self, file: GraphFile, step: StepDefinition) -> Target:
+        """Target of a step; what is wrong with it is reported."""
+        message = step.message
+        if message.node and not file.is_ensemble:
+            node = file.nodes.get(message.node)
+            return NodeTarget(file, node, is_graph=False) if node else UnknownTarget()
+        version = str(message.model_version) if message.model_version > 0 else ""
+        if message.graph and not file.is_ensemble:
+            return self._imported(file, step, version)
+        return self._model(file, step, version) if message.model_name else UnknownTarget()
+
+    def _model(self, file: GraphFile, step: StepDefinition, version: str) -> Target:
+        name, path = step.message.model_name, f"{step.path}.model_name"
+        if self._catalog is not None and (found := self._catalog.find(name, version)):
+            return ModelTarget(found[0], found[1], version)
+        target = self._graph(name, version)
+        is_itself = isinstance(target, NodeTarget) and target.file.label == file.label
+        if target and not is_itself:
+            return target
+        if self._catalog is None:
+            return UnknownTarget()
+        known = self._models
+        if name in known:
+            text = f"model '{name}' has no version {version} on any target"
+            if other := self._catalog.find(name, ""):
+                text += f"; without 'model_version' the step calls version {other[1].version}"
+        elif isinstance(self._catalog, ModelFaults) and (fault := self._catalog.fault(name)):
+            text = f"model '{name}' is not ready: {fault}"
+        else:
+            hint = "; the graph cannot call itself" if is_itself else suggestion(name, [*known, *self._graph_names])
+            text = f"unknown model '{name}'{hint}"
+        self._report.error("G002", file, path, text)
+        return UnknownTarget()
+
+    def _imported(self, file: GraphFile, step: StepDefinition, version: str) -> Target:
+        name, path = step.message.graph, f"{step.path}.graph"
+        imports = getattr(file.message, "import")  # a Python keyword
+        names = {getattr(entry, "as") or entry.graph: entry for entry in imports}
+        wrong_name = wrong_version = path
+        if name in names:
+            entry = names[name]
+            at = f"import[{list(imports).index(entry)}]"
+            wrong_name, wrong_version = f"{at}.graph", f"{at}.version" if entry.version > 0 else path
+            name, version = entry.graph, str(entry.version) if entry.version > 0 else version
+        target = self._graph(name, version)
+        if target or self._graphs is None:
+            return target or UnknownTarget()
+        known = self._graph_names
+        if name in known:
+            latest = self._graphs.find(name, "")
+            hint = f"; the latest is {latest.version}" if latest else ""
+            self._report.error("G002", file, wrong_version, f"graph '{name}' has no version {version}{hint}")
+        else:
+            text = f"unknown graph '{name}'{suggestion(name, [*known, *names])}"
+            self._report.error("G002", file, wrong_name, text)
+        return UnknownTarget()
+
+    def _graph(self, name: str, version: str) -> NodeTarget | UnknownTarget | None:
+        """Root of the graph; unknown where its file is bad (which is reported); None where there is no such graph."""
+        source = self._graphs.find(name, version) if self._graphs else None
+        if source is None:
+            return None
+        key = (name, source.version)
+        if key not in self._files:
+            self._files[key] = self.load(source)
+        file = self._files[key]
+        node = file.nodes.get(file.root) if file else None
+        return NodeTarget(file, node, is_graph=True) if file and node else UnknownTarget()

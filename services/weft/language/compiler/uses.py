@@ -1,0 +1,276 @@
+"""Where tensors are used: conditions and inputs of steps get their slots, and what does not fit is reported."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from weft.base.text.pbtxt import suggestion
+from weft.language.compiler.name_table import NameTable
+from weft.language.compiler.names import StepNames, Wire, describe, wire_path
+from weft.language.compiler.resolve import ModelTarget, NodeTarget, Target
+from weft.language.compiler.scope import Scope, declared_types, declaring, owner_text
+from weft.language.compiler.sights import seen_inputs, seen_steps
+from weft.language.plan import Binding
+from weft.language.syntax.parse import GraphFile, StepDefinition
+from weft.language.syntax.report import GraphReport
+from weft.language.types.compile_condition import ConditionError, Sight, compile_condition
+from weft.language.types.conditions import CelCondition, Purpose
+from weft.language.types.signatures import TensorType, dims_fit, fits, loses_batch
+
+
+class UseBuilder:
+    """Compiles conditions, wires inputs, and checks a tensor where it is used.
+
+    Args:
+        names: Names of every node.
+        report: Receives what is wrong.
+    """
+
+    def __init__(self, names: NameTable, report: GraphReport) -> None:
+        self.names = names
+        self.report = report
+
+    def check_use(
+        self,
+        file: GraphFile,
+        path: str,
+        produced: TensorType,
+        used: TensorType,
+        *,
+        is_required: bool,
+        what: str,
+        tensor: str = "",
+        declared: TensorType | None = None,
+    ) -> None:
+        """Report a tensor that does not fit where it is used, naming both ends.
+
+        Args:
+            file: Where it is used.
+            path: Of the use.
+            produced: Type of the tensor.
+            used: Type that it should have.
+            is_required: Whether it must be there.
+            what: The use, for messages.
+            tensor: Its name, where a ``when`` could keep the use from happening; "" elsewhere.
+            declared: The one of ``produced`` and ``used`` that the graph's file declares.
+        """
+        report = self.report
+        origin = f"it comes from {produced.origin}"
+        if produced.is_known and used.is_known and produced.datatype != used.datatype:
+            text = f"inconsistent data type: {what} is {used.datatype}, got {produced.datatype}; {origin}"
+            report.error("G007", file, path, text)
+        elif not fits(produced, used):
+            text = f"inconsistent shape: {what} is {used}, got {produced}; {origin}"
+            other = used if declared is produced else produced
+            if declared is not None and declared.is_batched and dims_fit(declared.dims, (-1, *other.dims)):
+                text += "; 'dims' do not count the batch dimension: leave out the first -1"
+            report.error("G008", file, path, text)
+        elif file.is_batched and produced.is_batched and loses_batch(produced, used):
+            text = f"{what} has no batch dimension; only requests of one row can pass"
+            report.warning("G008", file, path, text)
+        if produced.is_optional and is_required:
+            text = f"{what} is required, but the tensor may be absent; {origin}"
+            if file.is_ensemble:
+                report.warning("G010", file, path, text)
+                return
+            here = f"let the step run only when: 'has(inputs.{tensor})'" if tensor.isidentifier() else ""
+            cures = ", or ".join(filter(None, (produced.absence or "declare it without 'optional: true'", here)))
+            report.error("G010", file, path, "; ".join(filter(None, (text, cures))))
+
+    def agree(self, file: GraphFile, path: str, what: str, value: TensorType, other: TensorType, who: str) -> bool:
+        """Whether two tensors that stand for one another agree in datatype and shape; it is reported if not."""
+        if not (value.is_known and other.is_known) or (value.datatype == other.datatype and fits(value, other)):
+            return True
+        code = "G007" if value.datatype != other.datatype else "G008"
+        text = f"{what} is {value} from {value.origin}, but {other} from {other.origin}; {who} must agree"
+        self.report.error(code, file, path, text)
+        return False
+
+    def missing_output(self, file: GraphFile, path: str, text: str, name: str, given: Iterable[str]) -> None:
+        """Report an output that is not given, with the name that was probably meant."""
+        hint = suggestion(name, given)
+        if hint.startswith("; use one of"):
+            cure = f'to rename one, write output_map {{ key: ... value: "{name}" }}'
+            hint = f"{hint.replace('use one of', 'it gives')}; {cure}"
+        self.report.error("G017", file, path, text + hint)
+
+    def narrowing(self, scope: Scope, step: StepDefinition) -> dict[str, TensorType]:
+        """Types of the tensors of which the step's ``when`` says more than is known without it."""
+        condition = scope.names.conditions.get(f"{step.path}.when")
+        if condition is None:
+            return {}
+        expression, index = condition
+        certain: dict[str, TensorType] = {}
+        for definition, names in zip(scope.node.steps[:index], scope.names.steps, strict=False):
+            if definition.name in expression.answered:
+                certain |= {name: known for name in names.outputs.values() if (known := scope.answered.get(name))}
+        for name in expression.narrowed:
+            known = (scope.inputs if scope.names.seen(name, index) is None else scope.produced).get(name)
+            if known is not None:
+                certain[name] = known.present()
+        return certain
+
+    def condition(
+        self,
+        scope: Scope,
+        path: str,
+        purpose: Purpose,
+        certain: Mapping[str, TensorType] | None = None,
+        *,
+        outputs: Sight | None = None,
+    ) -> CelCondition | None:
+        """Compile a condition of the node.
+
+        Args:
+            scope: The node.
+            path: Of the condition.
+            purpose: What it is for.
+            certain: What ``narrowing`` says of its step.
+            outputs: What it sees as ``outputs``.
+
+        Returns:
+            None where an error was reported, or there is none at ``path``.
+        """
+        if path not in scope.names.conditions:
+            return None
+        expression, index = scope.names.conditions[path]
+        named = {ref.name for ref in expression.references if ref.space == "inputs"}
+        asked = {ref.name for ref in expression.references if ref.space == "steps"}
+        sights = {"inputs": seen_inputs(scope, index, named, certain or {}, sees_outputs=outputs is not None)}
+        if outputs is not None:
+            sights["outputs"] = outputs
+        is_of_step = any(path.startswith(f"{step.path}.") for step in scope.node.steps[index : index + 1])
+        if is_of_step and scope.node.kind is not None and scope.node.kind.sees_answers:
+            sights["steps"] = seen_steps(scope, index, asked)
+        for reference in expression.references:
+            space, name, at = reference
+            known = sights[space].types.get(name) if space in sights else None
+            if known is not None and known.is_optional and reference in expression.unproved:
+                cure = f"test it first: has({space}.{name}) && ..."
+                text = f"'{name}' may be absent; it comes from {known.origin}; {cure}"
+                self.report.error_at("G010", scope.file, path, at, text)
+        try:
+            compiled = compile_condition(expression, purpose, sights, node=scope.node.name)
+        except ConditionError as error:
+            for fault in error.faults:
+                self.report.error_at("G011", scope.file, path, fault.at, fault.message)
+            return None
+        for space, key, at in expression.entries:
+            if (space, key) not in self.names.asked(scope.file):
+                default = f'get({space}, "{key}", ...)'
+                text = f"a request without '{key}' in its {space} fails here; to give a default, write {default}"
+                self.report.warning_at("G010", scope.file, path, at, text)
+        return compiled
+
+    def bound_inputs(
+        self, scope: Scope, step: StepDefinition, names: StepNames, certain: Mapping[str, TensorType]
+    ) -> tuple[dict[str, TensorType], tuple[Binding, ...]]:
+        """Types that the step gives its target, and the bindings; missing and unfit ones are reported."""
+        given: dict[str, TensorType] = {}
+        bindings: list[Binding] = []
+        uses = declared_uses(names, is_batched=scope.is_batched)
+        for wire in names.wires:
+            source = scope.inputs if wire.producer is None else scope.produced
+            value = certain.get(wire.tensor) or source.get(wire.tensor)
+            path = wire_path(step, wire)
+            if value is None:
+                if any(other.is_open for other in scope.names.steps):
+                    given[wire.target_input] = TensorType.unknown(f"step '{step.name}'")
+                elif wire.is_required and not scope.names.inputs.get(wire.tensor):  # else the node's step was reported
+                    self._missing(scope, step, names, wire, path)
+                continue
+            if used := uses.get(wire.target_input):
+                what = f"input '{wire.target_input}' of {describe(names.target)}"
+                tested = "" if step.message.case or step.message.otherwise else wire.tensor
+                self.check_use(
+                    scope.file,
+                    path,
+                    value,
+                    used,
+                    is_required=not used.is_optional,
+                    what=what,
+                    tensor=tested,
+                    declared=value if wire.producer is None else None,
+                )
+            given[wire.target_input] = value
+            if (slot := scope.slot_of(wire.tensor, wire.producer)) >= 0:
+                bindings.append(Binding(wire.target_input, slot))
+        return given, tuple(bindings)
+
+    def _missing(self, scope: Scope, step: StepDefinition, names: StepNames, wire: Wire, path: str) -> None:
+        """Report a tensor that a step needs and nothing gives; a map without a tensor was reported."""
+        if not wire.tensor:
+            return
+        tensor, node = wire.tensor, scope.node
+        later = [s.name for s, n in zip(node.steps, scope.names.steps, strict=True) if tensor in n.outputs.values()]
+        lacking = [
+            f"{describe(other.target)} gives it, but not its step {' or '.join(map(repr, nested.lacking[tensor]))}"
+            for other in scope.names.steps
+            if isinstance(other.target, NodeTarget)
+            and tensor in (nested := self.names.of(other.target.file, other.target.node)).lacking
+        ]
+        if step.name in later:
+            hint = "; it gives one itself"
+        elif later:
+            hint = f"; step '{later[0]}' stands later: move it up, or name the tensor in 'input_map'"
+        elif lacking:
+            hint = f"; {lacking[0]}"
+        elif shadow := self.shadow_of(scope, tensor):
+            hint = shadow
+        elif tensor in scope.call.visible:
+            hint = "; there is one outside: add it to the inputs that the node declares"
+        else:
+            hint = suggestion(tensor, {**scope.inputs, **scope.produced, **scope.call.visible})
+        owner = owner_text(scope.file, node)
+        place = self._place_of_need(names.target, wire.target_input)
+        where = f", read at {place}," if place else ""
+        needs = f"input '{wire.target_input}' of {describe(names.target)}{where} has no source"
+        if not wire.is_mapped and not place and hint.startswith("; use"):
+            hint = f'; to give it another, write input_map {{ key: "{wire.target_input}" value: ... }}{hint}'
+        self.report.error("G006", scope.file, path, f"{needs}: {owner} has no tensor '{tensor}'{hint}")
+
+    def shadow_of(self, scope: Scope, tensor: str) -> str:
+        """Hint at a shadow of a pipeline that would give the tensor, were it none; "" without one."""
+        pairs = zip(scope.node.steps, scope.names.steps, strict=True)
+        givers = (s for s, n in pairs if s.is_shadow and tensor in self.names.of_target(n.target).outputs)
+        return next((f"; step '{s.name}' gives it, but it is a shadow, whose answer is dropped" for s in givers), "")
+
+    def _place_of_need(self, target: Target, tensor: str) -> str:
+        """Where a node that declares no inputs reads ``tensor``; "" for any other target."""
+        if not isinstance(target, NodeTarget) or declaring(target.file, target.node).input:
+            return ""
+        file, node = target.file, target.node
+        names = self.names.of(file, node)
+        definitions = (*node.steps, *node.shadows, *node.customs.values())
+        every = zip(definitions, (*names.steps, *names.shadows, *names.customs.values()), strict=True)
+        for first, first_names in every:
+            one: StepDefinition | None = first
+            own: StepNames | None = first_names
+            while one is not None and own is not None:
+                for wire in own.wires:
+                    if wire.producer is None and wire.tensor == tensor:
+                        inner = self._place_of_need(own.target, wire.target_input)
+                        return inner or file.place(wire_path(one, wire))
+                one, own = one.fallback, own.fallback
+        for path, condition in names.conditions.items():
+            for space, name, at in condition.expression.references:
+                if (space, name) == ("inputs", tensor):
+                    return file.place_in(path, at)
+        return ""
+
+
+def declared_uses(names: StepNames, *, is_batched: bool) -> dict[str, TensorType]:
+    """Type that the step's target declares for each input; empty for a node that declares none.
+
+    Args:
+        names: Of the step.
+        is_batched: Whether the graph of the step has a batch dimension. One that it calls must have it too, or not;
+            that is reported elsewhere.
+    """
+    target = names.target
+    if isinstance(target, ModelTarget):
+        has_batch, origin = target.signature.max_batch_size > 0, describe(target)
+        return {s.name: TensorType.of(s, is_batched=has_batch, origin=origin) for s in target.signature.inputs}
+    if isinstance(target, NodeTarget):
+        types = declared_types(target.file, target.node, declaring(target.file, target.node).input)
+        return {name: replace(known, is_batched=is_batched and known.is_known) for name, known in types.items()}
+    return {}

@@ -1,0 +1,348 @@
+"""A compiled graph: immutable, made once at load, shared by every request.
+
+A node runs in a *frame*, a list with one entry per tensor of that node (its *slots*); entry ``None`` means absent.
+Slots are plain integers, so nothing is looked up by name while a request runs. A step that is itself a node (or a
+nested graph, inlined at compile time) runs in a frame of its own, filled through the step's bindings.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+
+from weft.base.signature import ModelSignature, TensorSpec
+from weft.base.tensors import WireTensor
+from weft.language.bandit_algorithms import BanditAlgorithm
+from weft.language.path_form import PathForm
+from weft.language.policy import PolicyPlan
+from weft.language.request_scope import RequestScope
+
+if TYPE_CHECKING:
+    from weft.language.description import Description
+    from weft.router.steps import Node, NodeParts
+
+Frame = list[WireTensor | None]
+
+
+class Binding(NamedTuple):
+    """A tensor name of the step's target (or of the node) and the slot of the frame around it."""
+
+    name: str
+    slot: int
+
+
+class Condition(Protocol):
+    """A compiled expression.
+
+    Attributes:
+        source: The text in the file.
+        tensors: Bindings of the tensors that it reads; only these are decoded. The slot of a ``steps.<name>.ok`` is
+            among them, under that text.
+        is_test: Whether its value is true or false; else it is a text.
+    """
+
+    source: str
+    tensors: tuple[Binding, ...]
+    is_test: bool
+
+    def evaluate(self, frame: Frame, request: RequestScope) -> bool | str:
+        """Value of the expression: true or false of a test (``when``, ``accept``, ``while``), text of any other.
+
+        Raises:
+            InvalidArgumentError: It cannot be evaluated.
+        """
+
+    def evaluate_rows(
+        self, frame: Frame, request: RequestScope, num_rows: int, numbers: Sequence[int] | None = None
+    ) -> Sequence[bool | str]:
+        """Value for each row, as if each were a request of its own; tensors are decoded once for all rows.
+
+        Args:
+            frame: Its tensors have ``num_rows`` rows.
+            request: The request that runs.
+            num_rows: How many.
+            numbers: Of the rows, for messages; None: from 0.
+
+        Raises:
+            InvalidArgumentError: It cannot be evaluated for a row; the message names the row.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class CallPlan:
+    """A call of a model on a target.
+
+    Attributes:
+        target: Name of the target that serves the model, as given to the router.
+        model_name, model_version: As sent; version "" means the target's default.
+        signature: What the target declared when the graph was compiled.
+    """
+
+    target: str
+    model_name: str
+    model_version: str
+    signature: ModelSignature
+
+    @property
+    def streams(self) -> bool:
+        """Whether it may give any number of responses."""
+        return self.signature.is_decoupled
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowPlan:
+    """``percent`` (0..100) of the requests are copied to the step; at most ``max_inflight`` (0: no limit) at once."""
+
+    percent: float
+    max_inflight: int
+
+    def text(self) -> str:
+        """``shadow of 5 % of requests, at most 4 at once``."""
+        limit = f", at most {self.max_inflight} at once" if self.max_inflight else ""
+        return f"shadow of {self.percent:g} % of requests{limit}"
+
+
+@dataclass(frozen=True, slots=True)
+class BanditPlan:
+    """A splitter that learns from feedback.
+
+    Attributes:
+        algorithm: How the next step is chosen.
+        epsilon: Share of requests that explore, of an algorithm that takes it.
+        min_pulls: Requests that each step gets first.
+    """
+
+    algorithm: BanditAlgorithm
+    epsilon: float
+    min_pulls: int
+
+
+class DefaultPlan(NamedTuple):
+    """Value of an output of a step that was skipped or failed softly.
+
+    Attributes:
+        slot: Of the node's frame.
+        tensor: The value. Where ``is_batched``: of one row, its leading dimension 1, repeated for every row.
+        is_batched: Whether the tensor has a batch dimension.
+    """
+
+    slot: int
+    tensor: WireTensor
+    is_batched: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step.
+
+    Whatever may go wrong is answered in this order: ``policies``, ``fallback``, then
+    ``is_soft`` with ``defaults``, then the error.
+
+    Attributes:
+        name: Unique within the node.
+        path: For errors and spans, for example ``root/clf``.
+        action: A call, or the node that runs in this step's place.
+        inputs: Target input <- slot of the node's frame; an absent slot is left out of the call.
+        outputs: Target output -> slot of the node's frame; these outputs are requested. The slots are absent, or have
+            their default, when the step was skipped or failed softly, or the answer lacks them.
+        when: The step runs only if it holds; where the node watches it, what that means is the node's affair.
+        accept: Whether the answer counts. It reads the step's own output slots; None: it always does.
+        cases: Values that choose this step.
+        is_otherwise: Taken when nothing else matches.
+        weight: Share, or weight of its answer; 1 where none was given.
+        dispensable: Target outputs that nobody has to have, or that have a default: an answer may lack them, whatever
+            the model declares.
+        keeps_rows: Its answer has as many rows as what it was given; in an ensemble's file a step may give any number.
+        timeout_ms: 0 means none. One deadline for all attempts; the fallback has its own.
+        is_soft: A failure leaves the outputs absent, or with their default, and the request goes on.
+        defaults: Of outputs; empty for a step that always gives its outputs.
+        fallback: Runs after the step has failed, in the same frame, and gives the same output slots. Its own
+            ``fallback`` comes after it.
+        policies: Around the action, the outermost first; what graph and node say is worked in.
+        shadow: The step is a copy: its answer is dropped, it has no outputs and nobody waits for it.
+        max_inflight: Runs of this step at once; the next fails with RESOURCE_EXHAUSTED. 0: no limit.
+        min_remaining_ms: With less time left the step fails with DEADLINE_EXCEEDED without a call, unless the node
+            watches it. 0: none.
+        ok_slot: Slot that holds ``OK`` if the step gave an answer of its own (or of its fallback), else is absent; -1
+            where nothing reads it.
+        consumers: In a pipeline: indexes of the steps that wait for this one: they read an output or the ok slot of it,
+            or are after it.
+        num_dependencies: In a pipeline: how many steps must finish before this one may start.
+        after: In a pipeline: indexes of the steps that must have ended before this one starts, whether it reads from
+            them or not; they run whenever it does.
+        is_awaited: In a pipeline: the node answers after the step has ended, whatever outputs are requested.
+    """
+
+    name: str
+    path: str
+    action: "CallPlan | NodePlan"
+    inputs: tuple[Binding, ...]
+    outputs: tuple[Binding, ...]
+    when: Condition | None = None
+    accept: Condition | None = None
+    cases: tuple[str, ...] = ()
+    is_otherwise: bool = False
+    weight: float = 1.0
+    dispensable: frozenset[str] = frozenset()
+    keeps_rows: bool = True
+    timeout_ms: int = 0
+    is_soft: bool = False
+    defaults: tuple[DefaultPlan, ...] = ()
+    fallback: "StepPlan | None" = None
+    policies: tuple[PolicyPlan, ...] = ()
+    shadow: ShadowPlan | None = None
+    max_inflight: int = 0
+    min_remaining_ms: int = 0
+    ok_slot: int = -1
+    consumers: tuple[int, ...] = ()
+    num_dependencies: int = 0
+    after: tuple[int, ...] = ()
+    is_awaited: bool = False
+
+    @property
+    def streams(self) -> bool:
+        """Whether it, or its fallback, may give any number of responses to who reads it."""
+        if self.shadow is not None:
+            return False
+        return self.action.streams or (self.fallback is not None and self.fallback.streams)
+
+
+#: In the slot of ``steps.<name>.ok`` of a step that gave an answer.
+OK = WireTensor("BOOL", (1,), b"\x01")
+
+
+class Reshaping(NamedTuple):
+    """The tensor in ``slot`` has the dims ``source`` on one side of a graph's edge, ``target`` on the other."""
+
+    slot: int
+    source: tuple[int, ...]
+    target: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan(ABC):
+    """One node; the root node is the graph. Each kind has a class of its own, with what only it has.
+
+    Attributes:
+        kind: Name of the kind: its field in the ``oneof kind`` of ``graph.proto``.
+        path_form: How the path shows it.
+        is_pipeline: Its steps see one another's outputs; those of any other see the node's inputs alone.
+        runs_shadows: Shadows are among its steps, and the node starts them; those of any other start with the node.
+        can_be_pinned: A request may choose the step, with the header ``x-graph-route``.
+        watches: Of ``when`` and ``min_remaining_ms``, what the node looks at itself before it runs a step.
+        name: As in the file.
+        path: From the root, names of steps and nodes.
+        num_slots: Length of the frame.
+        inputs: Node input -> slot. Slots of inputs come first, in this order.
+        outputs: Node output <- slot.
+        steps: In declared order, without shadows, unless it ``runs_shadows``; then these are marked by ``shadow``.
+        shadows: Shadow steps of a node that does not run them; they read node inputs and start with the node.
+        timeout_ms: 0 means none.
+        max_inflight: Runs of this node at once; the next fails with RESOURCE_EXHAUSTED. 0: no limit.
+        specs: For each slot, what is known of the tensor; its ``dims`` are without the batch dimension.
+        graph: "name/version" where the node is the root of a nested graph, else "".
+        is_batched: Whether its tensors have a batch dimension; None: as those of the graph.
+        reshaped_inputs: Inputs that have other dims inside.
+        reshaped_outputs: Outputs that had other dims inside.
+    """
+
+    kind: ClassVar[str]
+    path_form: ClassVar[PathForm]
+    is_pipeline: ClassVar[bool] = False
+    runs_shadows: ClassVar[bool] = False
+    can_be_pinned: ClassVar[bool] = False
+    watches: ClassVar[frozenset[str]] = frozenset()
+
+    name: str
+    path: str
+    num_slots: int
+    inputs: tuple[Binding, ...]
+    outputs: tuple[Binding, ...]
+    steps: tuple[StepPlan, ...]
+    shadows: tuple[StepPlan, ...] = ()
+    timeout_ms: int = 0
+    max_inflight: int = 0
+    specs: Mapping[int, TensorSpec] = field(default_factory=dict)
+    graph: str = ""
+    is_batched: bool | None = None
+    reshaped_inputs: tuple[Reshaping, ...] = ()
+    reshaped_outputs: tuple[Reshaping, ...] = ()
+
+    @property
+    def batches_steps(self) -> bool | None:
+        """As ``is_batched``, of the tensors that its steps get."""
+        return self.is_batched
+
+    @property
+    def streams(self) -> bool:
+        """Whether it may give any number of responses, because a step of it does."""
+        return any(step.streams for step in self.steps)
+
+    @property
+    def counting_slots(self) -> tuple[int, ...]:
+        """Slots of the tensors whose batch dimension says how many rows its steps have."""
+        return tuple(slot for _, slot in self.inputs)
+
+    @property
+    def customs(self) -> tuple[StepPlan, ...]:
+        """Steps that the node runs beside ``steps``."""
+        return ()
+
+    @property
+    def bandit(self) -> BanditPlan | None:
+        """What chooses its step, if that is learned from feedback."""
+        return None
+
+    @property
+    def conditions(self) -> tuple[Condition, ...]:
+        """Conditions of the node itself, beside those of its steps."""
+        return ()
+
+    @property
+    def slots_read(self) -> tuple[int, ...]:
+        """Slots that the node itself reads when its steps have run, beside those of its outputs."""
+        return ()
+
+    @property
+    def counts_read(self) -> tuple[int, ...]:
+        """Slots of inputs that say how much there is to do; without their tensors it does all that there may be."""
+        return ()
+
+    def followers(self) -> Sequence[Sequence[int]]:
+        """For each step the indexes of those that start after it has ended; here they all may run at once, or one."""
+        return [()] * len(self.steps)
+
+    def first_lost(self, lost: Sequence[int]) -> int | None:
+        """The first of the steps ``lost``, which cannot run, without which some request has no answer."""
+        return next(iter(lost), None)
+
+    @abstractmethod
+    def node(self, parts: "NodeParts") -> "Node":
+        """The node, ready to run."""
+
+    @abstractmethod
+    def describe(self) -> "Description":
+        """What the node does, in words and edges."""
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPlan:
+    """A graph that can run.
+
+    Attributes:
+        signature: The graph as a model: what clients see.
+        root: The node that answers.
+        is_ensemble: ``platform: "ensemble"``, the rules and texts of Triton Inference Server.
+        timeout_ms: 0 means none.
+        max_inflight: Requests of this graph at once; 0 means no limit.
+        cache: Whole answers of the graph are kept.
+        dependencies: (target, model) pairs that the graph needs.
+    """
+
+    signature: ModelSignature
+    root: NodePlan
+    is_ensemble: bool = False
+    timeout_ms: int = 0
+    max_inflight: int = 0
+    cache: PolicyPlan | None = None
+    dependencies: frozenset[tuple[str, str]] = frozenset()

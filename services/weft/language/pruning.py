@@ -1,0 +1,103 @@
+"""What a step reads, and a pipeline without the steps that only feed outputs that no request wants."""
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+from weft.language.plan import NodePlan, StepPlan
+
+
+def slots_read(plan: StepPlan) -> list[int]:
+    """Slots that a step reads: its inputs, and those of its conditions, its policies and its fallbacks."""
+    slots = [binding.slot for binding in plan.inputs]
+    for condition in (plan.when, plan.accept, *(policy.condition for policy in plan.policies)):
+        if condition is not None:
+            slots += [binding.slot for binding in condition.tensors]
+    if plan.fallback is not None:
+        slots += slots_read(plan.fallback)
+    return list(dict.fromkeys(slots))
+
+
+def live_steps(plan: NodePlan, wanted: Collection[str], also: Collection[int] = ()) -> list[int]:
+    """Indexes of the steps of a pipeline that the outputs ``wanted`` and the steps ``also`` depend on, ascending.
+
+    A shadow is among them if all that it reads or is after is there anyway. Outputs that the node itself reads, and
+    steps that it answers after, are needed by every other.
+    """
+    slots = [slot for name, slot in plan.outputs if name in wanted]
+    slots += plan.slots_read
+    producers = _producers(plan)
+    ends = {*also, *(index for index, step in enumerate(plan.steps) if step.is_awaited)}
+    ends.update(producers[slot] for slot in slots if slot in producers)
+    live = ends | _before(plan, ends, producers)
+    live |= {
+        index for index, step in enumerate(plan.steps) if step.shadow is not None and _needs(step, producers) <= live
+    }
+    return sorted(live)
+
+
+def steps_before(plan: NodePlan, index: int) -> set[int]:
+    """Indexes of the steps of a pipeline that one depends on: that it reads from or is after, and so on."""
+    return _before(plan, [index], _producers(plan))
+
+
+def _before(plan: NodePlan, ends: Iterable[int], producers: Mapping[int, int]) -> set[int]:
+    found: set[int] = set()
+    waiting = list(ends)
+    while waiting:
+        direct = _needs(plan.steps[waiting.pop()], producers) - found
+        found |= direct
+        waiting += direct
+    return found
+
+
+def _needs(step: StepPlan, producers: Mapping[int, int]) -> set[int]:
+    """Steps that one reads from or is after; ``producers`` is slot -> index of the step that fills it."""
+    return {producers[slot] for slot in slots_read(step) if slot in producers}.union(step.after)
+
+
+def pruned(plan: NodePlan, live: Collection[int]) -> NodePlan:
+    """The pipeline with those steps alone; slots stay as they are, outputs of the others stay absent.
+
+    A step that waited for one that is left out waits for what that one waited for.
+
+    Args:
+        plan: A pipeline.
+        live: As ``live_steps`` gives them, so that no step reads from one that is left out.
+    """
+    position = {index: place for place, index in enumerate(live)}
+    consumers = {index: _live_consumers(plan, index, position) for index in live}
+    num_dependencies = dict.fromkeys(live, 0)
+    for followers in consumers.values():
+        for follower in followers:
+            num_dependencies[follower] += 1
+    steps = [
+        replace(
+            plan.steps[index],
+            consumers=tuple(position[follower] for follower in consumers[index]),
+            num_dependencies=num_dependencies[index],
+            after=tuple(position[other] for other in plan.steps[index].after if other in position),
+        )
+        for index in live
+    ]
+    return replace(plan, steps=tuple(steps))
+
+
+def _producers(plan: NodePlan) -> dict[int, int]:
+    """Slot -> index of the step that fills it."""
+    producers = {binding.slot: index for index, step in enumerate(plan.steps) for binding in step.outputs}
+    return producers | {step.ok_slot: index for index, step in enumerate(plan.steps) if step.ok_slot >= 0}
+
+
+def _live_consumers(plan: NodePlan, index: int, live: Collection[int]) -> list[int]:
+    """Steps of ``live`` that wait for a step, also through steps that are left out; ascending."""
+    found: set[int] = set()
+    seen: set[int] = set()
+    waiting = list(plan.steps[index].consumers)
+    while waiting:
+        consumer = waiting.pop()
+        if consumer in live:
+            found.add(consumer)
+        elif consumer not in seen:
+            seen.add(consumer)
+            waiting += plan.steps[consumer].consumers
+    return sorted(found)

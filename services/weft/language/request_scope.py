@@ -1,0 +1,25 @@
+"""What conditions see of a request."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from weft.base.core import ParameterValue
+
+
+@dataclass(slots=True)
+class RequestScope:
+    """What a condition may know of the request beside tensors.
+
+    Attributes:
+        parameters: Request parameters.
+        headers: ASCII metadata, lower-case keys.
+        request_id: May be "".
+        priority: 0 where none was given.
+        deadline_ns: On ``time.monotonic_ns``; None without deadline.
+    """
+
+    parameters: Mapping[str, ParameterValue]
+    headers: Mapping[str, str]
+    request_id: str = ""
+    priority: int = 0
+    deadline_ns: int | None = None

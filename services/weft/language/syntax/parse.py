@@ -1,0 +1,242 @@
+"""A graph file as the compiler sees it: the message, where everything stands, and its nodes by name.
+
+``ensemble_scheduling`` of Triton Inference Server becomes a node named like the root, so that nothing later tells
+which of the two was written.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from weft.base.text.pbtxt import Diagnostic, PbtxtError, Positions, parse
+from weft.language.kind import NodeKind
+from weft.language.plan import GraphPlan
+from weft.language.policy import PolicyKind
+from weft.language.syntax.source import GraphSource
+from weft_protos import graph_pb2 as pb
+from weft_protos.model_config_pb2 import ModelConfig
+
+#: Names that stand unquoted in paths and metadata.
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class StepDefinition:
+    """One step of a file.
+
+    Attributes:
+        name: Given, or made from its case or target; unique within the node unless the file repeats it.
+        path: Of the message, for positions.
+        message: What the file says.
+        fallback: Its name need not be unique.
+        is_shadow: Whether the step only gets copies; a fallback never does.
+    """
+
+    name: str
+    path: str
+    message: pb.Step
+    fallback: "StepDefinition | None" = None
+    is_shadow: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDefinition:
+    """One node of a file.
+
+    Attributes:
+        name: As in the file.
+        path: Of the message, for positions.
+        message: What the file says.
+        kind: None where the file gives none.
+        kind_path: Of the kind's message.
+        steps: In declared order; shadows are among them only where the kind runs these itself.
+        shadows: Shadow steps of any other node.
+        customs: Steps that the kind runs beside these, by a key of its own.
+    """
+
+    name: str
+    path: str
+    message: pb.Node
+    kind: NodeKind | None
+    kind_path: str
+    steps: tuple[StepDefinition, ...]
+    shadows: tuple[StepDefinition, ...] = ()
+    customs: Mapping[int, StepDefinition] = field(default_factory=dict)
+
+    def every_step(self) -> Iterator[StepDefinition]:
+        """Steps, shadows and the fallbacks of all of them."""
+        for step in (*self.steps, *self.shadows):
+            one: StepDefinition | None = step
+            while one is not None:
+                yield one
+                one = one.fallback
+
+
+@dataclass(frozen=True, slots=True)
+class GraphFile:
+    """One parsed file.
+
+    Attributes:
+        source: What was given.
+        name: Of the graph.
+        message: What the file says.
+        positions: Where.
+        is_ensemble: ``platform: "ensemble"``, the rules of Triton Inference Server.
+        root: Name of the root node.
+        kinds: Those that a node may be, by their field in ``graph.proto``.
+        policies: Those that a step may have, by their field in ``Policy``, the outermost first.
+        nodes: By name; of two nodes of one name the first.
+        all_nodes: In declared order.
+    """
+
+    source: GraphSource
+    name: str
+    message: pb.Graph
+    positions: Positions
+    is_ensemble: bool
+    root: str
+    kinds: Mapping[str, NodeKind] = field(repr=False)
+    policies: Mapping[str, PolicyKind] = field(repr=False)
+    nodes: Mapping[str, NodeDefinition] = field(repr=False)
+    all_nodes: Sequence[NodeDefinition] = field(repr=False)
+
+    @property
+    def label(self) -> str:
+        """``name/version``."""
+        return f"{self.name}/{self.source.version}"
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether tensors have a batch dimension."""
+        return self.message.max_batch_size > 0
+
+    def place(self, path: str) -> str:
+        """``file:line:column`` of a field, for messages."""
+        line, column = self.positions.find(path)
+        return f"{self.source.file}:{line}:{column}"
+
+    def place_in(self, path: str, index: int) -> str:
+        """``file:line:column`` of a character of a string value, for messages."""
+        line, column = self.positions.locate(path, index)
+        return f"{self.source.file}:{line}:{column}"
+
+
+def parse_graph(source: GraphSource, kinds: Mapping[str, NodeKind], policies: Mapping[str, PolicyKind]) -> GraphFile:
+    """The file, read but not checked.
+
+    Args:
+        source: The file.
+        kinds: As of ``GraphFile``.
+        policies: As of ``GraphFile``.
+
+    Raises:
+        PbtxtError: It does not parse; every diagnostic has code G001.
+    """
+    message, positions = _parsed(source)
+    has_scheduling = message.HasField("ensemble_scheduling")
+    root = message.root or "root"
+    nodes = [_node(node, f"node[{i}]", kinds) for i, node in enumerate(message.node)]
+    if has_scheduling:
+        path = "ensemble_scheduling"
+        scheduling = pb.Node(name=root, sequence=pb.Sequence(step=message.ensemble_scheduling.step))
+        nodes.insert(0, _node(scheduling, path, kinds, kind_path=path))
+    return GraphFile(
+        source=source,
+        name=source.name or message.name,
+        message=message,
+        positions=positions,
+        is_ensemble=message.platform == "ensemble" or (not message.platform and has_scheduling),
+        root=root,
+        kinds=kinds,
+        policies=policies,
+        nodes={node.name: node for node in reversed(nodes)},
+        all_nodes=nodes,
+    )
+
+
+def model_config(source: GraphSource, plan: GraphPlan) -> ModelConfig:
+    """The graph as ``ModelConfig`` shows it: Weft's own fields left out, name and inferred outputs filled in.
+
+    Args:
+        source: The file that ``plan`` was compiled from.
+        plan: Its plan.
+    """
+    config = ModelConfig.FromString(_parsed(source)[0].SerializeToString())
+    config.DiscardUnknownFields()
+    config.name = plan.signature.name
+    config.platform = plan.signature.platform
+    if not config.output:
+        for spec in plan.signature.outputs:
+            data_type = "TYPE_STRING" if spec.datatype == "BYTES" else f"TYPE_{spec.datatype}"
+            config.output.add(name=spec.name, data_type=data_type, dims=spec.dims)
+    return config
+
+
+def targets_of(step: pb.Step) -> list[str]:
+    """Which of the fields that name a target are given."""
+    return [name for name in ("model_name", "node", "graph") if getattr(step, name)]
+
+
+def given_fields(message: pb.Step | pb.Policy, names: Iterable[str]) -> list[tuple[str, bool]]:
+    """(name, whether the message has it) of each."""
+    present = {field.name for field, _ in message.ListFields()}
+    return [(name, name in present) for name in names]
+
+
+def _parsed(source: GraphSource) -> tuple[pb.Graph, Positions]:
+    try:
+        message, positions = parse(source.text, pb.Graph(), file=source.file)
+    except PbtxtError as error:
+        raise PbtxtError([replace(found, code="G001") for found in error.diagnostics]) from None
+    if not message.ListFields():
+        raise PbtxtError([Diagnostic(source.file, 0, 0, "the file is empty; a graph has at least one node", "G001")])
+    return message, positions
+
+
+def _node(node: pb.Node, path: str, kinds: Mapping[str, NodeKind], kind_path: str = "") -> NodeDefinition:
+    field_name = node.WhichOneof("kind")
+    if field_name is None:
+        return NodeDefinition(node.name, path, node, None, path, ())
+    kind = kinds[field_name]
+    kind_path = kind_path or f"{path}.{field_name}"
+    every = _steps(getattr(node, field_name).step, kind_path)
+    shadows = tuple(step for step in every if step.is_shadow and not kind.plan.runs_shadows)
+    customs = {
+        key: StepDefinition(step.name or _target(step), step_path, step)
+        for key, step_path, step in kind.custom_steps(node, kind_path)
+        if targets_of(step) == ["model_name"]
+    }
+    steps = tuple(step for step in every if not step.is_shadow or kind.plan.runs_shadows)
+    return NodeDefinition(node.name, path, node, kind, kind_path, steps, shadows, customs)
+
+
+def _steps(steps: Sequence[pb.Step], path: str) -> tuple[StepDefinition, ...]:
+    """Steps with their names; a name that was not given and is taken gets a number."""
+    taken = Counter(step.name for step in steps if step.name)
+    definitions = []
+    for i, step in enumerate(steps):
+        name = step.name
+        if not name:
+            given = step.case[0] if step.case and NAME.fullmatch(step.case[0]) else ""
+            base = name = given or _target(step) or f"step{i}"
+            while taken[name]:
+                taken[base] += 1
+                name = f"{base}-{taken[base]}"
+            taken[name] += 1
+        step_path = f"{path}.step[{i}]"
+        definitions.append(
+            StepDefinition(name, step_path, step, _fallback(step, step_path), is_shadow=step.HasField("shadow"))
+        )
+    return tuple(definitions)
+
+
+def _fallback(step: pb.Step, path: str) -> StepDefinition | None:
+    if not step.HasField("fallback"):
+        return None
+    message, path = step.fallback, f"{path}.fallback"
+    return StepDefinition(message.name or _target(message) or "fallback", path, message, _fallback(message, path))
+
+
+def _target(step: pb.Step) -> str:
+    return step.model_name or step.node or step.graph

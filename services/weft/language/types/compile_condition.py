@@ -1,0 +1,299 @@
+"""From an expression to a condition that can run, or to everything that is wrong with it.
+
+An expression is compiled once with the types of the tensors that it names.
+"""
+
+import re
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from weft.base.tensors import FLOATS, INTEGERS
+from weft.base.text.pbtxt import suggestion
+from weft.language.plan import Binding
+from weft.language.request_scope import RequestScope
+from weft.language.types.conditions import CelCondition, Fill, Purpose, Reading, Values, operator_text
+from weft.language.types.expression import FUNCTIONS, MAPS, Expression, Fault, Use, Variable
+from weft.language.types.readings import NUL_FAULT, reading, row_reading
+from weft.language.types.signatures import TensorType
+
+#: Name of the CEL type.
+_REQUEST_TYPES = {"id": "STRING", "remaining_ms": "INT", "priority": "INT"}
+_HEADER = re.compile(r"[a-z]\w*(-[a-z0-9]\w*)+")
+_OF_A_TENSOR = "; a tensor is a list of its elements: take one, X[0], or use text(X), max(X), min(X) or mean(X)"
+_CEL_ERROR = re.compile(r"ERROR: <input>:(-?\d+):(-?\d+): (.*)")
+_UNDECLARED = re.compile(r"undeclared reference to '([^']*)'")
+_NO_OVERLOAD = re.compile(r"found no matching overload for '(.*)' applied to '(\(.*\))'")
+_UNEXPECTED = re.compile(r"Syntax error: (?:extraneous|mismatched|no viable alternative at) input")
+_WORD = re.compile(r"\w+|\S")
+_MISSING = re.compile(r"Syntax error: missing '(.*)' at ")
+_BAD_TEXT = re.compile(r"Syntax error: token recognition error at: '[\"'].*?(\\.)?$")
+_NOISE = re.compile(r"^[A-Z_]+: | \(in container ''\)| expecting \{.*\}| \[[A-Z_]+\]$")
+_NS_PER_MS = 1_000_000
+_NO_DEADLINE_MS = 2**53
+#: Datatypes that a function reads.
+_TAKES = {
+    Use.TEXT: ({"BYTES"}, "a BYTES tensor"),
+    Use.SIZE: (INTEGERS | FLOATS | {"BYTES", "BOOL"}, "a tensor with dims"),
+    **dict.fromkeys((Use.MAX, Use.MIN, Use.ARGMAX, Use.MEAN), (INTEGERS | FLOATS, "a tensor of numbers")),
+}
+#: What to do about a space that a condition does not see.
+_UNSEEN = {
+    "outputs": "'accept' in a cascade and 'while' of a loop do; a step sees what earlier steps gave as 'inputs'",
+    "steps": "'when', 'accept' and 'key' of a step in a sequence or a cascade do",
+}
+
+
+class Sight(NamedTuple):
+    """What a condition sees of one space: ``inputs``, ``outputs`` or ``steps``.
+
+    Attributes:
+        types: By name.
+        slots: Of those that it names.
+        hidden: Names that exist but are not seen -> why.
+    """
+
+    types: Mapping[str, TensorType]
+    slots: Mapping[str, int]
+    hidden: Mapping[str, str] = {}
+
+
+class ConditionError(Exception):
+    """An expression does not compile; ``faults`` has every reason with its place in the text."""
+
+    def __init__(self, faults: list[Fault]) -> None:
+        self.faults = faults
+        super().__init__("; ".join(fault.message for fault in faults))
+
+
+def compile_condition(
+    expression: Expression, purpose: Purpose, sights: Mapping[str, Sight], *, node: str
+) -> CelCondition:
+    """The condition, ready to be evaluated in frames that hold each tensor in its slot.
+
+    Args:
+        expression: As ``read_expression`` gives it.
+        purpose: Decides which types of value are allowed.
+        sights: By space; a space that is not here must not be used.
+        node: Name of the node, for messages.
+
+    Raises:
+        ConditionError: Syntax, an unknown name, or types that do not fit; or CEL is not installed.
+    """
+    try:
+        from cel_expr_python import cel  # noqa: PLC0415  # 52 MB, which a graph without conditions does without
+    except ModuleNotFoundError as error:
+        text = (
+            f"'{purpose.name}' is a condition, for which '{error.name}' is not installed; pip install 'weft-mesh[cel]'"
+        )
+        raise ConditionError([Fault(0, text)]) from None
+    types = cel.Type
+    faults = [*(_aimed(fault, sights) for fault in expression.faults), *_name_faults(expression, purpose, sights)]
+    if faults:
+        raise ConditionError(faults)
+    declared: dict[str, Any] = {
+        f"request.{name}": getattr(types, _REQUEST_TYPES[name]) for name in expression.request_fields
+    }
+    fills: list[Fill] = [_request_fill(name) for name in sorted(expression.request_fields)]
+    flags: list[tuple[str, int]] = []
+    readings: list[Reading] = []
+    for name in sorted(expression.maps):
+        declared[name] = types.Map(types.STRING, types.DYN if name == "parameters" else types.STRING)
+        fills.append(_map_fill(name))
+    for variable in expression.variables:
+        name, use, space, key, index, _ = variable
+        if use is Use.ENTRY:
+            declared[variable.flag] = types.BOOL
+            declared[name] = types.DYN if space == "parameters" else types.STRING
+            fills.append(_entry_fill(variable))
+            continue
+        known, slot = sights[space].types[key], sights[space].slots[key]
+        declared[name] = _cel_type(types, use, known, len(index))
+        if use in (Use.IS_PRESENT, Use.IS_OK):
+            flags.append((name, slot))
+        else:
+            how = use, len(known.dims), index
+            readings.append(Reading(name, f"{space}.{key}", slot, reading(*how), row_reading(*how)))
+    try:
+        compiled = cel.NewEnv(variables=declared).compile(expression.rewritten)
+        type_name = compiled.return_type().name().lower()
+    except Exception as error:  # the binding raises RuntimeError and TypeError
+        raise ConditionError(_cel_faults(str(error), expression, sights)) from None
+    if type_name not in (*purpose.allowed, "dyn"):
+        allowed = " or ".join(purpose.allowed)
+        hint = _OF_A_TENSOR if type_name.startswith("list") else ""
+        raise ConditionError([Fault(0, f"'{purpose.name}' must be {allowed}, this is {type_name}{hint}")])
+    return CelCondition(
+        expression,
+        compiled,
+        type_name,
+        _bindings(expression, sights),
+        fills=tuple(fills),
+        flags=tuple(flags),
+        readings=tuple(readings),
+        purpose=purpose,
+        node=node,
+        cel_types=types,
+    )
+
+
+def _bindings(expression: Expression, sights: Mapping[str, Sight]) -> tuple[Binding, ...]:
+    return tuple(
+        Binding(f"steps.{name}.ok" if space == "steps" else name, sights[space].slots[name])
+        for space, name in dict.fromkeys((ref.space, ref.name) for ref in expression.references)
+    )
+
+
+def _cel_type(types: Any, use: Use, tensor: TensorType, num_indexes: int) -> Any:
+    fixed = {
+        Use.IS_PRESENT: types.BOOL,
+        Use.IS_OK: types.BOOL,
+        Use.TEXT: types.STRING,
+        Use.ARGMAX: types.INT,
+        Use.MEAN: types.DOUBLE,
+        Use.SIZE: types.INT,
+    }
+    if use in fixed:
+        return fixed[use]
+    if not tensor.is_known:
+        return types.DYN
+    element = {"BOOL": types.BOOL, "BYTES": types.STRING}.get(tensor.datatype) or (
+        types.INT if tensor.datatype in INTEGERS else types.DOUBLE
+    )
+    if use is Use.VALUE:
+        for _ in tensor.dims[num_indexes:]:
+            element = types.List(element)
+    return element
+
+
+def _aimed(fault: Fault, sights: Mapping[str, Sight]) -> Fault:
+    """The fault with ``outputs`` for ``inputs``, if the tensor that it names is there."""
+    if "outputs" not in sights or fault.tensor not in sights["outputs"].types:
+        return fault
+    return Fault(fault.at, fault.message.replace(f"inputs.{fault.tensor}", f"outputs.{fault.tensor}"))
+
+
+def _name_faults(expression: Expression, purpose: Purpose, sights: Mapping[str, Sight]) -> list[Fault]:
+    """Names and elements that are not there, and reductions of tensors that do not have what they read."""
+    faults = []
+    for space, name, at in expression.references:
+        what = "step" if space == "steps" else "tensor"
+        if space not in sights:
+            faults.append(Fault(at, f"'{purpose.name}' does not see '{space}'; {_UNSEEN[space]}"))
+        elif name in sights[space].hidden:
+            faults.append(Fault(at, f"{what} '{name}' {sights[space].hidden[name]}"))
+        elif name not in sights[space].types:
+            is_output = space == "inputs" and "outputs" in sights and name in sights["outputs"].types
+            hint = f"; did you mean 'outputs.{name}'?" if is_output else suggestion(name, sights[space].types)
+            faults.append(Fault(at, f"unknown {what} '{name}'{hint}"))
+    places = {(space, name): at for space, name, at in reversed(expression.references)}
+    for variable in expression.variables:
+        sight = sights.get(variable.space)
+        tensor = sight.types.get(variable.key) if sight else None
+        takes = _TAKES.get(variable.use)
+        if tensor is None or not tensor.is_known or takes is None:
+            continue
+        if tensor.datatype not in takes[0] or (variable.use is Use.SIZE and not tensor.dims):
+            message = f"{variable.use.value}() takes {takes[1]}; '{variable.key}' is {tensor}, from {tensor.origin}"
+            faults.append(Fault(places[variable.space, variable.key], message))
+    for space, name, index, at in expression.elements:
+        sight = sights.get(space)
+        tensor = sight.types.get(name) if sight else None
+        if tensor is None or not tensor.is_known:
+            continue
+        of_tensor = f"'{name}' is {tensor}, from {tensor.origin}"
+        if len(index) > len(tensor.dims):
+            faults.append(Fault(at, f"{len(index)} indexes are too many: {of_tensor}; give {len(tensor.dims)} or less"))
+        elif any(0 <= dim <= one for one, dim in zip(index, tensor.dims, strict=False)):
+            batch = ", and the batch dimension is not counted" * tensor.is_batched
+            faults.append(Fault(at, f"there is no such element: {of_tensor}; elements are counted from 0{batch}"))
+    return faults
+
+
+def _cel_faults(text: str, expression: Expression, sights: Mapping[str, Sight]) -> list[Fault]:
+    """Errors of CEL's compiler, with the character each is at."""
+    if _HEADER.fullmatch(expression.source):
+        cure = f'get(headers, "{expression.source}", "")'
+        return [Fault(0, f"this is a subtraction of names that are not known; to read a header, write {cure}")]
+    starts = [0, *(match.end() for match in re.finditer("\n", expression.source))]
+    faults = []
+    for line, column, message in _CEL_ERROR.findall(text):
+        row = int(line) - 1
+        at = max(0, starts[row] + int(column) - 1) if 0 <= row < len(starts) else 0
+        faults.append(_cel_fault(_NOISE.sub("", message), at, expression, sights))
+        if message.startswith("Syntax error"):  # what follows from it would be reported as well
+            break
+    return faults or [Fault(0, _NOISE.sub("", text.partition("\n")[0]))]
+
+
+def _cel_fault(message: str, at: int, expression: Expression, sights: Mapping[str, Sight]) -> Fault:
+    """An error of CEL's compiler in the author's words; ``at`` is where CEL sees it."""
+    source = expression.source
+    if undeclared := _UNDECLARED.search(message):
+        name = undeclared[1]
+        head = name.partition(".")[0]
+        space = next((space for space, sight in sights.items() if space != "steps" and head in sight.types), "")
+        known = [*sights, *MAPS, "request", *FUNCTIONS]
+        hint = f"; did you mean '{space}.{head}'?" if space else suggestion(head, known)
+        is_behind = source[:at].endswith(head)  # of a call, CEL reports the bracket; of a.b, the dot
+        return Fault(at - len(head) if is_behind else at, message + hint)
+    if overload := _NO_OVERLOAD.search(message):
+        types = overload[2]
+        hint = ""
+        if types in ("(double, int)", "(int, double)"):
+            hint = "; write 1.0 for 1 where the other side is not a whole number"
+        elif "list(" in types:
+            hint = _OF_A_TENSOR
+        return Fault(at, f"{operator_text(overload[1])} does not take {types}{hint}")
+    if _UNEXPECTED.match(message):
+        found = _WORD.match(source, at)
+        if found is None:
+            return Fault(at, "the expression ends too early; something is missing here")
+        hint = "; tests are joined with '&&' or '||'" if found[0].isalnum() or found[0] in "\"'" else ""
+        return Fault(at, f"'{found[0]}' is not expected here{hint}")
+    if missing := _MISSING.match(message):
+        return Fault(at, f"a '{missing[1]}' is missing here")
+    if bad_text := _BAD_TEXT.match(message.removesuffix("'")):
+        escape = f"'{bad_text[1]}' is not an escape; write a pattern as r\"...\"" if bad_text[1] else ""
+        return Fault(at, escape or "the closing quote of this text is missing")
+    return Fault(at, message)
+
+
+def _entry_fill(variable: Variable) -> Fill:
+    is_parameter, key, name, flag = variable.space == "parameters", variable.key, variable.name, variable.flag
+
+    def fill(values: Values, failures: dict[str, str], request: RequestScope) -> None:
+        value = (request.parameters if is_parameter else request.headers).get(key)
+        values[flag] = value is not None
+        if isinstance(value, str) and "\0" in value:
+            failures[name] = f"{'parameter' if is_parameter else 'header'} '{key}': {NUL_FAULT}"
+        elif value is not None:
+            values[name] = value
+
+    return fill
+
+
+def _map_fill(name: str) -> Fill:
+    def fill(values: Values, failures: dict[str, str], request: RequestScope) -> None:
+        entries = dict(request.parameters if name == "parameters" else request.headers)
+        for key, value in entries.items():
+            if "\0" in key or (isinstance(value, str) and "\0" in value):
+                failures[name] = f"{name.removesuffix('s')} {key!r}: {NUL_FAULT}"
+                return
+        values[name] = entries
+
+    return fill
+
+
+def _request_fill(name: str) -> Fill:
+    def fill(values: Values, failures: dict[str, str], request: RequestScope) -> None:
+        if name == "id":
+            values["request.id"] = request.request_id
+        elif name == "priority":
+            values["request.priority"] = request.priority
+        elif request.deadline_ns is None:
+            values["request.remaining_ms"] = _NO_DEADLINE_MS
+        else:
+            values["request.remaining_ms"] = max(0, request.deadline_ns - time.monotonic_ns()) // _NS_PER_MS
+
+    return fill

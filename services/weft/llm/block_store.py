@@ -1,0 +1,203 @@
+"""Memory of the second tier of the KV cache: a file beside a CPU, pinned host memory beside a GPU. ``open_store``."""
+
+import os
+import tempfile
+import zlib
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from weft.base.errors import InvalidArgumentError, ResourceExhaustedError
+from weft.base.observing.logs import get_logger
+from weft.llm import ops
+from weft.llm.config import EngineConfig
+from weft.llm.scheduler.plan import BlockTransfers
+
+_LOG = get_logger("weft.llm")
+
+
+class BlockStore(Protocol):
+    """Holds rows of a KV cache, whole blocks as bytes, in slots. Not thread-safe.
+
+    Attributes:
+        num_slots: Blocks that it has room for.
+        is_lost: It does not work any more: nothing is saved, and every load fails.
+    """
+
+    num_slots: int
+    is_lost: bool
+
+    def run(self, kv: Tensor, transfers: BlockTransfers) -> list[int]:
+        """Save, then load.
+
+        Args:
+            kv: The cache, ``[num_blocks, ...]``, contiguous; blocks that are loaded are written.
+            transfers: What to copy.
+
+        Returns:
+            Blocks whose load failed, because the slot does not hold what was saved under that hash; they hold anything.
+        """
+
+    def close(self) -> None:
+        """Free the memory; further loads fail."""
+
+
+def open_store(config: EngineConfig, kv: Tensor) -> BlockStore | None:
+    """The store for a cache, by ``kv_offload_bytes`` and ``kv_offload_path``; None: there is to be none.
+
+    Raises:
+        InvalidArgumentError: It would hold no block, or the path is not a folder in which files can be written.
+        ResourceExhaustedError: The disk, or the memory, has less room.
+    """
+    if not config.kv_offload_bytes:
+        return None
+    block_bytes = kv[0].numel() * kv.itemsize
+    num_slots = config.kv_offload_bytes // block_bytes
+    if not num_slots:
+        raise InvalidArgumentError(
+            f"engine: kv_offload_bytes must be 0 or at least {block_bytes}, one block of this model, "
+            f"got {config.kv_offload_bytes}"
+        )
+    if kv.is_cuda:
+        return MemoryStore(num_slots, block_bytes, is_pinned=True)
+    return FileStore(num_slots, block_bytes, config.kv_offload_path)
+
+
+class FileStore:
+    """Blocks in a file without a name, which is gone when the process ends, however it does. Mode 0600.
+
+    It is read and written by system calls, although it lies in the page cache like a mapping: where another process
+    truncates the file, or a disk is full or broken, a mapping kills the process with SIGBUS; a call returns an error.
+    Each slot has a checksum and the hash of its block in this process's memory, so that neither a torn write nor one
+    that never happened is taken for a block. Measured on a virtual disk, blocks of 200 kB in the page cache: 6 GB/s
+    written, 16 GB/s read, checksums at 7 GB/s.
+
+    Args:
+        num_slots: Blocks.
+        block_bytes: Size of one.
+        directory: Where the file is; "": the folder of temporary files.
+
+    Raises:
+        InvalidArgumentError: No file can be created there.
+        ResourceExhaustedError: The disk has less room.
+    """
+
+    def __init__(self, num_slots: int, block_bytes: int, directory: str) -> None:
+        self.num_slots = num_slots
+        self.is_lost = False
+        self._block_bytes = block_bytes
+        place = directory or tempfile.gettempdir()
+        try:
+            self._file = tempfile.TemporaryFile(dir=place, buffering=0)  # noqa: SIM115  # closed by ``close``
+        except OSError as error:
+            raise InvalidArgumentError(
+                f"engine: kv_offload_path must be a folder in which files can be written, got '{place}': "
+                f"{error.strerror}"
+            ) from error
+        try:
+            os.posix_fallocate(self._file.fileno(), 0, num_slots * block_bytes)
+        except OSError as error:
+            self._file.close()
+            raise ResourceExhaustedError(
+                f"engine: kv_offload_bytes is {num_slots * block_bytes} after rounding to blocks, but '{place}' has no "
+                f"room for that: {error.strerror}; lower it, or set kv_offload_path to a folder of a larger disk"
+            ) from error
+        self._keys: list[tuple[bytes, int] | None] = [None] * num_slots  # hash and checksum
+
+    def run(self, kv: Tensor, transfers: BlockTransfers) -> list[int]:
+        """See ``BlockStore``."""
+        rows = kv.view(torch.uint8).view(len(kv), -1).numpy()
+        try:
+            for (block, slot), key in zip(transfers.saves.tolist(), transfers.save_keys, strict=True):
+                self._save(slot, key.tobytes(), memoryview(rows[block]))
+            return [
+                block
+                for (slot, block), key in zip(transfers.loads.tolist(), transfers.load_keys, strict=True)
+                if not self._load(slot, key.tobytes(), memoryview(rows[block]))
+            ]
+        except OSError as error:
+            _LOG.error("the KV cache's file cannot be used any more, its blocks are recomputed: %s", error)
+            self.is_lost = True
+            self.close()
+            return [int(block) for _, block in transfers.loads]
+
+    def close(self) -> None:
+        """See ``BlockStore``."""
+        self._keys = [None] * self.num_slots
+        self._file.close()
+
+    def _save(self, slot: int, block_hash: bytes, row: "memoryview[int]") -> None:
+        self._keys[slot] = None
+        if self.is_lost:
+            return
+        start, num_done = slot * self._block_bytes, 0
+        while num_done < len(row):
+            num_done += os.pwrite(self._file.fileno(), row[num_done:], start + num_done)
+        self._keys[slot] = (block_hash, zlib.crc32(row))
+
+    def _load(self, slot: int, block_hash: bytes, row: "memoryview[int]") -> bool:
+        key = self._keys[slot]
+        if key is None or key[0] != block_hash:
+            return False
+        start, num_done = slot * self._block_bytes, 0
+        while num_done < len(row):
+            num_read = os.preadv(self._file.fileno(), [row[num_done:]], start + num_done)
+            if not num_read:
+                return False
+            num_done += num_read
+        return zlib.crc32(row) == key[1]
+
+
+class MemoryStore:
+    """Blocks in host memory, copied by the device in the order of its other work, so that no step waits for them.
+
+    Args:
+        num_slots: Blocks.
+        block_bytes: Size of one.
+        is_pinned: Lock the memory, which a GPU needs to copy while the host goes on.
+
+    Raises:
+        ResourceExhaustedError: The host has less memory.
+    """
+
+    def __init__(self, num_slots: int, block_bytes: int, *, is_pinned: bool) -> None:
+        self.num_slots = num_slots
+        self.is_lost = False
+        try:
+            self._rows = torch.empty(num_slots, block_bytes, dtype=torch.uint8, pin_memory=is_pinned)
+        except RuntimeError as error:
+            raise ResourceExhaustedError(
+                f"engine: kv_offload_bytes is {num_slots * block_bytes} after rounding to blocks, but the host cannot "
+                f"allocate that much memory; lower it"
+            ) from error
+        self._keys: list[bytes | None] = [None] * num_slots
+
+    def run(self, kv: Tensor, transfers: BlockTransfers) -> list[int]:
+        """See ``BlockStore``."""
+        if len(transfers.saves):
+            blocks, slots = transfers.saves.T
+            rows = ops.gather_blocks(kv, _ids(blocks, kv)).view(torch.uint8).view(len(blocks), -1)
+            for row, slot, key in zip(rows, slots.tolist(), transfers.save_keys, strict=True):
+                self._rows[slot].copy_(row, non_blocking=True)
+                self._keys[slot] = key.tobytes()
+        keys = [key.tobytes() for key in transfers.load_keys]
+        pairs = transfers.loads.tolist()
+        good = [pair for pair, key in zip(pairs, keys, strict=True) if self._keys[pair[0]] == key]
+        if good:
+            data = torch.empty((len(good), *kv.shape[1:]), dtype=kv.dtype, device=kv.device)
+            for row, (slot, _) in zip(data.view(torch.uint8).view(len(good), -1), good, strict=True):
+                row.copy_(self._rows[slot], non_blocking=True)
+            ops.scatter_blocks(kv, _ids([block for _, block in good], kv), data)
+        return [block for pair in pairs if pair not in good for block in pair[1:]]
+
+    def close(self) -> None:
+        """See ``BlockStore``."""
+        self._keys = [None] * self.num_slots
+        self._rows = self._rows[:0]
+
+
+def _ids(blocks: "Sequence[int] | np.ndarray[tuple[int], np.dtype[np.int32]]", kv: Tensor) -> Tensor:
+    return torch.from_numpy(np.array(blocks, np.int32)).to(kv.device)

@@ -1,0 +1,300 @@
+"""Engine settings, validated on construction: ``EngineConfig``."""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Self
+
+from weft.base.errors import InvalidArgumentError
+from weft.base.text.suggestion import suggestion
+from weft.llm.models.model_config import DTYPE_BYTES, KV_CODES, TransformerConfig
+
+__all__ = ["EngineConfig", "TransformerConfig"]
+
+_INT32_MAX = 2**31 - 1
+_INT64_MAX = 2**63 - 1
+_BLOCK_SIZES = (4, 8, 16, 32, 64, 128, 256)
+_DTYPES = ("auto", *DTYPE_BYTES)
+_KV_CACHE_DTYPES = ("auto", *KV_CODES)
+_QUANTIZATIONS = {"none": 0, "int8": 8, "int4": 4}
+_SPECULATIONS = ("none", "ngram", "draft", "medusa", "lookahead")
+_ASYNC_SCHEDULINGS = ("auto", "true", "false")
+_WITH_FOLDER = {"draft": "draft model", "medusa": "heads that weft train-heads writes"}
+_DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
+_TRUTHS = {"true": True, "1": True, "false": False, "0": False}
+_DEFAULT_STEP_TOKENS = {"cpu": 128, "cuda": 2048}
+#: The last block of a sequence is half empty on average: on a CPU, sequences of 80 tokens leave 3.8 % of slots empty
+#: with blocks of 8, and 7.7 % with 16 (``benchmarks.language_model``, C1). With 8, decode attention takes 5 to 20 %
+#: longer, and a step of the scheduler 0.2 us longer for each sequence.
+_DEFAULT_BLOCK_SIZE = {"cpu": 8, "cuda": 16}
+_CPU_CACHE_BYTES = 256 * 2**20
+#: Share of free GPU memory for the KV cache; the rest is for the activations of a step.
+_GPU_CACHE_SHARE = 0.9
+
+#: Smallest and largest value of every number.
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "num_blocks": (0, _INT32_MAX),
+    "kv_cache_bytes": (0, _INT64_MAX),
+    "kv_offload_bytes": (0, _INT64_MAX),
+    "max_num_seqs": (1, 65536),
+    "max_num_batched_tokens": (0, 2**20),
+    "max_model_len": (0, 2**24),
+    "long_prefill_token_threshold": (0, 2**20),
+    "max_long_prefills": (1, 65536),
+    "watermark": (0.0, 0.5),
+    "max_queued": (0, _INT32_MAX),
+    "aging_ns": (0, _INT64_MAX),
+    "num_threads": (1, 1024),
+    "num_speculative_tokens": (1, 16),
+    "seed": (0, _INT64_MAX),
+    "slo_ttft_ms": (0.0, 1e9),
+    "slo_tpot_ms": (0.0, 1e9),
+    "peak_flops_per_s": (0.0, 1e18),
+    "peak_bytes_per_s": (0.0, 1e18),
+}
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """How an engine runs a model. A default of 0 stands for a value that is computed here or in ``resolved``.
+
+    Attributes:
+        block_size: Tokens in a block of the KV cache: 4, 8, 16, 32, 64, 128 or 256. 0: 8 on a CPU, 16 on a GPU.
+        num_blocks: Blocks in the KV cache, including the null block. 0: as many as ``kv_cache_bytes`` holds.
+        kv_cache_bytes: Size of the KV cache if ``num_blocks`` is 0. 0: 256 MiB on a CPU; on a GPU 90 % of the memory
+            that is free once the weights are loaded.
+        kv_offload_bytes: Size of a second tier of the cache, for blocks that the first evicts. 0: none. On a CPU a
+            file, on a GPU pinned host memory.
+        kv_offload_path: Folder of that file; empty: the folder of temporary files. On a CPU alone.
+        max_num_seqs: Sequences that run concurrently.
+        max_num_batched_tokens: Tokens that a step computes, at least ``max_num_seqs``. 0: 128 on a CPU, 2048 on a GPU,
+            or twice ``max_num_seqs`` if that is more, so that prefill progresses while every other slot decodes.
+        max_model_len: Longest sequence, prompt and output, in tokens. 0: the context length of the model.
+        enable_prefix_caching: Keep the blocks of finished sequences and reuse them for prompts with the same prefix.
+        deterministic: A sequence's logits are bitwise the same alone, in any batch, in any chunks, after a preemption.
+        dtype: ``float32``, ``float16`` or ``bfloat16``, for weights and KV cache; ``auto``: that of the model, on a CPU
+            ``float32`` where that is faster.
+        kv_cache_dtype: Of keys and values. ``auto``: ``dtype``; ``int8``: 8-bit codes with a float32 scale for each
+            token and key-value head; ``fp8``: likewise with 8-bit floating-point codes (e4m3), on a GPU alone.
+        quantization: Of weights that the model has as numbers. ``none``; ``int8``: linear layers and the LM head round
+            weights to 8 bits per output channel; ``int4``: linear layers round weights to 4 bits in groups of 32
+            inputs, the LM head as ``int8``. On a CPU they round activations to 8 bits too.
+        long_prefill_token_threshold: Most tokens of one prompt in a step; a prompt with more tokens left to compute is
+            long. 0: ``max_num_batched_tokens``.
+        max_long_prefills: Long prompts that progress in the same step.
+        watermark: Share of the blocks that admission keeps free, 0 to 0.5.
+        max_queued: Waiting requests; further ones fail with RESOURCE_EXHAUSTED. 0: no limit.
+        aging_ns: Waiting time that counts as one priority level, in nanoseconds. 0: levels are strict.
+        num_threads: Torch's threads on a CPU. Applies to the whole process.
+        seed: Seeds the generator that draws seeds for requests without one.
+        enable_cuda_graphs: On a GPU, capture decode steps as CUDA graphs at load, and repeat them.
+        speculation: Proposer of drafts: ``none``, ``ngram`` (what followed the last tokens before), ``draft`` (a
+            smaller model), ``medusa`` (heads on hidden states) or ``lookahead``. Tokens are the same with each.
+        num_speculative_tokens: Most drafts of a sequence in a step, 1 to 16.
+        async_scheduling: Plan a step before the tokens of the one in flight are known, so that the host works while the
+            device computes: ``true``, ``false``, or ``auto``: on a GPU, without speculation. ``true`` is refused
+            with speculation, a second tier or a model of windows. Tokens are the same.
+        draft_model: Folder of the draft model for ``draft``, or of the heads for ``medusa``; a relative path begins at
+            the model's own folder. Empty for other proposers.
+        device: ``cpu``, ``cuda`` or ``cuda:N``.
+        slo_ttft_ms: Time-to-first-token objective for requests without one, in milliseconds. 0: no objective.
+        slo_tpot_ms: Time-per-output-token objective for requests without one, in milliseconds. 0: no objective.
+        peak_flops_per_s: Peak floating-point operations per second of the device, for MFU. 0: unknown.
+        peak_bytes_per_s: Peak memory bandwidth of the device in bytes per second, for MBU. 0: unknown.
+
+    Raises:
+        InvalidArgumentError: A field is out of its range; the message has its name, the value and the range.
+    """
+
+    block_size: int = 0
+    num_blocks: int = 0
+    kv_cache_bytes: int = 0
+    kv_offload_bytes: int = 0
+    kv_offload_path: str = ""
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 0
+    max_model_len: int = 0
+    enable_prefix_caching: bool = True
+    deterministic: bool = False
+    dtype: str = "auto"
+    kv_cache_dtype: str = "auto"
+    quantization: str = "none"
+    long_prefill_token_threshold: int = 0
+    max_long_prefills: int = 2
+    watermark: float = 0.03
+    max_queued: int = 0
+    aging_ns: int = 0
+    num_threads: int = 1
+    seed: int = 0
+    enable_cuda_graphs: bool = True
+    speculation: str = "none"
+    num_speculative_tokens: int = 4
+    async_scheduling: str = "auto"
+    draft_model: str = ""
+    device: str = "cpu"
+    slo_ttft_ms: float = 0.0
+    slo_tpot_ms: float = 0.0
+    peak_flops_per_s: float = 0.0
+    peak_bytes_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            self._check_type(field.name, type(field.default))
+        for name, (least, most) in _BOUNDS.items():
+            if not least <= getattr(self, name) <= most:
+                raise self._fault(name, f"must be from {least} to {most}")
+        if self.block_size not in (0, *_BLOCK_SIZES):
+            raise self._fault("block_size", f"must be 0 or one of {', '.join(map(str, _BLOCK_SIZES))}")
+        if self.dtype not in _DTYPES:
+            raise self._fault("dtype", f"must be one of {', '.join(_DTYPES)}")
+        if self.kv_cache_dtype not in _KV_CACHE_DTYPES:
+            raise self._fault("kv_cache_dtype", f"must be one of {', '.join(_KV_CACHE_DTYPES)}")
+        if self.quantization not in _QUANTIZATIONS:
+            raise self._fault("quantization", f"must be one of {', '.join(_QUANTIZATIONS)}")
+        if self.speculation not in _SPECULATIONS:
+            raise self._fault("speculation", f"must be one of {', '.join(_SPECULATIONS)}")
+        if self.async_scheduling not in _ASYNC_SCHEDULINGS:
+            raise self._fault("async_scheduling", f"must be one of {', '.join(_ASYNC_SCHEDULINGS)}")
+        if self.async_scheduling == "true" and (self.speculation != "none" or self.kv_offload_bytes):
+            reason = "with speculation or kv_offload_bytes, whose plans depend on the step before"
+            raise self._fault("async_scheduling", f"must be auto or false {reason}")
+        if (self.speculation in _WITH_FOLDER) != bool(self.draft_model):
+            needed = f"the folder of the {_WITH_FOLDER[self.speculation]}," if not self.draft_model else "empty"
+            raise self._fault("draft_model", f"must be {needed} with speculation = {self.speculation}")
+        if not _DEVICE.fullmatch(self.device):
+            raise self._fault("device", "must be cpu, cuda or cuda:N")
+        if self.kv_cache_dtype == "fp8" and self.device == "cpu":
+            raise self._fault("kv_cache_dtype", "must be auto or int8 on a CPU; int8 takes as little memory")
+        if self.kv_offload_bytes and not self.enable_prefix_caching:
+            raise self._fault("kv_offload_bytes", "must be 0 without enable_prefix_caching, which names its blocks")
+        if self.kv_offload_path and not (self.kv_offload_bytes and self.device == "cpu"):
+            raise self._fault("kv_offload_path", "must be empty unless kv_offload_bytes is set, on a CPU")
+        if self.max_model_len == 1:
+            raise self._fault("max_model_len", "must be 0 or at least 2, a prompt's token and a new one")
+        if self.num_blocks == 1:
+            raise self._fault("num_blocks", "must be 0 or at least 2: block 0 holds no tokens")
+        if not self.block_size:
+            object.__setattr__(self, "block_size", _DEFAULT_BLOCK_SIZE[self.device.partition(":")[0]])
+        if not self.max_num_batched_tokens:
+            default = _DEFAULT_STEP_TOKENS[self.device.partition(":")[0]]
+            object.__setattr__(self, "max_num_batched_tokens", max(default, 2 * self.max_num_seqs))
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise self._fault(
+                "max_num_batched_tokens",
+                f"must be at least max_num_seqs = {self.max_num_seqs}, so that each sequence gets a token in every "
+                f"step; raise it, or lower max_num_seqs",
+            )
+        if self.speculation != "none" and self.max_num_batched_tokens == 1:
+            raise self._fault("max_num_batched_tokens", "must be at least 2 with speculation, a token and a draft")
+        if not self.long_prefill_token_threshold:
+            object.__setattr__(self, "long_prefill_token_threshold", self.max_num_batched_tokens)
+
+    @property
+    def num_bits(self) -> int:
+        """Bits that weights of numbers are rounded to; 0: none."""
+        return _QUANTIZATIONS[self.quantization]
+
+    @property
+    def kv_dtype(self) -> str:
+        """Type of the KV cache: a key of ``DTYPE_BYTES`` or one of ``KV_CODES``; ``auto`` before ``resolved``."""
+        return self.dtype if self.kv_cache_dtype == "auto" else self.kv_cache_dtype
+
+    @property
+    def plans_ahead(self) -> bool:
+        """Whether steps are planned before the tokens of the one in flight are known."""
+        if self.async_scheduling == "auto":
+            return self.device != "cpu" and self.speculation == "none"
+        return self.async_scheduling == "true"
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
+        """Parse the ``parameters { key value { string_value } }`` of a ``config.pbtxt``.
+
+        Args:
+            parameters: Values as written, by field name. Absent fields keep their default.
+
+        Raises:
+            InvalidArgumentError: A name is unknown, or a value does not have its field's type or range.
+        """
+        defaults = {field.name: field.default for field in fields(cls)}
+        values: dict[str, Any] = {}
+        for name, text in parameters.items():
+            if name not in defaults:
+                raise InvalidArgumentError(f"engine: unknown parameter '{name}'{suggestion(name, defaults)}")
+            values[name] = _parsed(name, text, type(defaults[name]))
+        return cls(**values)
+
+    def resolved(self, model: TransformerConfig, draft: TransformerConfig | None = None) -> Self:
+        """A copy with every default that depends on the model filled in, validated against the model.
+
+        Args:
+            model: The model to run.
+            draft: A draft model, whose keys and values take part of the cache; None: there is none.
+
+        Returns:
+            A copy with ``dtype``, ``max_model_len`` and ``num_blocks`` set; ``num_blocks`` is 0 if it depends on free
+            GPU memory: see ``with_cache``.
+
+        Raises:
+            InvalidArgumentError: ``max_model_len`` or ``async_scheduling`` does not fit the model; or no block fits.
+        """
+        longest = model.max_context_len
+        if self.max_model_len > longest:
+            raise self._fault("max_model_len", f"must be at most {longest}, the context of the model; lower it, or 0")
+        if self.async_scheduling == "true" and all(model.windows):
+            raise self._fault("async_scheduling", "must be auto or false for a model whose layers all have a window")
+        dtype = model.dtype if self.dtype == "auto" else self.dtype
+        resolved = replace(self, dtype=dtype, max_model_len=self.max_model_len or longest)
+        num_bytes = self.kv_cache_bytes or (_CPU_CACHE_BYTES if self.device == "cpu" else 0)
+        return resolved if self.num_blocks or not num_bytes else resolved._sized(model, draft, num_bytes)
+
+    def with_cache(
+        self, model: TransformerConfig, free_bytes: Callable[[], int], draft: TransformerConfig | None = None
+    ) -> Self:
+        """A copy of this resolved configuration with ``num_blocks`` set.
+
+        Args:
+            model: The model to run, with its weights loaded.
+            free_bytes: Returns the free memory of the device; called only if ``num_blocks`` is 0.
+            draft: See ``resolved``.
+
+        Raises:
+            InvalidArgumentError: The free memory holds no block.
+        """
+        return self if self.num_blocks else self._sized(model, draft, int(free_bytes() * _GPU_CACHE_SHARE))
+
+    def _sized(self, model: TransformerConfig, draft: TransformerConfig | None, num_bytes: int) -> Self:
+        """A copy with as many blocks as fit in ``num_bytes``."""
+        token_bytes = model.kv_bytes_per_token(self.kv_dtype)
+        if draft is not None:
+            token_bytes += draft.kv_bytes_per_token(self.dtype)
+        block_bytes = self.block_size * token_bytes
+        num_blocks = min(num_bytes // block_bytes, _INT32_MAX)
+        if num_blocks < 2:
+            what = "this model" if draft is None else "this model with its draft model"
+            raise InvalidArgumentError(
+                f"engine: kv_cache_bytes must be at least {2 * block_bytes}, two blocks of {what}, got {num_bytes}"
+                "; raise it, free memory of the device, or lower block_size"
+            )
+        return replace(self, num_blocks=num_blocks)
+
+    def _check_type(self, name: str, wanted: type) -> None:
+        value = getattr(self, name)
+        if wanted is float and type(value) is int:
+            object.__setattr__(self, name, float(value))
+        elif type(value) is not wanted or (isinstance(value, float) and not math.isfinite(value)):
+            raise self._fault(name, f"must be {_A[wanted]}")
+
+    def _fault(self, name: str, problem: str) -> InvalidArgumentError:
+        return InvalidArgumentError(f"engine: {name} {problem}, got {getattr(self, name)!r}")
+
+
+_A: dict[type, str] = {int: "a whole number", float: "a finite number", bool: "true or false", str: "text"}
+
+
+def _parsed(name: str, text: str, wanted: type) -> Any:
+    try:
+        return _TRUTHS[text.strip().lower()] if wanted is bool else wanted(text.strip())
+    except (ValueError, KeyError) as error:
+        raise InvalidArgumentError(f"engine: {name} must be {_A[wanted]}, got '{text}'") from error

@@ -1,0 +1,235 @@
+"""The engine: a thread that runs steps while there are requests, and its thread-safe interface."""
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from queue import Empty, SimpleQueue
+
+from weft.base.errors import InternalError, ResourceExhaustedError, UnavailableError, WeftError
+from weft.base.observing.logs import get_logger
+from weft.llm.config import EngineConfig, TransformerConfig
+from weft.llm.engine_core import EngineCore, Runner
+from weft.llm.metrics import EngineMetrics
+from weft.llm.request import EngineRequest
+from weft.llm.request_limits import RequestLimits
+from weft.llm.scheduler.blocks import BlockPool
+from weft.llm.speculation.speculator import Speculator
+
+_LOG = get_logger("weft.llm")
+
+#: Idle time before the thread checks its invariants; back-to-back requests do not pay for the check.
+_IDLE_S = 0.1
+#: Time that ``stop`` waits for the current step beyond the grace period.
+_STEP_GRACE_S = 5.0
+
+#: A handler and its request; None only wakes the thread.
+_Message = tuple[Callable[[EngineRequest], None], EngineRequest] | None
+
+
+class Engine:
+    """Runs a model for many requests concurrently.
+
+    Only the engine's thread accesses the state. Other threads put messages into a queue, which the thread drains before
+    every step and blocks on while it has no requests.
+
+    Args:
+        runner: Runs steps; owned by the engine.
+        config: Resolved for the model.
+        model_config: End-of-text tokens and vocabulary size.
+        metrics: Records latencies, rates and occupancy; created if absent.
+        after_deltas: Called on the engine's thread after every step and after messages that may have produced deltas,
+            so that sinks can collect deltas and wake another thread once.
+        on_lost: Called on the engine's thread if it dies of a defect, with the error that its requests received.
+        clock_ns: Monotonic time in nanoseconds.
+        speculator: Gives drafts to sequences; None: there is no speculation.
+
+    Attributes:
+        metrics: Latencies, rates, occupancy.
+        speculator: As above; other threads may only read its counts.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        config: EngineConfig,
+        *,
+        model_config: TransformerConfig,
+        metrics: EngineMetrics | None = None,
+        after_deltas: Callable[[], None] = lambda: None,
+        on_lost: Callable[[WeftError], None] = lambda error: None,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        speculator: Speculator | None = None,
+    ) -> None:
+        self.speculator = speculator
+        self.metrics = metrics or EngineMetrics(config, model_config)
+        self._runner = runner
+        self._max_queued = config.max_queued
+        self._after_deltas = after_deltas
+        self._on_lost = on_lost
+        self._clock_ns = clock_ns
+        self._limits = RequestLimits(config, model_config, runner.num_blocks)
+        self._core = EngineCore(runner, config, model_config, self.metrics, clock_ns, speculator)
+        # Putting into it is reentrant, so that a sink and even a finalizer may cancel.
+        self._inbox: SimpleQueue[_Message] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="llm-engine", daemon=True)
+        self._stop_ns: int | None = None
+        self._end_error: WeftError | None = None  # error for requests after the thread has ended
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs: started, not stopped and not dead."""
+        return self._thread.is_alive()
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether ``submit`` accepts requests: ``stop`` was not called and the thread has not died. Any thread."""
+        return self._stop_ns is None and self._end_error is None
+
+    @property
+    def busy_since_ns(self) -> int:
+        """Start of the current step by ``clock_ns``; 0 between steps. For a watchdog; any thread."""
+        return self._core.busy_since_ns
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences without a slot; a request that the thread has not read yet counts as one. Any thread."""
+        return self._core.scheduler.num_waiting + self._inbox.qsize()
+
+    @property
+    def num_running(self) -> int:
+        """Sequences with a slot. Any thread."""
+        return self._core.scheduler.num_running
+
+    @property
+    def num_preemptions(self) -> int:
+        """Preemptions so far. Any thread."""
+        return self._core.scheduler.num_preemptions
+
+    @property
+    def pool(self) -> BlockPool:
+        """Blocks of the KV cache; other threads may only read its counts."""
+        return self._core.pool
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self, grace_s: float) -> bool:
+        """Reject new requests, let the others finish for ``grace_s``, and end the thread.
+
+        Args:
+            grace_s: Time for running requests to finish; the rest fail with ``UnavailableError``.
+
+        Returns:
+            Whether the thread has ended; False if a step hangs.
+        """
+        self._stop_ns = self._clock_ns() + round(grace_s * 1e9)
+        self._inbox.put(None)
+        if self._thread.ident is None:
+            self._terminate(UnavailableError("the engine was stopped before it was started"))
+        else:
+            self._thread.join(grace_s + _STEP_GRACE_S)
+        return not self._thread.is_alive()
+
+    def submit(self, request: EngineRequest) -> None:
+        """Enqueue the request; its sink receives deltas until one has ``is_last`` set. Any thread.
+
+        Raises:
+            InvalidArgumentError: The engine could never serve it.
+            ResourceExhaustedError: ``max_queued`` sequences are waiting.
+            UnavailableError: The engine is stopping, has stopped or has died.
+        """
+        if not self.is_accepting:
+            raise UnavailableError("the engine takes no requests: it is stopping, has stopped or was lost").refused()
+        self._limits.check(request)
+        if 0 < self._max_queued <= self.num_waiting:
+            raise ResourceExhaustedError(
+                f"Exceeds maximum queue size: {self._max_queued} sequences wait already; try again later"
+            )
+        request.arrival_ns = request.arrival_ns or self._clock_ns()
+        self._core.prepare(request)
+        self._inbox.put((self._core.admit, request))
+        if self._end_error is not None:  # the thread may have ended without reading this request
+            self._reject_unread(self._end_error)
+
+    def cancel(self, request: EngineRequest) -> None:
+        """Cancel the request and free its resources before the next step.
+
+        Its sink receives no more deltas, except one that is being delivered at this moment. Any thread, also from a
+        sink. No effect on a request that has ended.
+        """
+        request.is_cancelled = True
+        self._inbox.put((self._core.abort, request))
+
+    def finish(self, request: EngineRequest, choice: int) -> None:
+        """Finish one choice early, for example at a stop string, and free it before the next step.
+
+        Other choices continue; when all have finished, the request ends with outcome "stop". Deltas that are already on
+        their way are still delivered; if this call ends the request, none of them has ``is_last`` set. Any thread; no
+        effect on a choice that has finished.
+        """
+        self._inbox.put((partial(self._core.finish, choice=choice), request))
+
+    def _run(self) -> None:
+        try:
+            self._runner.bind_thread()
+            self._serve()
+        except BaseException as exception:  # the thread ends, so every pending request must fail
+            error = InternalError("the engine was lost")
+            _LOG.exception("the engine was lost", extra={"error_id": error.error_id}, exc_info=exception)
+            self._terminate(error)
+            self._on_lost(error)
+        else:
+            self._terminate(UnavailableError("the engine stopped before the request was finished"))
+
+    def _serve(self) -> None:
+        core = self._core
+        while True:
+            self._read_inbox()
+            now_ns = self._clock_ns()
+            core.expire(now_ns)
+            if self._stop_ns is not None and (not core.has_requests or now_ns >= self._stop_ns):
+                core.drain()
+                return
+            if core.has_requests:
+                core.step()
+            self._after_deltas()
+
+    def _read_inbox(self) -> None:
+        """Handle every message; block until there is one if there is nothing else to do."""
+        inbox = self._inbox
+        if not self._core.has_requests and self._stop_ns is None:
+            self._handle(self._wait())
+        for _ in range(inbox.qsize()):  # later messages wait for a step, so that a flood cannot stall decoding
+            self._handle(inbox.get())
+
+    def _wait(self) -> _Message:
+        try:
+            return self._inbox.get(timeout=_IDLE_S)
+        except Empty:
+            self._core.scheduler.check()
+            return self._inbox.get()
+
+    def _handle(self, message: _Message) -> None:
+        if message is not None:
+            handle, request = message
+            handle(request)
+
+    def _terminate(self, error: WeftError) -> None:
+        """Fail every request with ``error``, current and future."""
+        self._end_error = error
+        self._core.fail_all(error)
+        self._reject_unread(error)
+        self._after_deltas()
+        self._runner.close()
+
+    def _reject_unread(self, error: WeftError) -> None:
+        """Fail the requests that remain in the inbox, which the thread no longer reads. Any thread."""
+        while True:
+            try:
+                message = self._inbox.get_nowait()
+            except Empty:
+                return
+            if message is not None and message[0] == self._core.admit:
+                self._core.reject(message[1], error)

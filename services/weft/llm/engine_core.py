@@ -1,0 +1,336 @@
+"""The single-threaded part of the engine: admits requests, runs steps, emits deltas. ``EngineCore``."""
+
+import random
+import secrets
+from array import array
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from weft.base.errors import DeadlineExceededError, InternalError, WeftError
+from weft.base.observing.logs import get_logger
+from weft.llm.config import EngineConfig, TransformerConfig
+from weft.llm.kv_window import kv_window
+from weft.llm.metrics import EngineMetrics, StepMetrics
+from weft.llm.request import Delta, EngineRequest, TokenLogprobs
+from weft.llm.runner import StepLogprobs, StepTokens
+from weft.llm.scheduler.acceptance import DraftSource
+from weft.llm.scheduler.blocks import BlockPool
+from weft.llm.scheduler.offload import OffloadTier
+from weft.llm.scheduler.plan import ForwardPlan
+from weft.llm.scheduler.scheduler import Scheduler, StepResult
+from weft.llm.scheduler.sequence import Sequence, SequenceStatus
+
+_LOG = get_logger("weft.llm")
+
+_SEED_BITS = 63
+
+
+class Runner(Protocol):
+    """The part of ``ModelRunner`` that the engine uses."""
+
+    num_blocks: int
+    num_offload_blocks: int
+
+    def bind_thread(self) -> None:
+        """Declare the calling thread as the one that calls ``run``."""
+
+    def run(self, plan: ForwardPlan) -> StepTokens:
+        """Run a step; blocks until its tokens are known."""
+
+    def launch(self, plan: ForwardPlan) -> Callable[[], StepTokens]:
+        """Start a step, and return a function that blocks until its tokens are known."""
+
+    def close(self) -> None:
+        """Free what it holds outside memory; nothing is run afterwards."""
+
+
+class _Launched(NamedTuple):
+    """A step in flight: its plan, what awaits its tokens, when it was planned, and whether its launch raised."""
+
+    plan: ForwardPlan
+    collect: Callable[[], StepTokens]
+    start_ns: int
+    has_failed: bool
+
+
+class EngineCore:
+    """Active requests and the steps that advance them. Not thread-safe.
+
+    A request that has ended, for whatever reason, owns no resources and receives nothing after its last delta.
+
+    Args:
+        runner: Runs steps.
+        config: Resolved for the model.
+        model_config: End-of-text tokens.
+        metrics: Records every event.
+        clock_ns: Monotonic time in nanoseconds.
+        drafts: Decides about speculation; None: there is none.
+
+    Attributes:
+        pool: Blocks of the KV cache.
+        scheduler: Decides what each step computes.
+        busy_since_ns: Start of the current step; 0 between steps.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        config: EngineConfig,
+        model_config: TransformerConfig,
+        metrics: EngineMetrics,
+        clock_ns: Callable[[], int],
+        drafts: DraftSource | None = None,
+    ) -> None:
+        self.pool = BlockPool(
+            runner.num_blocks,
+            config.block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+            key=secrets.token_bytes(32),
+            fields={"architecture": model_config.architecture, "kv_dtype": config.kv_dtype},
+            window=kv_window(config, model_config),
+            tier=OffloadTier(
+                runner.num_offload_blocks, config.block_size * model_config.kv_bytes_per_token(config.kv_dtype)
+            ),
+        )
+        self.scheduler = Scheduler(config, self.pool, clock_ns=clock_ns, drafts=drafts)
+        self.busy_since_ns = 0
+        self._in_flight: deque[_Launched] = deque()
+        self._end_ns = 0  # of the latest step
+        self._plans_ahead = config.plans_ahead
+        self._runner = runner
+        self._metrics = metrics
+        self._clock_ns = clock_ns
+        self._eos_token_ids = tuple(token for token in model_config.eos_token_ids if token < model_config.vocab_size)
+        self._requests: dict[EngineRequest, None] = {}  # in order of arrival
+        self._sequence_ids = count(1)
+        self._seeds = random.Random(config.seed)  # noqa: S311  # for sampling, not for secrets
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether any request is active, or a step in flight."""
+        return bool(self._requests or self._in_flight)
+
+    def prepare(self, request: EngineRequest) -> None:
+        """Compute what takes time in proportion to the prompt and needs no state: 5 ms for 100,000 tokens.
+
+        To be called before ``admit``, on the thread that submits, so that no step waits for it. Any thread. Once the
+        request is cancelled, the rest is left out.
+        """
+        prompt_ids, params = request.prompt_ids, request.params
+        if self.pool.enable_prefix_caching:
+            tokens = array("i", prompt_ids.tobytes())
+            request.block_hashes = self.pool.hasher.prompt(request.salt, tokens, lambda: request.is_cancelled)
+        if params.repetition_penalty != 1.0:
+            request.unique_prompt_ids = np.unique(prompt_ids)
+
+    def admit(self, request: EngineRequest) -> None:
+        """Enqueue a validated request; one that was cancelled already ends at once."""
+        self._metrics.record_arrival(request)
+        if request.is_cancelled:
+            self._metrics.record_end(request, "cancelled", self._clock_ns())
+            return
+        params = request.params
+        seed = self._seeds.getrandbits(_SEED_BITS) if params.seed is None else params.seed
+        for choice in range(params.n):
+            sequence = Sequence(
+                request,
+                next(self._sequence_ids),
+                choice=choice,
+                seed=seed_of_choice(seed, choice),
+                eos_token_ids=self._eos_token_ids,
+                parent=request.sequences[0] if choice else None,
+            )
+            request.sequences.append(sequence)
+        self._requests[request] = None
+        request.num_open = params.n
+        for sequence in request.sequences:
+            self.scheduler.add(sequence)
+
+    def abort(self, request: EngineRequest) -> None:
+        """End a cancelled request; it receives no delta."""
+        if request in self._requests:
+            self._remove(request, "cancelled")
+
+    def finish(self, request: EngineRequest, choice: int) -> None:
+        """Finish one choice without a delta; the request ends with its last choice."""
+        if request not in self._requests:
+            return
+        sequence = request.sequences[choice]
+        if sequence.status is SequenceStatus.ENDED or sequence.is_cancelled:
+            return
+        self.scheduler.cancel(request.sequences[choice])
+        request.num_open -= 1
+        if not request.num_open:
+            self._remove(request, "stop")
+
+    def reject(self, request: EngineRequest, error: WeftError) -> None:
+        """Fail a request that was not admitted. Any thread."""
+        self._emit(error_delta(request, error))
+
+    def expire(self, now_ns: int) -> None:
+        """Fail requests past their deadline with ``DeadlineExceededError``."""
+        for sequence in self.scheduler.sweep(now_ns):
+            request = sequence.request
+            waited_ms = (now_ns - request.arrival_ns) / 1e6
+            num_tokens = sum(sequence.num_output for sequence in request.sequences)
+            message = f"deadline passed after {waited_ms:.1f} ms and {num_tokens} new tokens"
+            self._fail_request(request, DeadlineExceededError(message))
+
+    def fail_all(self, error: WeftError) -> None:
+        """Fail every request with ``error``."""
+        for request in list(self._requests):
+            self._fail_request(request, error)
+
+    def step(self) -> None:
+        """Run the next step and emit its deltas; if the step raises, its requests fail.
+
+        With ``EngineConfig.plans_ahead`` the step after it is planned and launched before its tokens are awaited.
+
+        Raises:
+            RuntimeError: There are requests, but nothing can be scheduled: a defect.
+        """
+        if not self._in_flight:
+            start_ns = self._clock_ns()
+            plan = self.scheduler.schedule()
+            if plan is None:
+                raise RuntimeError(f"{len(self._requests)} requests wait and none can run")
+            self._launch(plan, start_ns)
+        if self._plans_ahead and self._requests:
+            start_ns = self._clock_ns()
+            plan = self.scheduler.schedule_ahead()
+            if plan is not None:
+                self._launch(plan, start_ns)
+        self._collect()
+        if not self._requests or (self._in_flight and self._in_flight[0].has_failed):
+            self.drain()
+
+    def drain(self) -> None:
+        """Complete the steps in flight; after it, what has ended owns nothing."""
+        while self._in_flight:
+            self._collect()
+
+    def _launch(self, plan: ForwardPlan, start_ns: int) -> None:
+        collect: Callable[[], StepTokens] = partial(self._runner.run, plan)
+        has_failed = False
+        if self._plans_ahead:
+            try:
+                collect = self._runner.launch(plan)
+            except Exception as exception:
+                collect, has_failed = partial(_fail, exception), True
+        self._in_flight.append(_Launched(plan, collect, start_ns, has_failed))
+
+    def _collect(self) -> None:
+        """Await the tokens of the oldest step in flight, and emit its deltas; if it raises, its requests fail."""
+        launched = self._in_flight.popleft()
+        self.busy_since_ns = start_ns = max(launched.start_ns, self._end_ns)
+        try:
+            tokens = launched.collect()
+        except Exception as exception:
+            self._in_flight.clear()  # what was planned after it is void
+            self._fail_step(exception)
+            return
+        finally:
+            self.busy_since_ns = 0
+        plan = launched.plan
+        results = self.scheduler.complete(tokens.token_ids, tokens.draft_ids, tokens.failed_loads)
+        if tokens.is_tier_lost:
+            self.pool.tier.disable()
+        end_ns = self._end_ns = self._clock_ns()
+        self._metrics.record_tokens(results, end_ns)
+        num_new_tokens = sum(len(result.token_ids) for result in results)
+        self._metrics.record_step(plan, self._record(plan, num_new_tokens, (end_ns - start_ns) / 1e9))
+        for delta in self._deltas(results, tokens.logprobs):
+            self._emit(delta)
+
+    def _fail_step(self, exception: Exception) -> None:
+        error = InternalError("a step of the model failed")
+        _LOG.error("a step of the model failed", extra={"error_id": error.error_id}, exc_info=exception)
+        self._metrics.num_failed_steps += 1
+        for request in dict.fromkeys(sequence.request for sequence in self.scheduler.fail()):
+            self._fail_request(request, error)
+
+    def _deltas(self, results: list[StepResult], logprobs: StepLogprobs | None) -> list[Delta]:
+        """The deltas of a step, for requests that are not cancelled; removes requests whose last choice finished."""
+        deltas = []
+        for sequence, token_ids, row, is_finished, finish_reason in results:
+            request = sequence.request
+            if request.is_cancelled:  # its abort message may still be in the inbox, and this step may be its last
+                self.abort(request)
+                continue
+            delta = Delta(request, sequence.choice, token_ids, num_cached_tokens=sequence.num_cached)
+            if logprobs is not None and sequence.params.logprobs is not None:
+                rows = range(row, row + len(token_ids))
+                delta.logprobs = [token_logprobs(logprobs, each, sequence.params.logprobs) for each in rows]
+            if is_finished:
+                delta.finish_reason = finish_reason
+                request.num_open -= 1
+                delta.is_last = not request.num_open
+                if delta.is_last:
+                    self._remove(request, finish_reason)
+            deltas.append(delta)
+        return deltas
+
+    def _emit(self, delta: Delta) -> None:
+        """Pass the delta to its sink; a sink that raises cancels its request."""
+        request = delta.request
+        if request.is_cancelled:
+            return
+        try:
+            request.sink(delta)
+        except Exception:
+            _LOG.exception("the sink of request '%s' raised; the request is cancelled", request.id)
+            request.is_cancelled = True
+            self.abort(request)
+
+    def _fail_request(self, request: EngineRequest, error: WeftError) -> None:
+        """End the request with an error, which its sink receives."""
+        if request in self._requests:
+            self._remove(request, "cancelled" if request.is_cancelled else error.code)
+            self._emit(error_delta(request, error))
+
+    def _remove(self, request: EngineRequest, outcome: str) -> None:
+        """Remove the request from the scheduler and record its outcome."""
+        del self._requests[request]
+        for sequence in reversed(request.sequences):  # forks first: cancelling their parent would enqueue them
+            self.scheduler.cancel(sequence)
+        self._metrics.record_end(request, outcome, self._clock_ns())
+        request.sequences.clear()  # breaks the cycle that would keep long prompts until garbage collection
+
+    def _record(self, plan: ForwardPlan, num_new_tokens: int, duration_s: float) -> StepMetrics:
+        scheduler, pool = self.scheduler, self.pool
+        return StepMetrics(
+            duration_s=duration_s,
+            num_sequences=len(plan.slots),
+            num_tokens=len(plan.token_ids),
+            num_sampled=num_new_tokens,
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_preemptions=scheduler.num_preemptions,
+            num_used_blocks=pool.num_used,
+            num_blocks=pool.capacity,
+        )
+
+
+def _fail(exception: Exception) -> StepTokens:
+    raise exception
+
+
+def error_delta(request: EngineRequest, error: WeftError) -> Delta:
+    """The last delta of a failed request."""
+    return Delta(request, -1, [], error=error, is_last=True)
+
+
+def seed_of_choice(seed: int, choice: int) -> int:
+    """Seed of a choice: that of a separate request with seed ``seed + choice``, wrapped to a signed 64-bit number."""
+    return (seed + choice + 2**63) % 2**64 - 2**63
+
+
+def token_logprobs(logprobs: StepLogprobs, row: int, num_top: int) -> TokenLogprobs:
+    """Log probabilities of ``row`` for a request that asked for the ``num_top`` most likely tokens."""
+    top_ids, top = logprobs.top_ids[row, :num_top], logprobs.top[row, :num_top]
+    return TokenLogprobs(float(logprobs.sampled[row]), tuple(top_ids.tolist()), tuple(top.tolist()))

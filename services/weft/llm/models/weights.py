@@ -1,0 +1,150 @@
+"""Weights of a ``LlamaModel``: loaded from a folder, or random."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from weft.base.errors import InvalidArgumentError
+from weft.base.observing.logs import get_logger
+from weft.llm.models.folder_source import FolderSource
+from weft.llm.models.gguf.container import find_gguf
+from weft.llm.models.gguf_source import GgufSource
+from weft.llm.models.model_config import TransformerConfig
+from weft.llm.models.weight_parts import (
+    EMBEDDING,
+    LM_HEAD,
+    Part,
+    derived_tensors,
+    fused_shape,
+    is_matrix,
+    weight_parts,
+)
+from weft.llm.ops import Matrix
+from weft_kernels.linear.quantized import QuantizedWeight, concatenate
+
+_LOG = get_logger("weft.llm")
+
+#: Weights by name, all of them numbers.
+Weights = dict[str, torch.Tensor]
+#: Weights by name: matrices as codes where they are quantised, others as numbers.
+LoadedWeights = dict[str, Matrix]
+
+
+def load_folder(
+    path: Path, config: TransformerConfig, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+) -> LoadedWeights:
+    """Load the weights from the files of a folder, in whatever format they are quantised.
+
+    Names, shapes and types of all tensors are validated before any is read.
+
+    Args:
+        path: The folder, of Hugging Face or with a GGUF file.
+        config: Its model.
+        dtype: Type of weights that are not quantised; None: ``config.dtype``.
+        device: Device of the result; weights are copied one by one, so the CPU holds one at a time.
+
+    Raises:
+        NotFoundError: A file is missing.
+        InvalidArgumentError: A file is truncated, or a tensor is missing, unexpected or of another shape; the message
+            has its name, the expected and the actual shape. Or the format is not supported.
+    """
+    dtype = dtype or getattr(torch, config.dtype)
+    layout = weight_parts(config)
+    weights: LoadedWeights = {}
+    gguf = find_gguf(path)
+    with GgufSource.open(gguf) if gguf else FolderSource.open(path) as source:
+        source.check([part for parts in layout.values() for part in parts], derived_tensors(config))
+        for name, parts in layout.items():
+            weights[name] = _load(source, name, parts, dtype, device)
+        if config.tie_word_embeddings and source.is_quantized(layout[EMBEDDING][0]):
+            weights[LM_HEAD] = _load(source, LM_HEAD, layout[EMBEDDING], dtype, device)
+        _log_formats(source.format_name, weights)
+    return weights
+
+
+def numbers_of(weight: Matrix) -> torch.Tensor:
+    """The weight ``[out, in]`` in float32, whatever it is stored as; newly allocated unless it is float32 already."""
+    parts = weight if isinstance(weight, tuple) else (weight,)
+    numbers = [
+        part.dequantize(torch.float32) if isinstance(part, QuantizedWeight) else part.to(torch.float32)
+        for part in parts
+    ]
+    return numbers[0] if len(numbers) == 1 else torch.cat(numbers)
+
+
+def _load(
+    source: FolderSource | GgufSource, name: str, parts: list[Part], dtype: torch.dtype, device: torch.device | str
+) -> Matrix:
+    if is_matrix(name) and any(source.is_quantized(part) for part in parts):
+        read = [_read(source, part) for part in parts]
+        codes = [weight.to(device) for weight in read if isinstance(weight, QuantizedWeight)]
+        if len(codes) == len(read):
+            return concatenate(codes) or tuple(codes)
+        if codes:
+            return tuple(
+                weight.to(device) if isinstance(weight, QuantizedWeight) else weight.to(device, dtype)
+                for weight in read
+            )
+        return torch.cat([weight.to(device, dtype) for weight in read if isinstance(weight, torch.Tensor)])
+    fused = torch.empty(fused_shape(parts), dtype=dtype, device=device)
+    row = 0
+    for part in parts:
+        weight = _read(source, part)
+        numbers = weight.dequantize(dtype) if isinstance(weight, QuantizedWeight) else weight
+        fused[row : row + part.shape[0]].copy_(numbers)
+        row += part.shape[0]
+    return fused
+
+
+def _read(source: FolderSource | GgufSource, part: Part) -> torch.Tensor | QuantizedWeight:
+    """The weight; InvalidArgumentError where it was quantised with scales that are no numbers."""
+    weight = source.read(part)
+    if not source.is_quantized(part):
+        return weight
+    values = (weight.scales, weight.zeros, weight.lookup) if isinstance(weight, QuantizedWeight) else (weight,)
+    if not all(each is None or bool(each.isfinite().all()) for each in values):
+        raise InvalidArgumentError(
+            f"weights: scales and zero points of '{part.name}' must be finite, got NaN or infinity; fetch the folder "
+            f"again, or quantise the model again"
+        )
+    return weight
+
+
+def _log_formats(format_name: str, weights: Mapping[str, Matrix]) -> None:
+    """Say what was quantised, and what could not be fused."""
+    matrices = [weight for name, weight in weights.items() if is_matrix(name)]
+    packed = sum(not isinstance(weight, torch.Tensor) for weight in matrices)
+    if packed:
+        split = sum(isinstance(weight, tuple) for weight in matrices)
+        _LOG.info(
+            "weights of %s: %d of %d matrices have codes; %d are products of several parts, whose codes differ",
+            format_name,
+            packed,
+            len(matrices),
+            split,
+        )
+
+
+def random_weights(
+    config: TransformerConfig, seed: int, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+) -> Weights:
+    """Normal random weights that keep activations near 1: matrices scaled by their input width, norms 1, biases 0.1.
+
+    Args:
+        config: The model.
+        seed: The same seed gives the same weights on the same type of device.
+        dtype: Type of the result; None: ``config.dtype``.
+        device: Device of the generator and the result.
+    """
+    dtype = dtype or getattr(torch, config.dtype)
+    generator = torch.Generator(device).manual_seed(seed)
+    weights: Weights = {}
+    for name, parts in weight_parts(config).items():
+        shape = fused_shape(parts)
+        if name.endswith("norm.weight"):
+            weights[name] = torch.ones(shape, dtype=dtype, device=device)
+            continue
+        scale = 0.1 if name.endswith(".bias") else shape[-1] ** -0.5
+        weights[name] = torch.randn(shape, generator=generator, dtype=dtype, device=device).mul_(scale)
+    return weights

@@ -1,0 +1,283 @@
+"""Executes a planned step on the device: block copies, forward pass, sampling. Knows tensors, not requests."""
+
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from weft.llm import ops
+from weft.llm.block_store import open_store
+from weft.llm.config import EngineConfig
+from weft.llm.device_state import DeviceState
+from weft.llm.graphs.decode_graphs import DecodeGraphs
+from weft.llm.graphs.policy import GraphPolicy
+from weft.llm.graphs.recorder import GraphRecorder
+from weft.llm.host_copy import HostCopy
+from weft.llm.malloc import retain_freed_memory
+from weft.llm.models.model import LlamaModel
+from weft.llm.scheduler.plan import ForwardPlan
+from weft.llm.speculation.device_proposer import DeviceProposer
+from weft.llm.speculation.planned_drafts import accepted_counts, count_drafts, draft_rows
+
+#: Types of a KV cache of codes, by ``EngineConfig.kv_dtype``.
+_CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+
+
+class StepLogprobs(NamedTuple):
+    """Log probabilities at the sampled rows, of the model's distribution before penalties and temperature.
+
+    Attributes:
+        sampled: Log probabilities of the sampled tokens, float32 ``[S]``.
+        top_ids: The most likely tokens of each row, best first, int32 ``[S, k]``; ``k`` is the largest number
+            requested.
+        top: Log probabilities of ``top_ids``, float32 ``[S, k]``.
+    """
+
+    sampled: npt.NDArray[np.float32]
+    top_ids: npt.NDArray[np.int32]
+    top: npt.NDArray[np.float32]
+
+
+class StepTokens(NamedTuple):
+    """The sampled tokens of a step.
+
+    Attributes:
+        token_ids: One per sample row of the plan, int32 ``[S]``.
+        logprobs: None if no row requested them.
+        draft_ids: The drafts of the plan in order, with those that a proposer on the device filled in; None: the plan
+            had none of these.
+        failed_loads: Blocks that the plan was to load from the second tier and that hold nothing valid.
+        is_tier_lost: The second tier does not work any more.
+    """
+
+    token_ids: npt.NDArray[np.int32]
+    logprobs: StepLogprobs | None
+    draft_ids: npt.NDArray[np.int32] | None = None
+    failed_loads: Collection[int] = ()
+    is_tier_lost: bool = False
+
+
+class ModelRunner:
+    """Owns the KV cache and the device tables. Not thread-safe.
+
+    Args:
+        model: The model; cache and tables live on the device of its weights.
+        config: Resolved: ``dtype``, ``max_model_len`` and ``num_blocks`` are set.
+        num_blocks: Blocks of the KV cache, including the null block; None: those of ``config``.
+        proposer: Fills in the drafts that plans leave unknown; None: there are none.
+
+    Raises:
+        InvalidArgumentError: The second tier cannot be made as ``config`` says.
+        ResourceExhaustedError: The host has not the memory or disk for the cache or the second tier.
+
+    Attributes:
+        num_blocks: Blocks of the KV cache, including the null block.
+        num_offload_blocks: Blocks of the second tier; 0: there is none.
+        kv: The cache, ``[num_blocks, num_layers, ...]`` (``weft_kernels.blocks.layout``), zero-initialised, so that no
+            block holds NaN.
+    """
+
+    def __init__(
+        self,
+        model: LlamaModel,
+        config: EngineConfig,
+        num_blocks: int | None = None,
+        *,
+        proposer: DeviceProposer | None = None,
+    ) -> None:
+        self._model = model
+        self._proposer = proposer
+        self.num_blocks = config.num_blocks if num_blocks is None else num_blocks
+        self._block_size = config.block_size
+        self._max_model_len = config.max_model_len
+        self._num_threads = config.num_threads
+        self._plans_ahead = config.plans_ahead
+        self._graphs: DecodeGraphs | None = None
+        dtype = _CODES.get(config.kv_dtype, model.dtype)
+        self.kv = model.new_kv(self.num_blocks, config.block_size, dtype)
+        model.prepare(dtype)
+        self._store = open_store(config, self.kv)
+        self.num_offload_blocks = 0 if self._store is None else self._store.num_slots
+        num_columns = -(-config.max_model_len // config.block_size)
+        self._state = DeviceState(config.max_num_seqs, num_columns, model.device)
+        self._copy_stream = torch.cuda.Stream(model.device) if self.kv.is_cuda else None
+        if proposer is not None:
+            proposer.bind(self._state, self.num_blocks, config.block_size)
+
+    def bind_thread(self) -> None:
+        """Prepare the calling thread for ``run``: select the device and set ``config.num_threads`` torch threads."""
+        torch.set_num_threads(self._num_threads)
+        if self.kv.is_cuda:
+            torch.cuda.set_device(self.kv.device)
+        else:
+            retain_freed_memory()
+
+    def capture(self, policy: GraphPolicy, recorder: GraphRecorder, *, only_largest: bool = False) -> None:
+        """Capture the steps of ``policy``, which run as graphs from now on; before the first step.
+
+        Args:
+            policy: Shapes of steps.
+            recorder: Captures.
+            only_largest: Capture the largest alone, to see how much memory it takes.
+        """
+        self._graphs = DecodeGraphs(
+            self._model,
+            self.kv,
+            self._state,
+            policy,
+            recorder,
+            block_size=self._block_size,
+            max_model_len=self._max_model_len,
+        )
+        self._graphs.capture(only_largest=only_largest)
+
+    def warm_up(self) -> None:
+        """Compute a token of the null block on a CPU, so that nothing is compiled during the first request.
+
+        That takes seconds, or less where compiled code is on disk.
+        """
+        if self.kv.is_cuda:
+            return
+        none = torch.zeros(1, dtype=torch.int32)
+        one = torch.ones(1, dtype=torch.int32)
+        slots = torch.zeros(1, dtype=torch.int64)
+        hidden = self._model.forward(
+            none, none, self.kv, none.view(1, 1), torch.cat((none, one)), one, slots, max_q_len=1, max_ctx_len=1
+        )
+        self._model.logits(hidden)
+
+    def run(self, plan: ForwardPlan) -> StepTokens:
+        """Compute keys and values of the plan's tokens, and sample one token per sample row.
+
+        Blocks until the tokens are on the host. Even if it raises, it changes only blocks that the plan writes.
+        """
+        if plan.transfers is None or self._store is None:
+            return self._run(plan)
+        failed_loads = self._store.run(self.kv, plan.transfers)
+        return self._run(plan)._replace(failed_loads=failed_loads, is_tier_lost=self._store.is_lost)
+
+    def launch(self, plan: ForwardPlan) -> Callable[[], StepTokens]:
+        """Start a step whose plan may leave the tokens of the step before unknown (-1).
+
+        On a GPU it returns once the work is queued; steps run in the order of their launches.
+
+        Returns:
+            A function that blocks until the tokens are on the host.
+        """
+        if self._proposer is not None or self._store is not None:
+            tokens = self.run(plan)  # such plans follow the step before, and its tokens
+            return lambda: tokens
+        with torch.inference_mode():
+            token_ids = self._start(plan)
+            rows = np.flatnonzero(plan.token_ids < 0)  # of decodes, which come first, with one token each
+            if len(rows):
+                last = self._state.last_tokens.index_select(0, self._state.upload(plan.slots[rows]))
+                # Not in place: on a CPU the memory is the plan's.
+                token_ids = token_ids.index_copy(0, self._state.upload(rows), last)
+            copy = self._sample_rows(self._forward(plan, token_ids), plan)
+            return lambda: _on_host(copy)
+
+    def close(self) -> None:
+        """Free what is not memory of torch: the file of the second tier. Nothing may run afterwards."""
+        if self._store is not None:
+            self._store.close()
+
+    def _run(self, plan: ForwardPlan) -> StepTokens:
+        with torch.inference_mode():
+            token_ids = self._start(plan)
+            if self._proposer is not None:
+                return self._run_with(self._proposer, plan, token_ids)
+            return self._sample(self._forward(plan, token_ids), plan)
+
+    def _start(self, plan: ForwardPlan) -> Tensor:
+        """Bring tables and blocks into the state that the plan assumes; the plan's token ids on the device."""
+        state, upload = self._state, self._state.upload
+        state.update(plan)
+        if len(plan.copies):
+            ops.copy_blocks(self.kv, upload(plan.copies))
+        return upload(plan.token_ids)
+
+    def _run_with(self, proposer: DeviceProposer, plan: ForwardPlan, token_ids: Tensor) -> StepTokens:
+        """Run the step with drafts of ``proposer``."""
+        proposer.propose(plan, token_ids)
+        rows = draft_rows(plan)
+        draft_ids = token_ids[self._state.upload(rows)].cpu().numpy() if len(rows) else np.empty(0, np.int32)
+        if len(rows) and len(plan.penalty_tokens):
+            plan = count_drafts(plan, draft_ids)
+        hidden = self._forward(plan, token_ids)
+        result = self._sample(hidden, plan)
+        proposer.observe(plan, hidden, accepted_counts(plan, draft_ids, result.token_ids))
+        return result._replace(draft_ids=draft_ids)
+
+    def _forward(self, plan: ForwardPlan, token_ids: Tensor) -> Tensor:
+        """Hidden states of the plan's tokens, ``[T, hidden_size]``, valid until the next call."""
+        hidden = None if self._graphs is None else self._graphs.run(plan, token_ids)
+        if hidden is not None:
+            return hidden
+        upload = self._state.upload
+        return self._model.forward(
+            token_ids,
+            upload(plan.positions),
+            self.kv,
+            self._state.block_tables(upload(plan.slots), -(-plan.max_ctx_len // self._block_size)),
+            upload(plan.q_start),
+            upload(plan.ctx_len),
+            upload(plan.slot_mapping),
+            plan.max_q_len,
+            plan.max_ctx_len,
+        )
+
+    def _sample(self, hidden: Tensor, plan: ForwardPlan) -> StepTokens:
+        """One token per sample row, on the host."""
+        return _on_host(self._sample_rows(hidden, plan))
+
+    def _sample_rows(self, hidden: Tensor, plan: ForwardPlan) -> HostCopy | None:
+        """One token per sample row, on its way to the host; None: there are none."""
+        if not len(plan.sample_rows):
+            return None
+        upload = self._state.upload
+        if len(plan.sample_rows) != len(hidden):
+            hidden = hidden.index_select(0, upload(plan.sample_rows))
+        logits = self._model.logits(hidden)
+        rows = self._state.sampling(upload(plan.sample_slots))
+        num_top = int(plan.num_logprobs.max())
+        before = logits.clone() if num_top >= 0 and len(plan.penalty_tokens) else logits
+        if len(plan.penalty_tokens):
+            ops.apply_penalties(
+                logits,
+                upload(plan.penalty_start),
+                upload(plan.penalty_tokens),
+                upload(plan.penalty_counts),
+                upload(plan.penalty_bias),
+                rows.repetition,
+                rows.presence,
+                rows.frequency,
+            )
+        token_ids = ops.sample(
+            logits, rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seeds, upload(plan.sample_positions)
+        )
+        logprobs = _logprobs(before, token_ids, num_top) if num_top >= 0 else ()
+        if self._plans_ahead:
+            self._state.last_tokens.index_put_((upload(plan.sample_slots),), token_ids)
+        return HostCopy(self._copy_stream, token_ids, *logprobs)
+
+
+def _on_host(copy: HostCopy | None) -> StepTokens:
+    """The sampled tokens, once they are there."""
+    if copy is None:
+        return StepTokens(np.empty(0, np.int32), None)
+    tokens, *logprobs = copy.wait()
+    return StepTokens(tokens, StepLogprobs(*logprobs) if logprobs else None)
+
+
+def _logprobs(logits: Tensor, token_ids: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """What ``StepLogprobs`` has, with ``num_top`` most likely tokens; ``logits``: float32 ``[S, V]``."""
+    sampled = logits.gather(1, token_ids.to(torch.int64).unsqueeze(1)).squeeze(1) - logits.logsumexp(1)
+    if num_top:
+        top, top_ids = ops.softmax_topk(logits, num_top, log=True)
+    else:
+        top, top_ids = logits.new_empty(len(logits), 0), token_ids.new_empty(len(logits), 0)
+    return sampled, top_ids, top

@@ -1,0 +1,118 @@
+"""Admission of waiting sequences and choice of the sequences to preempt for them: ``BlockAdmission``."""
+
+import math
+from collections import Counter
+from collections.abc import Collection
+from collections.abc import Sequence as Seq
+
+import numpy as np
+
+from weft.llm.scheduler.blocks import BlockPool
+from weft.llm.scheduler.ranking import Ranking
+from weft.llm.scheduler.sequence import Sequence
+
+#: Weight of the latest output length in the exponential moving average.
+_SMOOTHING = 0.05
+#: No sequence has more tokens.
+_LONGEST = 2**31
+
+
+class BlockAdmission:
+    """Admission rules over one block pool.
+
+    A sequence is admitted if blocks for all its known tokens are free with a watermark to spare, and if it and the
+    running sequences are not expected to exceed the pool at any time until they end. Sequences that it may preempt do
+    not count against it; on an idle engine it is always admitted.
+
+    Args:
+        pool: The blocks.
+        ranking: Decides which sequence may preempt which.
+        watermark: Share of all blocks to keep free.
+    """
+
+    def __init__(self, pool: BlockPool, ranking: Ranking, watermark: float) -> None:
+        self._pool = pool
+        self._ranking = ranking
+        self._num_spare = math.ceil(watermark * pool.capacity)
+        self._expected_output = math.inf
+        self._most_owned = pool.window.num_blocks(_LONGEST)
+
+    def observe_output_len(self, num_output: int) -> None:
+        """Update the expected output length with that of a finished sequence, in tokens."""
+        if math.isinf(self._expected_output):
+            self._expected_output = num_output
+        else:
+            self._expected_output += _SMOOTHING * (num_output - self._expected_output)
+
+    def has_spare_blocks(self, num_blocks: int) -> bool:
+        """Whether ``num_blocks`` more can be allocated without touching the watermark."""
+        return self._pool.num_free >= self._num_spare + num_blocks
+
+    def victims(
+        self,
+        seq: Sequence,
+        num_new: int,
+        *,
+        has_slot: bool,
+        retained: Seq[Sequence],
+        preemptible: Seq[Sequence],
+        copy_sources: Collection[int],
+    ) -> list[Sequence] | None:
+        """The sequences to preempt so that ``seq`` can be admitted: just enough, worst first; None if it cannot be.
+
+        Args:
+            seq: Its cached blocks are acquired already.
+            num_new: Blocks that it needs besides.
+            has_slot: A slot is free.
+            retained: Running sequences that ``seq`` may not preempt.
+            preemptible: All other running sequences.
+            copy_sources: Blocks that this step copies; they do not become free in it, whichever sequence is preempted.
+        """
+        num_needed = num_new + (self._num_spare if retained else 0)
+        num_free = self._pool.num_free
+        victims: list[Sequence] = []
+        if num_free < num_needed or not has_slot:
+            owners: Counter[int] = Counter()
+            for victim in sorted(preemptible, key=self._ranking.preemption_key, reverse=True):
+                victims.append(victim)
+                for block in victim.block_table:
+                    owners[block] += 1
+                    num_free += owners[block] == self._pool.num_owners(block) and block not in copy_sources
+                if num_free >= num_needed:
+                    break
+            if num_free < num_needed or not (has_slot or victims):
+                return None
+        may_exceed_pool = bool(retained) and self._most_blocks(num_new, len(retained)) > self._pool.capacity
+        if may_exceed_pool and self._peak_blocks(seq, num_new, retained, preemptible) > self._pool.capacity:
+            return None
+        return victims
+
+    def _most_blocks(self, num_new: int, num_others: int) -> float:
+        """A cheap upper bound of ``_peak_blocks``: as if all output were still to come and no sequence ended."""
+        growth = min(self._expected_output / self._pool.block_size + 1, self._most_owned)
+        return self._pool.num_used + num_new + (num_others + 1) * growth
+
+    def _peak_blocks(self, seq: Sequence, num_new: int, retained: Seq[Sequence], preemptible: Seq[Sequence]) -> int:
+        """Most blocks that ``retained`` and ``seq`` are expected to own together.
+
+        Sequences end in the order of their remaining output. When the k-th from the end ends, it and the k-1 that
+        continue have each grown by its remaining output; the largest sum over k is the peak.
+
+        Source:
+            https://github.com/ModelTC/lightllm, the token estimate of its router; here in blocks.
+        """
+        pool, block_size = self._pool, self._pool.block_size
+        left = np.array([other.max_len - len(other.tokens) for other in (*retained, seq)], np.float64)
+        owned = [_num_own(other, block_size) for other in retained]
+        owned_by_preemptible = sum(_num_own(other, block_size) for other in preemptible)
+        # Blocks with several owners, such as those of a common prefix, count once, until the end.
+        num_common = max(pool.num_used - sum(owned) - owned_by_preemptible, 0)
+        order = np.argsort(-left, kind="stable")
+        growth = np.ceil(np.minimum(left[order], self._expected_output) / block_size) * np.arange(1, len(left) + 1)
+        peak = (np.cumsum(np.array([*owned, num_new])[order]) + growth).max()
+        return num_common + int(min(peak, len(left) * self._most_owned))
+
+
+def _num_own(seq: Sequence, block_size: int) -> int:
+    """Blocks of the running ``seq`` without those that it found in the prefix cache."""
+    return len(seq.block_table) - max(seq.num_cached // block_size, seq.num_behind)

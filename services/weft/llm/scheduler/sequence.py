@@ -1,0 +1,187 @@
+"""One growing sequence of tokens: ``Sequence``."""
+
+from array import array
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from weft.llm.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from weft.llm.request import EngineRequest
+    from weft.llm.scheduler.penalty_row import PenaltyRow
+
+
+class SequenceStatus(Enum):
+    """Lifecycle state of a sequence."""
+
+    #: Waits for a slot; owns no block.
+    WAITING = auto()
+    #: Waits until its parent's prompt is computed, to fork from it; owns no block.
+    FORKING = auto()
+    #: Has a slot, and blocks for all its known tokens; with a sliding window, for those within it and of a step.
+    RUNNING = auto()
+    #: Finished, cancelled, failed or past its deadline; owns nothing.
+    ENDED = auto()
+
+
+class Sequence:
+    """Tokens of one choice of one request, with the scheduler's state for it. Changed only by the scheduler.
+
+    There is no prefill or decode phase: ``remaining`` tokens have no keys and values yet, and after the last of them is
+    computed, a new token is sampled.
+
+    Args:
+        request: Its request; ``prompt_ids``, ``params``, ``level``, ``arrival_ns``, ``deadline_ns`` and ``salt`` are
+            read. Sequences whose requests have different salts share no block.
+        sequence_id: Unique in the engine, and increasing.
+        choice: Index among the request's choices.
+        seed: Seed of its sampling noise, a signed 64-bit number.
+        eos_token_ids: Stop tokens unless its parameters say otherwise.
+        parent: The request's first choice, from which this one forks once the prompt is computed; None for the first.
+
+    Attributes:
+        id: ``sequence_id``.
+        tokens: Prompt and output, int32. A NumPy view must not outlive the next ``append``. Shared with the parent
+            until ``start``, because a hundred waiting copies of a long prompt would fill the memory.
+        num_prompt: Tokens of the prompt.
+        remaining: Known tokens without keys and values; drafts are not known.
+        num_cached: Tokens found in the prefix cache when it first got a slot; -1 before.
+        block_table: Blocks, in order, null blocks behind the window; empty without a slot.
+        hashes: Chain hashes of the full blocks, as far as they were needed.
+        slot: Row in the runner's tables; -1 without a slot.
+        level: Priority level; a smaller one is served sooner.
+        rank: Order of service; smaller is sooner; constant after ``Scheduler.add``.
+        stop_ids: Stop tokens.
+        max_len: Length at which it ends; set by ``Scheduler.add``.
+        penalties: Its penalty row; None if it has no penalties or never had a slot.
+        forks: Sequences that fork from it once its prompt is computed.
+        is_cancelled: Set by ``Scheduler.cancel``.
+        num_preemptions: Times that it was preempted.
+        first_scheduled_ns: When it first got a slot; 0 before.
+        num_logprobs: Most likely tokens to report with each new one; -1: no log probabilities.
+        num_scheduled: Tokens that the current step computes for it; 1 from step to step while it has a ``row``.
+        row: Its row in ``Decodes``; -1 unless it runs and has one token to compute.
+        num_matched_blocks: Cached blocks at the last lookup; -1: never looked up.
+        num_behind: Leading entries of ``block_table`` that are null blocks, because they are behind the window.
+        num_uploaded_behind: How many of them the runner knows.
+        num_uploaded_blocks: Entries of ``block_table`` that the runner knows; -1: it does not know the slot either.
+        copy_source: Block to copy, before the step, into the block of its next token; -1: none.
+        drafts: Guesses of the tokens that follow ``tokens``, computed and checked by the current step.
+        drafting: State of its speculation, owned by the scheduler's ``DraftSource``; None: not started.
+        root: Start of its hash chain; empty before the first hash.
+    """
+
+    __slots__ = (
+        "block_table",
+        "choice",
+        "copy_source",
+        "drafting",
+        "drafts",
+        "first_scheduled_ns",
+        "forks",
+        "hashes",
+        "id",
+        "is_cancelled",
+        "level",
+        "max_len",
+        "num_behind",
+        "num_cached",
+        "num_logprobs",
+        "num_matched_blocks",
+        "num_preemptions",
+        "num_prompt",
+        "num_scheduled",
+        "num_uploaded_behind",
+        "num_uploaded_blocks",
+        "params",
+        "parent",
+        "penalties",
+        "rank",
+        "remaining",
+        "request",
+        "root",
+        "row",
+        "seed",
+        "slot",
+        "status",
+        "stop_ids",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        request: "EngineRequest",
+        sequence_id: int,
+        *,
+        choice: int = 0,
+        seed: int = 0,
+        eos_token_ids: tuple[int, ...] = (),
+        parent: "Sequence | None" = None,
+    ) -> None:
+        params: SamplingParams = request.params
+        self.request = request
+        self.id = sequence_id
+        self.choice = choice
+        self.params = params
+        self.num_logprobs = -1 if params.logprobs is None else params.logprobs
+        self.seed = seed
+        self.parent = parent
+        self.tokens: array[int] = parent.tokens if parent is not None else array("i", request.prompt_ids.tobytes())
+        self.num_prompt = len(request.prompt_ids)
+        self.remaining = self.num_prompt
+        self.row = -1
+        self.num_cached = -1
+        self.block_table: list[int] = []
+        self.hashes = request.block_hashes[:]
+        self.root = b""
+        self.slot = -1
+        self.level = request.level
+        self.rank: tuple[int, ...] = (request.level, request.arrival_ns, sequence_id)
+        eos = () if params.ignore_eos else eos_token_ids
+        self.stop_ids = frozenset((*params.stop_token_ids, *eos))
+        self.max_len = self.num_prompt + params.max_tokens
+        self.penalties: PenaltyRow | None = None
+        self.forks: list[Sequence] = []
+        self.status = SequenceStatus.WAITING
+        self.is_cancelled = False
+        self.num_preemptions = 0
+        self.first_scheduled_ns = 0
+        self.num_scheduled = 0
+        self.num_behind = self.num_uploaded_behind = 0
+        self.num_uploaded_blocks = -1
+        self.copy_source = -1
+        self.num_matched_blocks = -1
+        self.drafts: list[int] = []
+        self.drafting: object = None
+
+    def __repr__(self) -> str:
+        done, known = self.num_computed_tokens, len(self.tokens)
+        return f"Sequence({self.id}, level {self.level}, {self.status.name}, {done} of {known} tokens done)"
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Leading tokens with valid keys and values."""
+        return len(self.tokens) - self.remaining
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether the current step computes all its known tokens and drafts, so that a new token is sampled."""
+        return self.num_scheduled == self.remaining + len(self.drafts)
+
+    @property
+    def num_output(self) -> int:
+        """New tokens so far."""
+        return len(self.tokens) - self.num_prompt if self.parent is None else 0
+
+    def start(self) -> None:
+        """Detach from the parent: take a copy of the prompt."""
+        if self.parent is not None:
+            self.tokens = self.tokens[: self.num_prompt]
+            self.parent = None
+
+    def append(self, token: int) -> None:
+        """Append a sampled token, which remains to be computed, and count it in the penalties."""
+        self.tokens.append(token)
+        self.remaining += 1
+        if self.penalties is not None:
+            self.penalties.append(token)

@@ -1,0 +1,441 @@
+"""The running and the waiting queue, and the slots and blocks of their sequences: ``SlotAllocator``."""
+
+from collections.abc import Callable
+from itertools import islice
+
+from weft.llm.scheduler.admission import BlockAdmission
+from weft.llm.scheduler.blocks import NULL_BLOCK, OFFLOADED, BlockPool
+from weft.llm.scheduler.decodes import Decodes
+from weft.llm.scheduler.penalty_row import PenaltyRow
+from weft.llm.scheduler.pending_loads import PendingLoads
+from weft.llm.scheduler.ranking import RankedQueue, Ranking
+from weft.llm.scheduler.sequence import Sequence, SequenceStatus
+
+
+class SlotAllocator:
+    """Assigns slots (rows in the runner's tables) and KV blocks to sequences, and takes them back.
+
+    Args:
+        pool: The blocks.
+        ranking: Order of service and of preemption.
+        admission: Admission rules.
+        num_slots: Slots.
+        clock_ns: Time in nanoseconds.
+
+    Attributes:
+        running: Sequences with a slot.
+        decodes: Those of them that have one token to compute.
+        waiting: Sequences that wait for one.
+        num_preemptions: Preemptions so far.
+        num_with_sampling_extras: Running sequences with log probabilities or penalties.
+        num_with_penalties: Running sequences with penalties.
+        has_forked: A sequence has forked since blocks were last reserved, so that a block to be written may be shared.
+        is_ahead: The step being planned follows one in flight.
+        changed: Running sequences whose block table or slot is not uploaded, in the order of the changes.
+        loads: What the current step loads from the second tier.
+    """
+
+    def __init__(
+        self, pool: BlockPool, ranking: Ranking, admission: BlockAdmission, num_slots: int, clock_ns: Callable[[], int]
+    ) -> None:
+        self.running = RankedQueue()
+        self.waiting = RankedQueue()
+        self.num_preemptions = 0
+        self.num_with_sampling_extras = self.num_with_penalties = 0
+        self.changed: dict[Sequence, None] = {}
+        self.decodes = Decodes(num_slots, pool.block_size)
+        self.has_forked = self.is_ahead = False
+        self.loads = PendingLoads(pool)
+        self._pool = pool
+        self._ranking = ranking
+        self._admission = admission
+        self._clock_ns = clock_ns
+        self._free_slots = list(reversed(range(num_slots)))
+        self._computing: dict[bytes, Sequence] = {}  # the sequence that will commit the block with this hash
+        self._copied: set[int] = set()
+        self._deferred_frees: list[int] = []
+        # Rejected, and nothing has changed since that could help it, so trying again is pointless.
+        self._blocked_seq: Sequence | None = None
+        # Blocks ran out and a sequence was preempted; until one ends, readmitting it would repeat that.
+        self._is_out_of_blocks = False
+
+    def next_waiting(self, count: int) -> list[Sequence]:
+        """The first ``count`` waiting sequences; none while the first one is known to be rejected."""
+        first = self.waiting.first(count)
+        return [] if first and first[0] is self._blocked_seq else first
+
+    def wait(self, seq: Sequence) -> None:
+        """Put ``seq`` into the waiting queue."""
+        seq.start()
+        seq.status = SequenceStatus.WAITING
+        self.waiting.add(seq)
+
+    def has_slot_for(self, seq: Sequence) -> bool:
+        """Whether a slot is free for the waiting ``seq`` or can be taken by preemption; blocks are not considered."""
+        if self._free_slots and not (self._is_out_of_blocks and self.running):
+            return True
+        if self._ranking.preemptible_by(seq, self.running):
+            return True
+        self._blocked_seq = seq
+        return False
+
+    def cached_blocks(self, seq: Sequence) -> list[int] | None:
+        """Prefix-cached blocks for the waiting ``seq``; at least its last token is left to compute.
+
+        Returns:
+            None: a sequence in this step computes the next missing block, so waiting for one step saves computing it
+                twice.
+        """
+        if not self._pool.enable_prefix_caching:
+            return []
+        if self._is_computed_now(seq):
+            return None
+        num_blocks = (len(seq.tokens) - 1) // self._pool.block_size
+        self._hash(seq, num_blocks)
+        blocks = self._pool.match(islice(seq.hashes, num_blocks))
+        seq.num_matched_blocks = len(blocks)
+        if self._is_computed_now(seq) or self.loads.awaits(blocks, seq.hashes):
+            return None
+        return blocks
+
+    def min_remaining(self, seq: Sequence) -> int:
+        """A lower bound of the tokens that the waiting ``seq`` has to compute; much cheaper than ``cached_blocks``."""
+        if not self._pool.enable_prefix_caching:
+            return len(seq.tokens)
+        missing = seq.hashes[seq.num_matched_blocks : seq.num_matched_blocks + 1] if seq.num_matched_blocks >= 0 else []
+        if not missing or self._pool.match(missing):
+            return 0
+        return len(seq.tokens) - seq.num_matched_blocks * self._pool.block_size
+
+    def admit(self, seq: Sequence, cached: list[int]) -> list[Sequence] | None:
+        """Give the waiting ``seq`` a slot and blocks for all its known tokens, preempting others if necessary.
+
+        Args:
+            seq: The sequence.
+            cached: The result of ``cached_blocks`` for it.
+
+        Returns:
+            The preempted sequences, with ``num_scheduled`` unchanged; None: ``seq`` keeps waiting.
+        """
+        preemptible = self._ranking.preemptible_by(seq, self.running)
+        retained = self.running.first(len(self.running) - len(preemptible))
+        window = self._pool.window
+        num_behind = window.num_behind(len(cached) * self._pool.block_size)
+        num_new = window.table_len(len(seq.tokens), num_behind) - len(cached) + cached.count(OFFLOADED)
+        self._pool.acquire(cached)
+        victims = self._admission.victims(
+            seq,
+            num_new,
+            has_slot=bool(self._free_slots),
+            retained=retained,
+            preemptible=preemptible,
+            copy_sources=self._copied,
+        )
+        if victims is None:
+            self._pool.free(cached)
+            self._blocked_seq = seq
+            return None
+        for victim in victims:
+            self.preempt(victim)
+        self.waiting.remove(seq)
+        seq.remaining = len(seq.tokens) - len(cached) * self._pool.block_size
+        seq.num_behind = num_behind
+        self._assign_slot(seq, self.loads.begin(seq, cached, num_new))
+        for block_hash in islice(seq.hashes, len(cached), None):
+            self._computing.setdefault(block_hash, seq)
+        return victims
+
+    def reserve_next_blocks(self) -> None:
+        """Give each of ``decodes`` a block for its next token, preempting others if necessary.
+
+        A sequence that ranks worst of all is preempted itself.
+        """
+        # The last block of a sequence that has forked is shared: its next writer gets a copy.
+        is_shared, self.has_forked = self.has_forked, False
+        seqs = self.decodes.seqs[:] if is_shared else self._without_block()
+        if not is_shared and len(seqs) <= self._pool.num_free:
+            self._append_blocks(seqs)
+            return
+        for seq in sorted(seqs, key=lambda seq: seq.rank):
+            if seq.row >= 0:  # not preempted by one before it
+                self._reserve_next_block(seq)
+
+    def try_reserve_next_blocks(self) -> bool:
+        """As ``reserve_next_blocks``, but if blocks are short, change nothing and return False."""
+        seqs = self._without_block()
+        if len(seqs) > self._pool.num_free:
+            return False
+        self._append_blocks(seqs)
+        return True
+
+    def _without_block(self) -> list[Sequence]:
+        return [seq for seq, num_blocks in self.decodes.at_block_start() if len(seq.block_table) <= num_blocks]
+
+    def _append_blocks(self, seqs: list[Sequence]) -> None:
+        for seq, block in zip(seqs, self._pool.allocate(len(seqs)), strict=True):
+            seq.block_table.append(block)
+            self.decodes.set_last_block(seq)
+            self.changed[seq] = None
+
+    def _reserve_next_block(self, seq: Sequence) -> None:
+        """Give ``seq``, one of ``decodes``, a block for its next token, preempting others, or itself if worst."""
+        pool, table = self._pool, seq.block_table
+        index = seq.num_computed_tokens // pool.block_size
+        while index == len(table) or pool.is_shared(table[index]):
+            if pool.num_free:
+                (block,) = pool.allocate(1)
+                self.changed[seq] = None
+                if index == len(table):
+                    table.append(block)
+                else:
+                    self._copy_on_write(seq, index, block)
+                self.decodes.set_last_block(seq)
+                return
+            victim = self._preempt_worst()
+            if victim is not None:
+                victim.num_scheduled = 0
+            if victim is seq:
+                return
+
+    def reserve_chunk(self, seq: Sequence, num_tokens: int) -> list[Sequence]:
+        """Give the running ``seq`` blocks for its next ``num_tokens`` tokens; with a window it does not have them all.
+
+        Returns:
+            The preempted sequences, with ``num_scheduled`` unchanged; the last is ``seq`` itself if it ranks worst.
+        """
+        pool, table = self._pool, seq.block_table
+        num_missing = -(-(seq.num_computed_tokens + num_tokens) // pool.block_size) - len(table)
+        if num_missing <= 0:
+            return []
+        self._free_behind_window(seq)
+        victims: list[Sequence] = []
+        while pool.num_free < num_missing:
+            victim = self._preempt_worst()
+            if victim is not None:
+                victims.append(victim)
+            if victim is seq:
+                return victims
+        # More than this chunk needs: what it gave back at the other end is for its later chunks.
+        num_wanted = pool.window.table_len(len(seq.tokens), seq.num_behind) - len(table)
+        table += pool.allocate(min(num_wanted, pool.num_free))
+        self.changed[seq] = None
+        return victims
+
+    def _preempt_worst(self) -> Sequence | None:
+        """Preempt the running sequence that ranks worst; None: blocks whose freeing was deferred are free instead."""
+        if len(self.running) == 1:
+            self.end_step()  # all copies of this step were preempted; their deferred blocks are the missing ones
+            return None
+        victim = max(self.running, key=self._ranking.preemption_key)
+        self._is_out_of_blocks = True
+        self.preempt(victim)
+        return victim
+
+    def reserve_drafts(self, seq: Sequence, num_drafts: int) -> int:
+        """Give the running ``seq``, which has a block for its next token, blocks for drafts behind it.
+
+        Returns:
+            For how many drafts there is room, at most ``num_drafts``: nothing is preempted for them, and the watermark
+            is kept.
+        """
+        table, block_size = seq.block_table, self._pool.block_size
+        num_places = len(table) * block_size - seq.num_computed_tokens - 1
+        while num_places < num_drafts and self._admission.has_spare_blocks(1):
+            table += self._pool.allocate(1)
+            self.changed[seq] = None
+            num_places += block_size
+        return max(min(num_places, num_drafts), 0)
+
+    def release_unused_blocks(self, seq: Sequence) -> None:
+        """Free the last blocks of ``seq`` that hold none of its computed tokens: they were for rejected drafts."""
+        num_used = -(-seq.num_computed_tokens // self._pool.block_size)
+        if num_used < len(seq.block_table):
+            self._release_blocks(seq.block_table[num_used:])
+            del seq.block_table[num_used:]
+            seq.num_uploaded_blocks = min(seq.num_uploaded_blocks, num_used)
+
+    def preempt(self, seq: Sequence) -> None:
+        """Move the running ``seq`` back to the waiting queue without slot and blocks; its full blocks stay cached."""
+        self._release_slot(seq)
+        seq.remaining = len(seq.tokens)
+        seq.num_preemptions += 1
+        self.num_preemptions += 1
+        self.wait(seq)
+
+    def requeue(self, seq: Sequence) -> None:
+        """As ``preempt``, for a sequence that loses its slot to nobody: what it was to load is lost."""
+        self._release_slot(seq)
+        seq.remaining = len(seq.tokens)
+        self.wait(seq)
+        self._blocked_seq = None
+
+    def fork(self, parent: Sequence) -> None:
+        """Start ``parent.forks``: on its blocks if a slot and spare blocks are free, else through the waiting queue.
+
+        The prompt of ``parent`` must just have been computed. Each fork computes its last token again to sample from
+        it.
+        """
+        first_waiting = self.waiting.first(1)
+        for count, child in enumerate(parent.forks, 1):
+            is_overtaking = bool(first_waiting) and first_waiting[0].rank < child.rank
+            child.root, child.hashes = parent.root, parent.hashes[:]
+            if is_overtaking or not self._free_slots or not self._admission.has_spare_blocks(count):
+                self.wait(child)
+                continue
+            child.start()
+            child.remaining, child.num_behind = 1, parent.num_behind
+            self._assign_slot(child, self._pool.fork(parent.block_table))
+            self.decodes.add(child)
+            self.has_forked = True
+        parent.forks = []
+
+    def may_preempt(self) -> bool:
+        """Whether the first waiting sequence may preempt a running one, if it has to."""
+        return any(self._ranking.preemptible_by(seq, self.running) for seq in self.waiting.first(1))
+
+    def upload_again(self, seq: Sequence) -> None:
+        """The runner may not know what the last plan said of the running ``seq``."""
+        seq.num_uploaded_blocks, seq.num_uploaded_behind = -1, 0
+        self.changed[seq] = None
+
+    def commit(self, seq: Sequence, first: int) -> None:
+        """Add the full, computed blocks of ``seq`` from index ``first`` on to the prefix cache; free those behind."""
+        if self._pool.enable_prefix_caching:
+            self._commit(seq, first)
+        if self._pool.window.num_tokens:
+            self._free_behind_window(seq)
+
+    def commit_decodes(self) -> None:
+        """As ``commit``, for each of ``decodes`` that has just computed the last token of a block."""
+        pool = self._pool
+        for seq, num_full in self.decodes.at_block_start():
+            if not num_full:
+                continue  # a fork of a prompt of one token
+            if pool.window.num_tokens:
+                self.commit(seq, num_full - 1)
+            elif pool.enable_prefix_caching:
+                self._hash(seq, num_full)
+                self._commit_block(seq, num_full - 1)
+
+    def _commit(self, seq: Sequence, first: int) -> None:
+        num_full = seq.num_computed_tokens // self._pool.block_size
+        self._hash(seq, num_full)
+        for index in range(first, num_full):
+            self._commit_block(seq, index)
+
+    def _commit_block(self, seq: Sequence, index: int) -> None:
+        block_hash = seq.hashes[index]
+        self._pool.commit(seq.block_table[index], block_hash)
+        if self._computing.get(block_hash) is seq:
+            del self._computing[block_hash]
+            self._blocked_seq = None  # it may need fewer blocks than when it was rejected
+
+    def _free_behind_window(self, seq: Sequence) -> None:
+        """Free the blocks of ``seq`` that none of its later tokens reads."""
+        pool, first, end = self._pool, seq.num_behind, self._pool.window.num_behind(seq.num_computed_tokens)
+        if end <= first:
+            return
+        behind = seq.block_table[first:end]
+        for block in behind[max(-(-seq.num_prompt // pool.block_size) - first, 0) :]:
+            pool.forget(block)  # generated: a long answer would evict the prefixes of prompts
+        self._release_blocks(behind)
+        seq.block_table[first:end] = [NULL_BLOCK] * len(behind)
+        seq.num_behind = end
+        self.changed[seq] = None
+        self._blocked_seq = None
+
+    def remove(self, seq: Sequence) -> None:
+        """End ``seq``, waiting or running, and free what it owns."""
+        if seq.status is SequenceStatus.RUNNING:
+            self._release_slot(seq)
+            self._is_out_of_blocks = False
+        else:
+            self.waiting.remove(seq)
+        seq.status = SequenceStatus.ENDED
+        self._blocked_seq = None
+
+    def end_step(self) -> None:
+        """Release the blocks whose freeing was deferred because the step copied them."""
+        if self._copied:
+            self._pool.free(self._deferred_frees)
+            self._deferred_frees = []
+            self._copied.clear()
+            self._blocked_seq = None
+
+    def check(self) -> None:
+        """Raise AssertionError unless slots, tables and pool agree; for tests and idle times."""
+        owners: dict[int, int] = dict.fromkeys(self._deferred_frees, 1)
+        for seq in self.running:
+            for block in seq.block_table[seq.num_behind :]:
+                owners[block] = owners.get(block, 0) + 1
+        slots = [*self._free_slots, *(seq.slot for seq in self.running)]
+        if not (
+            all(self._pool.num_owners(block) == owners.get(block, 0) for block in range(self._pool.num_blocks))
+            and sorted(slots) == list(range(len(slots)))
+            and not any(seq.block_table or seq.slot >= 0 for seq in self.waiting)
+            and all(seq.status is SequenceStatus.RUNNING for seq in self._computing.values())
+        ):
+            raise AssertionError(f"{list(self.running)=} {list(self.waiting)=} {slots=} {owners=} {self._computing=}")
+        self._pool.check()
+        self._pool.tier.check()
+
+    def _is_computed_now(self, seq: Sequence) -> bool:
+        """Whether a sequence in this step, or in flight, computes the first block of ``seq`` that is not cached."""
+        num_blocks = (len(seq.tokens) - 1) // self._pool.block_size
+        if not 0 <= seq.num_matched_blocks < min(num_blocks, len(seq.hashes)):
+            return False
+        owner = self._computing.get(seq.hashes[seq.num_matched_blocks])
+        return owner is not None and (owner.num_scheduled > 0 or self.is_ahead)
+
+    def _hash(self, seq: Sequence, num_blocks: int) -> None:
+        seq.root = seq.root or self._pool.hasher.root(seq.request.salt)
+        self._pool.hasher.extend(seq.hashes, seq.root, seq.tokens, num_blocks)
+
+    def _copy_on_write(self, seq: Sequence, index: int, block: int) -> None:
+        source = seq.block_table[index]
+        seq.block_table[index] = block
+        seq.copy_source = source
+        seq.num_uploaded_blocks = min(seq.num_uploaded_blocks, index)
+        self._copied.add(source)
+        self._release_blocks([source])
+
+    def _assign_slot(self, seq: Sequence, table: list[int]) -> None:
+        seq.slot = self._free_slots.pop()
+        seq.block_table = table
+        seq.status = SequenceStatus.RUNNING
+        seq.num_uploaded_blocks = -1
+        if not seq.first_scheduled_ns:
+            seq.first_scheduled_ns = self._clock_ns()
+            seq.num_cached = seq.num_computed_tokens
+        if seq.penalties is None and seq.params.has_penalties:
+            unique_prompt_ids = seq.request.unique_prompt_ids
+            seq.penalties = PenaltyRow(seq.params, seq.tokens, seq.num_prompt, seq.stop_ids, unique_prompt_ids)
+        self.num_with_sampling_extras += seq.num_logprobs >= 0 or seq.penalties is not None
+        self.num_with_penalties += seq.penalties is not None
+        self.changed[seq] = None
+        self.running.add(seq)
+
+    def _release_slot(self, seq: Sequence) -> None:
+        self.running.remove(seq)
+        if seq.row >= 0:
+            self.decodes.remove(seq)
+        for block_hash in islice(seq.hashes, seq.num_computed_tokens // self._pool.block_size, None):
+            if self._computing.get(block_hash) is seq:
+                del self._computing[block_hash]
+        self.loads.cancel(seq)
+        self.num_with_sampling_extras -= seq.num_logprobs >= 0 or seq.penalties is not None
+        self.num_with_penalties -= seq.penalties is not None
+        self.changed.pop(seq, None)
+        self._free_slots.append(seq.slot)
+        self._release_blocks(seq.block_table)
+        seq.block_table = []
+        seq.num_behind = seq.num_uploaded_behind = 0
+        seq.slot = seq.copy_source = -1
+
+    def _release_blocks(self, table: list[int]) -> None:
+        # A block that this step copies must not be reallocated within it: another copy could overwrite it.
+        if self._copied:
+            deferred = [block for block in table if block in self._copied and self._pool.num_owners(block) == 1]
+            self._deferred_frees += deferred
+            table = [block for block in table if block not in deferred]
+        self._pool.free(table)

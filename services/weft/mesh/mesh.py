@@ -1,0 +1,330 @@
+"""The services as local processes: started in order, watched, ended together."""
+
+import asyncio
+import os
+import shlex
+import socket
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from weft.base.processes.process import Endpoint, ServiceProcess
+from weft.mesh.internal_access import internal_access
+from weft.mesh.preflight import MeshError, hold_port, service_folders, socket_paths
+from weft.mesh.readiness import dialable
+from weft.mesh.registry import RunningMesh, mesh_folder, publish
+from weft.mesh.service_names import GATEWAY, GRAPHS, MODEL_SERVICES, ROUTER
+from weft.mesh.supervised import SupervisedService, Supervision
+from weft.v2.client.wires import WireName
+from weft.v2.security.channel import ChannelSecurity
+from weft.v2.server.listening import host_and_port
+from weft.v2.server.unix_socket import address_of
+
+#: Order on a request's way, which is the order of a stop; the other services come last.
+_PLACES = {GATEWAY: 0, ROUTER: 1}
+_BEHIND = 2
+
+
+@dataclass(frozen=True, slots=True)
+class MeshOptions:
+    """What to start.
+
+    Attributes:
+        repository: With the folders graphs, preprocess, model, postprocess; or models and ensembles side by side.
+        host: Address that the router listens on; the other services listen on 127.0.0.1.
+        router_port, metrics_port: The router's; 0 is any free port.
+        http_port: Of the gateway, which listens on ``host`` too; None: there is none.
+        start_timeout_s: How long until everything must serve, seconds.
+        grace_s: How long a stop may take, seconds.
+        router_arguments: More of the router's arguments.
+        service_arguments: More arguments of other services, by name; those of the mesh itself come after and win.
+        in_process: Services that run in the router's process.
+        replicas: How many processes of a service; one of those that are not in it.
+        is_restarting: Whether a service that dies is started again.
+        hang_timeout_s: A service that does not answer for so long is killed and started again, seconds; 0: never.
+        is_encrypted, asks_for_keys: What ``router_arguments`` require of clients; the mesh then has a way of its own to
+            the router.
+        wire: Implementation of gRPC with which the mesh asks its services for health; None: ``default_wire``.
+    """
+
+    repository: Path
+    host: str = "127.0.0.1"
+    router_port: int = 8001
+    metrics_port: int = 8002
+    http_port: int | None = None
+    start_timeout_s: float = 180.0
+    grace_s: float = 20.0
+    router_arguments: Sequence[str] = ()
+    service_arguments: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    in_process: Collection[str] = ()
+    replicas: Mapping[str, int] = field(default_factory=dict)
+    is_restarting: bool = True
+    hang_timeout_s: float = 30.0
+    is_encrypted: bool = False
+    asks_for_keys: bool = False
+    wire: WireName | None = None
+
+
+class Mesh:
+    """Owner of the child processes.
+
+    Args:
+        options: What to start.
+        log: Receives (service name, line) of everything the services log.
+        report: Receives messages for the person who started the mesh.
+    """
+
+    def __init__(self, options: MeshOptions, log: Callable[[str, str], None], report: Callable[[str], None]) -> None:
+        self._options = options
+        self._log = log
+        self._report = report
+        self._services: dict[str, SupervisedService] = {}
+        self._held = ExitStack()  # every port, so that none is lost to another program while a service is down
+        self._was_whole = False
+        self._is_watched = False
+        self._restarting: asyncio.Task[None] | None = None
+
+    async def start(self) -> dict[str, Endpoint]:
+        """Start every service and wait until it is SERVING; endpoints by service, the router first, the gateway last.
+
+        A service without a folder in the repository is not started; one in the router's process has the router's
+        endpoint. Replicas after the first have a number behind the name: ``model-2``.
+
+        Raises:
+            MeshError: Something is missing, in use or not ready. What was started still runs: call ``stop``.
+        """
+        options = self._options
+        folders = service_folders(options.repository, MODEL_SERVICES)
+        deadline_s = asyncio.get_running_loop().time() + options.start_timeout_s
+        served = [name for name in MODEL_SERVICES if name in folders]
+        names = [name for name in served if name not in options.in_process]
+        fused = [name for name in served if name in options.in_process]
+        router_port = self._hold(options.host, options.router_port)
+        router_metrics_port = self._hold(options.host, options.metrics_port)
+        http_port = None if options.http_port is None else self._hold(options.host, options.http_port)
+        folder = self._held.enter_context(mesh_folder())
+        replicas = {name: _labels(name, options.replicas.get(name, 1)) for name in names}
+        sockets = socket_paths(folder, [name for name in names if len(replicas[name]) == 1])
+        access = internal_access(folder, dialable(host_and_port(options.host, router_port)), options)
+        own_router = ["--router", access.address, *access.service_arguments]  # models call other models through it
+        for name in names:
+            repository = self._repository_arguments(name, folders[name])
+            unix_socket = [f"--unix-socket={sockets[name]}"] if name in sockets else []
+            for label in replicas[name]:
+                listen = self._listen("127.0.0.1", self._hold("127.0.0.1"), self._hold("127.0.0.1"))
+                self._add(label, [*repository, *listen, *unix_socket, *own_router], module=f"weft.services.{name}")
+        endpoints = await self._all_serving([label for name in names for label in replicas[name]], deadline_s)
+        addresses = {name: ",".join(endpoints[label].grpc for label in replicas[name]) for name in names}
+        addresses |= {name: address_of(path) for name, path in sockets.items()}
+        self._add(
+            ROUTER,
+            [
+                "--repository",
+                str(folders[GRAPHS]),
+                *self._listen(options.host, router_port, router_metrics_port),
+                *(
+                    f"--in-process={shlex.join([name, *self._repository_arguments(name, folders[name])])}"
+                    for name in fused
+                ),
+                *(f"--target={name}={address}" for name, address in addresses.items()),
+                *(f"--metrics-from={source}" for name in names for source in _metrics(replicas[name], endpoints)),
+                *options.router_arguments,
+                *access.router_arguments,
+            ],
+            module="weft.mesh.fused" if fused else "weft.router",
+            can_hand_over=not any(argument.startswith("--state-dir") for argument in options.router_arguments),
+            own_address=access.address,
+            security=access.security,
+        )
+        router = (await self._all_serving([ROUTER], deadline_s))[ROUTER]
+        endpoints = {ROUTER: router} | endpoints | {name: endpoints.get(name, router) for name in served}
+        if http_port is not None:
+            self._add_gateway(http_port, access.address)
+            endpoints |= await self._all_serving([GATEWAY], deadline_s)
+        try:
+            publish(folder, RunningMesh(os.getpid(), options.is_encrypted, endpoints))
+        except OSError as error:
+            self._report(f"weft top and weft restart will not find this mesh by themselves: {error}")
+        return endpoints
+
+    async def watch(self) -> None:
+        """Keep the services running; return when none is left, as without restarts. Cancel it before ``stop``."""
+        self._is_watched = True
+        running = {asyncio.create_task(service.run()): service.name for service in self._services.values()}
+        try:
+            while running:
+                ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                for task in ended:
+                    del running[task]
+                    task.result()  # an error of this program must not go unseen
+                rest = ", ".join(running.values())
+                self._report(f"still serving: {rest}" if rest else "no service is left")
+        finally:
+            self._is_watched = False
+            for task in (*running, *([] if self._restarting is None else [self._restarting])):
+                task.cancel()
+
+    def restart(self) -> None:
+        """Begin to replace every service, one after another; ``watch`` must run. During a restart it has no effect."""
+        if not self._is_watched:
+            self._report("no restart before every service serves")
+            return
+        if self._restarting is not None and not self._restarting.done():
+            self._report("a restart is in progress already")
+            return
+        self._restarting = asyncio.create_task(self._restart())
+
+    async def _restart(self) -> None:
+        for service in sorted(self._services.values(), key=_place, reverse=True):
+            self._report(f"{service.name} is replaced")
+            try:
+                await service.replace()
+            except MeshError as error:
+                self._report(str(error))
+            else:
+                self._report(f"{service.name} was replaced")
+        self._report("every service was told to restart")
+
+    @property
+    def has_ended_well(self) -> bool:
+        """After ``stop``: whether each service served until then and ended with status 0."""
+        return self._was_whole and all(process.exit_status == 0 for process in self._processes())
+
+    def _processes(self) -> list[ServiceProcess]:
+        """Every process that was started and may still run."""
+        return [process for service in self._services.values() for process in service.processes if process.is_started]
+
+    async def stop(self) -> None:
+        """End every process.
+
+        The gateway ends first, then the router, so that requests in work can finish; then the others. One that hangs
+        uses up half of the grace that is left, so that the next ones have the other half. What runs when the grace has
+        passed, or when this is cancelled, is killed.
+        """
+        now, grace_s = asyncio.get_running_loop().time, self._options.grace_s
+        deadline_s = now() + grace_s
+        processes = self._processes()
+        self._was_whole = all(service.is_running for service in self._services.values())
+        try:
+            for place in range(_BEHIND + 1):
+                group = [process for process in processes if _place(process) == place]
+                for process in group:
+                    process.terminate()
+                await _ended(group, deadline_s if place == _BEHIND else (now() + deadline_s) / 2)
+        finally:
+            for process in processes:
+                if process.is_running:
+                    self._report(f"{process.name} did not end in time and is killed")
+                    process.kill()
+            await _ended(processes, deadline_s + grace_s)
+            self._held.close()
+
+    def kill(self) -> None:
+        """Kill every process, without a grace."""
+        for process in self._processes():
+            process.kill()
+
+    def _listen(self, host: str, port: int, metrics_port: int, *, http: bool = False) -> list[str]:
+        # A service drains its server, then its models, each within its grace; the router does so before the others.
+        grace_s = self._options.grace_s / 4
+        return [
+            "--stop-with-stdin", "--share-ports", "--host", host, "--port" if http else "--grpc-port", str(port),
+            "--metrics-port", str(metrics_port), "--grace-s", f"{grace_s:g}",
+        ]  # fmt: skip
+
+    def _repository_arguments(self, name: str, folder: Path) -> list[str]:
+        return [*self._options.service_arguments.get(name, ()), "--repository", str(folder)]
+
+    def _add_gateway(self, port: int, router: str) -> None:
+        """Add the gateway: it listens on the port and calls the router at that address with the keys of its clients."""
+        options = self._options
+        ports = self._listen(options.host, port, self._hold(options.host), http=True)
+        # It answers no health checks, so it watches itself for hangs.
+        watchdog = [f"--watchdog-abort-s={options.hang_timeout_s:g}"] if options.is_restarting else []
+        arguments = [*watchdog, *options.service_arguments.get(GATEWAY, ()), "--router", router, *ports]
+        self._add(GATEWAY, arguments, speaks_grpc=False)
+
+    def _hold(self, host: str, port: int = 0) -> int:
+        """Reserve the port, or a free one if it is 0, until ``stop``. Raises MeshError as ``hold_port``."""
+        held: socket.socket = self._held.enter_context(hold_port(host, port))
+        number: int = held.getsockname()[1]
+        return number
+
+    def _add(
+        self,
+        name: str,
+        arguments: Iterable[str],
+        *,
+        module: str = "",
+        can_hand_over: bool = True,
+        speaks_grpc: bool = True,
+        own_address: str = "",
+        security: ChannelSecurity | None = None,
+    ) -> None:
+        options = self._options
+        # -P: a file in the current folder must not shadow a library.
+        command = [sys.executable, "-P", "-m", module or f"weft.services.{name}", *arguments]
+        supervision = Supervision(
+            options.start_timeout_s, options.grace_s, options.is_restarting, options.hang_timeout_s, options.wire
+        )
+        self._services[name] = SupervisedService(
+            name,
+            command,
+            supervision,
+            self._log,
+            self._report,
+            can_hand_over=can_hand_over,
+            speaks_grpc=speaks_grpc,
+            own_address=own_address,
+            security=security,
+        )
+
+    async def _all_serving(self, names: Iterable[str], deadline_s: float) -> dict[str, Endpoint]:
+        """Start services; their endpoints, in order. One MeshError says what is wrong with each."""
+        names = list(names)
+        results = await asyncio.gather(
+            *(self._services[name].start(deadline_s) for name in names), return_exceptions=True
+        )
+        endpoints: dict[str, Endpoint] = {}
+        failures: list[str] = []
+        for name, result in zip(names, results, strict=True):
+            if isinstance(result, MeshError):
+                failures.append(str(result))
+            elif isinstance(result, BaseException):
+                raise result
+            else:
+                endpoints[name] = result
+        if failures:
+            # A service that ended meanwhile may be the cause.
+            others = [process for process in self._processes() if process.name not in names]
+            failures += [process.describe_exit() for process in others if not process.is_running]
+            cure = [] if ROUTER in names else ["If model files are missing, run `make models`."]
+            raise MeshError("\n".join(failures + cure))
+        return endpoints
+
+
+def _place(service: SupervisedService | ServiceProcess) -> int:
+    return _PLACES.get(service.name, _BEHIND)
+
+
+def _labels(name: str, num_replicas: int) -> list[str]:
+    return [name, *(f"{name}-{number}" for number in range(2, num_replicas + 1))]
+
+
+def _metrics(labels: list[str], endpoints: Mapping[str, Endpoint]) -> Iterator[str]:
+    """Where a service has its metrics; replicas, which count the same things, by their names."""
+    for label in labels:
+        url = f"http://{endpoints[label].metrics}/metrics"
+        yield url if len(labels) == 1 else f"{label}={url}"
+
+
+async def _ended(processes: Iterable[ServiceProcess], deadline_s: float) -> None:
+    """Wait until every process has ended, or until the deadline on the clock of the running loop."""
+    waits = [asyncio.create_task(process.wait()) for process in processes]
+    if waits:
+        remaining_s = max(0.0, deadline_s - asyncio.get_running_loop().time())
+        _, pending = await asyncio.wait(waits, timeout=remaining_s)
+        for task in pending:
+            task.cancel()

@@ -1,0 +1,138 @@
+"""The meshes of this user that run on this machine: ``weft up`` publishes, ``weft top`` and ``weft restart`` look up.
+
+Each ``weft up`` has a folder among the system's temporary files, and a lock on it that ends with the process, however
+that ends. The lock also keeps systemd-tmpfiles from cleaning the folder.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from weft.base.processes.process import Endpoint
+from weft.mesh.readiness import dialable
+from weft.mesh.service_names import ROUTER, is_public
+
+_PREFIX = "weft-"
+_FILE = "mesh.json"
+#: A file in each folder that was locked once: a folder that has it and no lock was left by a killed mesh.
+_OWNED = "owned"
+
+
+class RunningMesh(NamedTuple):
+    """A mesh that serves.
+
+    Attributes:
+        pid: Of ``weft up``.
+        is_encrypted: Whether the router's ports are.
+        endpoints: By service, the router's first; pids are those of the first start.
+    """
+
+    pid: int
+    is_encrypted: bool
+    endpoints: Mapping[str, Endpoint]
+
+    @property
+    def router(self) -> str:
+        """``host:port`` of the router."""
+        return dialable(self.endpoints[ROUTER].grpc)
+
+    @property
+    def metrics(self) -> str:
+        """``host:port`` of the router's metrics."""
+        return dialable(self.endpoints[ROUTER].metrics)
+
+    def metrics_addresses(self) -> dict[str, str]:
+        """Where each process has its metrics, by service."""
+        router = self.endpoints[ROUTER].metrics
+        addresses = {ROUTER: self.metrics}
+        addresses |= {name: dialable(end.metrics) for name, end in self.endpoints.items() if end.metrics != router}
+        encrypted = [name for name in addresses if self.is_encrypted and is_public(name)]
+        return addresses | {name: f"https://{addresses[name]}/metrics" for name in encrypted}
+
+
+@contextlib.contextmanager
+def mesh_folder() -> Iterator[Path]:
+    """A folder that only this user may enter; removed after the block, as are those of killed meshes before it.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    for mark in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_OWNED}"):
+        with contextlib.suppress(OSError):
+            _remove_if_left(mark.parent)
+    with tempfile.TemporaryDirectory(prefix=_PREFIX) as name:
+        held = os.open(name, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX)  # a reader may have it for a moment
+            Path(name, _OWNED).touch()
+            yield Path(name)
+        finally:
+            os.close(held)
+
+
+def publish(folder: Path, mesh: RunningMesh) -> None:
+    """Let commands find the mesh, until its folder is gone or this process has ended. Raises OSError."""
+    endpoints = {name: endpoint.as_json() for name, endpoint in mesh.endpoints.items()}
+    (folder / _FILE).write_text(json.dumps(mesh._asdict() | {"endpoints": endpoints}), encoding="utf-8")
+
+
+def running_meshes() -> list[RunningMesh]:
+    """Every mesh of this user that runs and is published."""
+    found = []
+    for folder in sorted(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*")):
+        with contextlib.suppress(OSError, ValueError, TypeError, LookupError, AttributeError):  # not of weft up
+            if _is_ours_and_held(folder):
+                fields = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+                endpoints = {name: Endpoint(**one) for name, one in fields["endpoints"].items()}
+                found.append(RunningMesh(fields["pid"], fields["is_encrypted"], endpoints))
+    return found
+
+
+class SeveralMeshesError(Exception):
+    """Several meshes run and the command names none."""
+
+
+def the_mesh(address: str | None, address_of: Callable[[RunningMesh], str]) -> RunningMesh | None:
+    """The mesh with this address; without an address, the only one that runs. None: there is none.
+
+    Args:
+        address: ``host:port``.
+        address_of: Which address of a mesh that is.
+
+    Raises:
+        SeveralMeshesError: No address is given, and more than one runs.
+    """
+    meshes = [mesh for mesh in running_meshes() if address in (None, address_of(mesh))]
+    if len(meshes) > 1:
+        raise SeveralMeshesError(f"several meshes run; give --url one of {', '.join(map(address_of, meshes))}")
+    return meshes[0] if meshes else None
+
+
+def _remove_if_left(folder: Path) -> None:
+    """Remove a folder of this user whose mesh has ended. Raises OSError where the mesh runs."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(descriptor).st_uid == os.getuid():
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder)
+    finally:
+        os.close(descriptor)
+
+
+def _is_ours_and_held(folder: Path) -> bool:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if os.fstat(descriptor).st_uid != os.getuid():
+            return False  # another user's: do not trust what it says
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,75 @@
+"""A mesh for the length of a ``with`` block: for demos, benchmarks and tests."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from weft.base.processes.process import Endpoint
+from weft.mesh.preflight import MeshError
+
+_STOP_TIMEOUT_S = 40.0
+_MAX_ERROR_CHARACTERS = 400
+
+
+@contextmanager
+def running_mesh(
+    repository: Path, arguments: Sequence[str] = (), *, log: IO[str] | int | None = None
+) -> Iterator[dict[str, Endpoint]]:
+    """Run a mesh on free ports within the block; it ends with the block, also if this process is killed.
+
+    Args:
+        repository: Model repository.
+        arguments: More arguments of ``weft up``.
+        log: Where the services log, as ``subprocess`` takes it; None is this process's standard error.
+
+    Yields:
+        Endpoints by service.
+
+    Raises:
+        MeshError: The mesh did not come up; ``log`` says why.
+    """
+    command = [
+        sys.executable, "-P", "-m", "weft.cli", "up", "--json", "--stop-with-stdin",
+        "--router-port", "0", "--repository", str(repository), *arguments,
+    ]  # fmt: skip
+    # A process group of its own: Ctrl-C in the terminal reaches the caller alone, which ends the mesh.
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, process_group=0
+    ) as process:
+        try:
+            line = process.stdout.readline() if process.stdout is not None else ""
+            if not line:
+                raise MeshError(f"`weft up` ended with exit status {process.wait(_STOP_TIMEOUT_S)}; its log says why")
+            yield {name: Endpoint(**endpoint) for name, endpoint in json.loads(line).items()}
+        finally:
+            process.terminate()
+            try:
+                process.wait(_STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def last_error(log: Path, start: int = 0) -> str:
+    """The last error that a service of a mesh logged, else what ``weft up`` said; at most 400 characters.
+
+    Args:
+        log: What was given to ``running_mesh``, as a file.
+        start: Offset in it from which on to read, bytes.
+    """
+    with log.open("rb") as stream:
+        stream.seek(start)
+        lines = stream.read().decode(errors="replace").splitlines()
+    error, told = "", []
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            told.append(line.removeprefix("weft: ").strip())
+            continue
+        if isinstance(record, dict) and record.get("level") in ("error", "critical"):
+            error = str(record.get("message", ""))
+    return (error or "; ".join(told))[:_MAX_ERROR_CHARACTERS] or "it logged nothing"

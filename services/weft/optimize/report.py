@@ -1,0 +1,103 @@
+"""What a run found, as values, and as JSON."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from weft.optimize.bootstrap import Loss
+from weft.optimize.cost import VersionCost
+
+
+@dataclass
+class CandidateReport:
+    """What was found of one candidate.
+
+    Attributes:
+        method: That made it.
+        state: ``passes`` the gate; ``refused`` by it; ``unsuitable``: the method does not apply; ``failed``.
+        reason: Why it does not pass; "" if it does.
+        notes: What the method did.
+        caution: What the held-out rows cannot show.
+        size_bytes: Of its weights.
+        loss: None if it was not judged.
+        costs: By rows of a request.
+        original_costs: Of the original, measured in turn with it.
+        cost_ratio: Its CPU time as a share of the original's, over all numbers of rows; 0 if it was not measured.
+        num_failed_rows: Rows that the original answers and it does not.
+        parameters: Parameters of ``config.pbtxt`` that it needs beside those that are there.
+    """
+
+    method: str
+    state: str = "passes"
+    reason: str = ""
+    notes: str = ""
+    caution: str = ""
+    size_bytes: int = 0
+    loss: Loss | None = None
+    costs: Mapping[int, VersionCost] = field(default_factory=dict)
+    original_costs: Mapping[int, VersionCost] = field(default_factory=dict)
+    cost_ratio: float = 0.0
+    num_failed_rows: int = 0
+    parameters: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Report:
+    """What was found of a model.
+
+    Attributes:
+        model, version: What was optimised.
+        graph: That the data went through; "" if straight to the model.
+        metric, meaning: How answers were compared, and what a loss is.
+        max_loss: Limit of the loss.
+        data, data_sha256: The user's data.
+        num_calibration_rows, num_held_out_rows: Of it.
+        num_unanswered_rows: Held-out rows that the original does not answer; they are not judged.
+        seed: Of the split and of the interval.
+        size_bytes: Of the original's weights.
+        costs: Of the original, by rows of a request.
+        candidates: In the order of the methods.
+        picked: Method of the best candidate; "" if there is none.
+        why_none: Why nothing was picked; "" if something was.
+        written: Number of the new version; 0 if none was written.
+        advice: What the user should know of the new version, in sentences.
+        created: Day and time, UTC.
+        software: Versions by package.
+    """
+
+    model: str
+    version: int
+    graph: str
+    metric: str
+    meaning: str
+    max_loss: float
+    data: str
+    data_sha256: str
+    num_calibration_rows: int
+    num_held_out_rows: int
+    num_unanswered_rows: int
+    seed: int
+    size_bytes: int
+    created: str
+    software: Mapping[str, str]
+    costs: Mapping[int, VersionCost] = field(default_factory=dict)
+    candidates: list[CandidateReport] = field(default_factory=list)
+    picked: str = ""
+    why_none: str = ""
+    written: int = 0
+    advice: Sequence[str] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields; tuples with names become objects."""
+        plain: dict[str, Any] = _plain(asdict(self))
+        return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, VersionCost | Loss):
+        return value._asdict()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value

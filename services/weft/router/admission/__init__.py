@@ -1,0 +1,29 @@
+"""How many requests may be in flight, decided before any work is done.
+
+::
+
+    AdmissionController    of the router: admits, queues or refuses every request in O(1)
+      ConcurrencyLimit     of the router, of a graph; keeps slots for higher priorities and for other clients
+        AdaptiveLimit      the limit, where it follows latency
+        RetrySlots         when to come back
+        WaitingQueue       requests that wait for a slot
+      Permit               a request that was not refused
+    InflightLimit          the plain limit of a node or step
+
+Policy only: no gRPC, no event loop; the clock is passed in.
+"""
+
+from weft.base.adaptive_limit import AdaptiveLimit, Outcome
+from weft.router.admission.concurrency_limit import ConcurrencyLimit
+from weft.router.admission.controller import AdmissionController, AdmissionSettings, admissible_priority
+from weft.router.admission.inflight_limit import InflightLimit
+
+__all__ = [
+    "AdaptiveLimit",
+    "AdmissionController",
+    "AdmissionSettings",
+    "ConcurrencyLimit",
+    "InflightLimit",
+    "Outcome",
+    "admissible_priority",
+]

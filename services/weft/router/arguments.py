@@ -1,0 +1,128 @@
+"""What the router takes on its command line and ``weft up`` takes for it; imports nothing heavy."""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from weft.base.repository.control import add_control_arguments, control_arguments, control_fault
+from weft.base.text.argument_types import is_metadata_name
+from weft.router.budgets.retry_budget import DEFAULT_PERCENT
+from weft.router.targets.specification import BalancingPolicy, parse_policy, policy_names
+
+
+def add_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
+    """Add what says how graphs are loaded and kept."""
+    add_control_arguments(parser, "graph")
+    parser.add_argument(
+        "--max-inflight",
+        type=int,
+        default=2048,
+        metavar="N",
+        help="requests in the router at once; the next is refused; 0: no limit (default %(default)s)",
+    )
+    parser.add_argument(
+        "--adaptive-inflight",
+        action="store_true",
+        help="limit each graph, and each model called by its name, to what the servers behind can work on at once, as "
+        "its latency shows",
+    )
+    parser.add_argument(
+        "--max-inflight-per-client",
+        type=int,
+        default=0,
+        metavar="N",
+        help="requests of one client at once; 0: no limit but its share (default %(default)s)",
+    )
+    parser.add_argument(
+        "--client-key-header",
+        default="",
+        metavar="NAME",
+        help="metadata that tells clients apart which are not authenticated, for example x-client-id (default: they "
+        "are one client)",
+    )
+    parser.add_argument(
+        "--default-priority",
+        type=int,
+        default=2,
+        metavar="N",
+        help="of requests without the parameter 'priority'; 1 is the highest (default %(default)s)",
+    )
+    parser.add_argument(
+        "--retry-budget-percent",
+        type=float,
+        default=DEFAULT_PERCENT,
+        metavar="P",
+        help="of a hundred calls of a target so many may be repeated in the long run, and 100 at once: retries, hedges "
+        "and calls that a replica had not begun; 'budget_percent' of a graph's 'retry' goes before it for the graph's "
+        "calls (default %(default)g)",
+    )
+    parser.add_argument(
+        "--target-policy",
+        action="append",
+        default=[],
+        type=_target_policy,
+        metavar="NAME=POLICY",
+        help=f"how a target's calls are spread over its replicas: {policy_names()} (default "
+        f"{BalancingPolicy().name}); may be repeated",
+    )
+    parser.add_argument(
+        "--state-dir",
+        type=Path,
+        metavar="DIR",
+        help="where bandits keep what they have learned, of this router alone, made if it is not there (default: "
+        "nowhere; they forget at a stop)",
+    )
+    parser.add_argument(
+        "--allow-route-header",
+        action="store_true",
+        help="let clients choose the steps of splitters with the header x-graph-route",
+    )
+
+
+def usage_fault(options: argparse.Namespace) -> str:
+    """What is wrong with these arguments; "" if nothing is."""
+    if fault := control_fault(options, "graph"):
+        return fault
+    for name, minimum in (("max_inflight", 0), ("max_inflight_per_client", 0), ("default_priority", 1)):
+        if (value := getattr(options, name)) < minimum:
+            return f"--{name.replace('_', '-')} must be at least {minimum}, got {value}"
+    if options.client_key_header and not is_metadata_name(options.client_key_header):
+        return (
+            f"--client-key-header '{options.client_key_header}' must be a name of ASCII metadata: lower-case letters, "
+            "digits, '-', '_' and '.', not ending in '-bin'"
+        )
+    if not 0 <= options.retry_budget_percent <= 100:
+        return f"--retry-budget-percent must be from 0 to 100, got {options.retry_budget_percent:g}"
+    policies = [name for name, _ in options.target_policy]
+    if len(policies) != len(set(policies)):
+        return f"--target-policy: each name may be given once, got {', '.join(policies)}"
+    if options.state_dir is not None and options.state_dir.exists() and not options.state_dir.is_dir():
+        return f"--state-dir {options.state_dir} is no folder"
+    return ""
+
+
+def given(options: argparse.Namespace) -> Iterator[str]:
+    """The same arguments for the command line of another process."""
+    yield from control_arguments(options)
+    yield f"--max-inflight={options.max_inflight}"
+    if options.adaptive_inflight:
+        yield "--adaptive-inflight"
+    yield f"--max-inflight-per-client={options.max_inflight_per_client}"
+    yield f"--client-key-header={options.client_key_header}"
+    yield f"--default-priority={options.default_priority}"
+    yield f"--retry-budget-percent={options.retry_budget_percent:g}"
+    yield from (f"--target-policy={name}={policy.text}" for name, policy in options.target_policy)
+    if options.state_dir is not None:
+        yield f"--state-dir={options.state_dir}"
+    if options.allow_route_header:
+        yield "--allow-route-header"
+
+
+def _target_policy(text: str) -> tuple[str, BalancingPolicy]:
+    name, separator, policy = text.partition("=")
+    try:
+        if not (name and separator):
+            raise ValueError(f"'{text}' must be NAME=POLICY, for example model=round_robin")
+        return name, parse_policy(policy)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None

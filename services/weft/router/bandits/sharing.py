@@ -1,0 +1,103 @@
+"""What the bandits of sibling routers learn, each from all: the routers behind one port tell one another."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import astuple
+
+from weft.language.bandit_algorithms import Arm
+from weft.router.bandits.store import BanditStore
+
+#: How often a router tells what it has learned, in seconds.
+PERIOD_S = 0.2
+
+_Name = tuple[str, str, str]
+
+
+class BanditSharing:
+    """Adds up what siblings learn: every router comes to know the pulls and rewards of all of them.
+
+    A router tells what came since it last told, so each pull and reward counts once everywhere, in whatever order.
+    Logarithms of weights are added too: what all steps of a node have in common is no difference between them.
+
+    Args:
+        store: Of this router.
+        tell: Sends to every sibling.
+        period_s: Pause between two looks whether there is something to tell, in seconds.
+    """
+
+    def __init__(self, store: BanditStore, tell: Callable[[bytes], None], *, period_s: float = PERIOD_S) -> None:
+        self._store = store
+        self._tell = tell
+        self._period_s = period_s
+        #: What all routers know, by names of graph, node and step.
+        self._common: dict[_Name, Arm] = {}
+        self._told_revision = 0
+        self._teller: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Tell from now on."""
+        self._teller = asyncio.create_task(self._keep_telling())
+
+    async def close(self) -> None:
+        """Tell what is left, and no more."""
+        if self._teller is not None:
+            self._teller.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._teller
+        self.tell()
+
+    def tell(self) -> None:
+        """Tell what was learned since the last time."""
+        revision = self._store.revision
+        if revision == self._told_revision:
+            return
+        self._told_revision = revision
+        news: list[tuple[_Name, Arm]] = []
+        for graph, node, step, arm in self._store:
+            name = graph, node, step
+            common = self._common.setdefault(name, Arm())
+            more = Arm(
+                arm.num_pulls - common.num_pulls,
+                arm.num_rewards - common.num_rewards,
+                arm.reward_sum - common.reward_sum,
+                arm.log_weight - common.log_weight,
+            )
+            if more != Arm():
+                news.append((name, more))
+                self._common[name] = Arm(arm.num_pulls, arm.num_rewards, arm.reward_sum, arm.log_weight)
+        if news:
+            self._tell(_dump(news))
+
+    def take(self, message: bytes) -> None:
+        """A sibling has told this, or knew it when this router came."""
+        nodes = set()
+        for (graph, node, step), fields in json.loads(message):
+            more = Arm(*fields)
+            self._store.add(graph, node, step, more)
+            common = self._common.setdefault((graph, node, step), Arm())
+            common.num_pulls += more.num_pulls
+            common.num_rewards += more.num_rewards
+            common.reward_sum += more.reward_sum
+            common.log_weight += more.log_weight
+            if more.log_weight:
+                nodes.add((graph, node))
+        for graph, node in nodes:
+            best = self._store.level(graph, node)
+            for name, common in self._common.items():
+                if name[:2] == (graph, node):
+                    common.log_weight -= best
+
+    def snapshot(self) -> bytes:
+        """What all routers know, for ``take`` of one that comes."""
+        return _dump(self._common.items())
+
+    async def _keep_telling(self) -> None:
+        while True:
+            await asyncio.sleep(self._period_s)
+            self.tell()
+
+
+def _dump(arms: Iterable[tuple[_Name, Arm]]) -> bytes:
+    return json.dumps([(name, astuple(arm)) for name, arm in arms]).encode()

@@ -1,0 +1,175 @@
+"""What the bandits of all graphs have learned, and which requests can still be rewarded."""
+
+import random
+from collections.abc import Iterator, Sequence
+from math import isfinite
+from typing import NamedTuple
+
+from weft.base.errors import InvalidArgumentError
+from weft.language.bandit_algorithms import Arm
+from weft.language.plan import BanditPlan, NodePlan
+from weft.router.bandits.bandit import Bandit
+from weft.router.bandits.memory import Pull, RecentPulls
+from weft.router.reporting.path import NodeRecord
+
+#: Graph and path of the splitter.
+Key = tuple[str, str]
+
+
+class KnownArm(NamedTuple):
+    """A step of a bandit and what is known of it."""
+
+    graph: str
+    node: str
+    step: str
+    arm: Arm
+
+
+class BanditChoice(NamedTuple):
+    """What a bandit chose.
+
+    Attributes:
+        node: The splitter.
+        plan: Its bandit.
+        step: Name of the step.
+        has_answered: As of ``Pull``.
+    """
+
+    node: NodePlan
+    plan: BanditPlan
+    step: str
+    has_answered: bool
+
+
+class StepChooser:
+    """Chooses the step of a splitter for each request.
+
+    Args:
+        graph: Name of the graph.
+        node: Path of the splitter.
+        bandit: Decides.
+        recent: Receives what was chosen.
+    """
+
+    def __init__(self, graph: str, node: str, bandit: Bandit, recent: RecentPulls) -> None:
+        self._graph = graph
+        self._node = node
+        self._bandit = bandit
+        self._recent = recent
+
+    def choose(self, request_id: str, pulls: list[Pull] | None, run: NodeRecord) -> int:
+        """Index of the step; the choice counts as a pull and is remembered with the request's id.
+
+        Args:
+            request_id: Of the request; may be "".
+            pulls: Receives the choice; None for a request that gets no feedback, of which nothing is remembered.
+            run: Of the splitter.
+        """
+        index, probability = self._bandit.choose()
+        if pulls is not None:
+            pull = Pull(self._node, self._bandit, index, probability, run)
+            self._recent.add(self._graph, request_id, pulls, pull)
+        return index
+
+
+class BanditStore:
+    """Owns every arm, by names of graph and step and the splitter's path, so that versions share what was learned.
+
+    Args:
+        generator: Source of every draw.
+        recent: Remembers the choices of the latest requests.
+    """
+
+    def __init__(self, generator: random.Random | None = None, recent: RecentPulls | None = None) -> None:
+        self._generator = generator if generator is not None else random.Random()  # noqa: S311  # no secret
+        self._recent = recent if recent is not None else RecentPulls()
+        self._arms: dict[Key, dict[str, Arm]] = {}
+
+    @property
+    def revision(self) -> int:
+        """Grows with every pull and every reward."""
+        return sum(known.arm.num_pulls + known.arm.num_rewards for known in self)
+
+    def __iter__(self) -> Iterator[KnownArm]:
+        """Every arm, those of graphs that are not loaded too; copied first, because the metrics thread reads too."""
+        for (graph, node), arms in list(self._arms.items()):
+            for step, arm in list(arms.items()):
+                yield KnownArm(graph, node, step, arm)
+
+    def chooser(self, graph: str, node: NodePlan, plan: BanditPlan) -> StepChooser:
+        """What chooses for one splitter; it goes on from what is known of steps of these names.
+
+        Args:
+            graph: Name of the graph that clients ask.
+            node: The splitter.
+            plan: The algorithm and its settings.
+        """
+        return StepChooser(graph, node.path, self._bandit(graph, node, plan), self._recent)
+
+    def arms(self, graph: str, node: NodePlan) -> list[KnownArm]:
+        """Every step of a splitter with what is known of it."""
+        known = self._arms.setdefault((graph, node.path), {})
+        return [KnownArm(graph, node.path, step.name, known.setdefault(step.name, Arm())) for step in node.steps]
+
+    def restore(self, found: KnownArm) -> None:
+        """An arm that was saved is known again."""
+        self.add(found.graph, found.node, found.step, found.arm)
+
+    def add(self, graph: str, node: str, step: str, more: Arm) -> None:
+        """What was learned elsewhere of a step is known here too."""
+        arm = self._arms.setdefault((graph, node), {}).setdefault(step, Arm())
+        arm.num_pulls += more.num_pulls
+        arm.num_rewards += more.num_rewards
+        arm.reward_sum += more.reward_sum
+        arm.log_weight += more.log_weight
+
+    def level(self, graph: str, node: str) -> float:
+        """Weights of a splitter's steps are relative to the best one's again; gives its logarithm until then."""
+        arms = self._arms[graph, node].values()
+        best = max(arm.log_weight for arm in arms)
+        for arm in arms:
+            arm.log_weight -= best
+        return best
+
+    def reward_request(self, graph: str, request_id: str, reward: float) -> list[KnownArm]:
+        """Every step that a bandit chose for the request was worth ``reward``; gives those steps.
+
+        Raises:
+            InvalidArgumentError: The reward is outside 0..1, or the id is no id that is remembered.
+            NotFoundError: No such request passed a bandit, or it was too long ago.
+            AlreadyExistsError: The request was rewarded before; nothing was counted now.
+        """
+        _check(reward)
+        return _rewarded(graph, self._recent.take(graph, request_id), reward)
+
+    def reward_choices(self, graph: str, choices: Sequence[BanditChoice], reward: float) -> list[KnownArm]:
+        """The given steps were worth ``reward``, each as often as it is given; gives those steps.
+
+        Raises:
+            InvalidArgumentError: The reward is outside 0..1.
+        """
+        _check(reward)
+        pulls = []
+        for node, plan, step, has_answered in choices:
+            bandit = self._bandit(graph, node, plan)
+            pulls.append(Pull(node.path, bandit, bandit.names.index(step), has_answered=has_answered))
+        return _rewarded(graph, pulls, reward)
+
+    def _bandit(self, graph: str, node: NodePlan, plan: BanditPlan) -> Bandit:
+        names, arms = zip(*((known.step, known.arm) for known in self.arms(graph, node)), strict=True)
+        return Bandit(names, arms, [step.weight for step in node.steps], plan, self._generator)
+
+
+def _rewarded(graph: str, pulls: Sequence[Pull], reward: float) -> list[KnownArm]:
+    """The arms, each once, after the reward; one that has not answered has no part in it, and gets 0."""
+    found: dict[tuple[str, str], KnownArm] = {}
+    for pull in pulls:
+        pull.bandit.reward(pull.step_index, reward if pull.has_answered else 0.0, pull.probability)
+        step = pull.bandit.names[pull.step_index]
+        found[pull.node, step] = KnownArm(graph, pull.node, step, pull.bandit.arms[pull.step_index])
+    return list(found.values())
+
+
+def _check(reward: float) -> None:
+    if not (isfinite(reward) and 0.0 <= reward <= 1.0):
+        raise InvalidArgumentError(f"a reward is a number from 0 (worst) to 1 (best), got {reward:g}")

@@ -1,0 +1,136 @@
+"""What a combine method is: the tensors that it takes, the tensor that it makes, and how."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from weft.base.errors import InternalError
+from weft.base.tensors import FLOATS, INTEGERS, WireTensor
+
+#: A shape without its batch dimension; -1 is any size.
+Dims = tuple[int, ...]
+
+
+class Datatypes(NamedTuple):
+    """The tensors that a method takes.
+
+    Attributes:
+        names: V2 datatypes.
+        words: What they are, for messages.
+        others: Which method to take for other datatypes.
+    """
+
+    names: frozenset[str]
+    words: str
+    others: str
+
+
+NUMBERS = Datatypes(
+    INTEGERS | FLOATS,
+    "numbers",
+    "of strings and BOOL, take the one that most steps give: method: VOTE",
+)
+CLASSES = Datatypes(
+    INTEGERS | {"BYTES", "BOOL"},
+    "integers, strings or BOOL",
+    "of other numbers, take method: AVERAGE or MEDIAN",
+)
+
+
+class CombineSettings(NamedTuple):
+    """What a graph says of one combine.
+
+    Attributes:
+        axis: Of the whole result, batch dimension counted; negative counts from the end.
+        is_weighted: Whether the steps' weights count.
+        is_batching: Whether the leading axis counts rows.
+    """
+
+    axis: int = 0
+    is_weighted: bool = False
+    is_batching: bool = True
+
+
+class CombinedDims(NamedTuple):
+    """Shapes that a method makes one of, without batch dimensions.
+
+    Attributes:
+        common: Of every member; -1 where they differ.
+        members: Of each member.
+        axis: As the graph says, counted from the end.
+        num_steps: How many steps offer the tensor.
+        is_complete: Whether all of them always give it.
+    """
+
+    common: Dims
+    members: Sequence[Dims]
+    axis: int
+    num_steps: int
+    is_complete: bool
+
+
+def _first(tensors: Sequence[WireTensor], weights: Sequence[float], settings: CombineSettings) -> WireTensor:
+    return tensors[0]
+
+
+def _given_weights(weights: Sequence[float], settings: CombineSettings) -> Sequence[float]:
+    return weights if settings.is_weighted else [1.0] * len(weights)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CombineMethod:
+    """How one tensor is made of those of an ensemble's steps.
+
+    Attributes:
+        name: As in ``graph.proto``.
+        combine: (tensors of the steps that gave one, in declared order, at least one; their weights; settings) -> the
+            result. Raises InternalError where they cannot be combined.
+        datatypes: What it takes; None: any.
+        weights: (weight of each step, settings) -> what ``combine`` gets for each; called once at load.
+        dims: Shape of the result.
+        remark: Datatype -> what the author of the graph may have overlooked; "": nothing.
+        takes_axis: ``axis`` counts.
+        adds_axis: The result has one axis more than the tensors, at ``axis``.
+        is_free_along_axis: The tensors may differ in size along ``axis``.
+        takes_weights: ``weighted`` counts.
+        is_first: ``combine`` gets the tensors in the order of the answers; where every combine of an ensemble is so,
+            one answer is enough.
+        is_merged: The tensors of one step at a time, one response of the ensemble for each of each step; ``combine`` is
+            called for each.
+        is_keyed: Nothing is combined: every step's tensor is an output, named ``step.tensor``.
+        calls_model: A model combines, which gets all tensors on a new leading axis; ``combine`` is not called.
+    """
+
+    name: str
+    combine: Callable[[Sequence[WireTensor], Sequence[float], CombineSettings], WireTensor] = _first
+    datatypes: Datatypes | None = None
+    weights: Callable[[Sequence[float], CombineSettings], Sequence[float]] = _given_weights
+    dims: Callable[[CombinedDims], Dims] = lambda given: given.common
+    remark: Callable[[str], str] = lambda datatype: ""
+    takes_axis: bool = False
+    adds_axis: bool = False
+    is_free_along_axis: bool = False
+    takes_weights: bool = False
+    is_first: bool = False
+    is_merged: bool = False
+    is_keyed: bool = False
+    calls_model: bool = False
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def check_alike(tensors: Sequence[WireTensor]) -> None:
+    """Return if all tensors have the same datatype and shape.
+
+    Raises:
+        InternalError: They differ; the message has every datatype and shape.
+    """
+    first = tensors[0]
+    if any(tensor.datatype != first.datatype or tensor.shape != first.shape for tensor in tensors):
+        raise InternalError(f"the steps answered tensors that differ in datatype or shape: {types_text(tensors)}")
+
+
+def types_text(tensors: Sequence[WireTensor]) -> str:
+    """Datatype and shape of each tensor, for messages."""
+    return ", ".join(f"{tensor.datatype}{list(tensor.shape)}" for tensor in tensors)

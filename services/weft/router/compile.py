@@ -1,0 +1,137 @@
+"""From a graph file to a plan that can run, or to everything that is wrong with it.
+
+It stands above the kinds of node and the policies of steps, which it hands to the compiler, ``weft.language``.
+"""
+
+from dataclasses import replace
+
+from weft.base.signature import ModelSignature, TensorSpec, allows_empty_batch
+from weft.base.text.pbtxt import Diagnostic
+from weft.language.checks.amplification import check_amplification
+from weft.language.checks.latency import check_latency
+from weft.language.checks.responses import check_responses
+from weft.language.compiler.name_table import NameTable
+from weft.language.compiler.nodes import NodeBuilder
+from weft.language.compiler.resolve import Resolver
+from weft.language.compiler.scope import BuiltNode, NodeUse, ResponseCount, declared_types, spec_of
+from weft.language.plan import GraphPlan
+from weft.language.syntax.parse import GraphFile, NodeDefinition
+from weft.language.syntax.report import GraphReport
+from weft.language.syntax.source import GraphError, GraphLookup, GraphSource, ModelCatalog
+from weft.router.operators import KINDS
+from weft.router.policies import POLICIES
+
+
+def compile_graph(source: GraphSource, catalog: ModelCatalog, graphs: GraphLookup | None = None) -> GraphPlan:
+    """The graph, every check passed, ready to run.
+
+    Args:
+        source: The file.
+        catalog: Models that exist.
+        graphs: Other graphs, which steps may name; None where there are none.
+
+    Raises:
+        GraphError: With every error and warning, not the first.
+    """
+    return compile_with_warnings(source, catalog, graphs)[0]
+
+
+def compile_with_warnings(
+    source: GraphSource, catalog: ModelCatalog, graphs: GraphLookup | None = None
+) -> tuple[GraphPlan, list[Diagnostic]]:
+    """The graph as of ``compile_graph``, and its warnings, sorted by position. Raises GraphError."""
+    report = GraphReport(source.file)
+    plan = _compile(source, catalog, graphs, report)
+    if plan is None or report.has_errors:
+        raise GraphError(report.diagnostics())
+    return plan, report.diagnostics()
+
+
+def check_graph(
+    source: GraphSource, catalog: ModelCatalog | None = None, graphs: GraphLookup | None = None
+) -> list[Diagnostic]:
+    """Every error and warning, sorted by position; empty where the graph is good.
+
+    Args:
+        source: The file.
+        catalog: Models that exist; None leaves out what depends on them: unknown targets, names and types of their
+            tensors.
+        graphs: Other graphs; None leaves out what depends on them.
+    """
+    report = GraphReport(source.file)
+    _compile(source, catalog, graphs, report)
+    return report.diagnostics()
+
+
+def _compile(
+    source: GraphSource, catalog: ModelCatalog | None, graphs: GraphLookup | None, report: GraphReport
+) -> GraphPlan | None:
+    resolver = Resolver(KINDS, POLICIES, catalog, graphs, report)
+    file = resolver.load(source)
+    root = file.nodes.get(file.root) if file else None
+    if file is None or root is None:
+        return None
+    names = NameTable(resolver, report)
+    for node in file.all_nodes:
+        names.of(file, node)  # reports unknown names also in nodes that no step runs
+    builder = NodeBuilder(names, report)
+    wanted = frozenset(names.of(file, root).outputs)
+    given = declared_types(file, root, file.message.input)
+    spared = wanted if file.is_ensemble else {spec.name for spec in file.message.output if spec.optional}
+    call = NodeUse(given, {}, wanted, root.name, ((file.label, root.name),), wanted.difference(spared))
+    built = builder.build_node(file, root, call)
+    _check_inputs(file, root, names, report)
+    check_responses(file, report, streams=built.responses > ResponseCount.ONE, is_known=not _is_open(file, names))
+    if report.has_errors or built.plan is None:
+        return None
+    message = file.message
+    plan = GraphPlan(
+        signature=_signature(file, built),
+        root=built.plan,
+        is_ensemble=file.is_ensemble,
+        timeout_ms=message.policy.timeout_ms,
+        max_inflight=message.policy.max_inflight,
+        cache=builder.cache,
+        dependencies=frozenset(builder.dependencies),
+    )
+    check_latency(file, plan, report)
+    check_amplification(file, plan, report)
+    return plan
+
+
+def _check_inputs(file: GraphFile, root: NodeDefinition, names: NameTable, report: GraphReport) -> None:
+    """Inputs of the graph that nothing reads: an error in an ensemble, else a warning."""
+    known = names.of(file, root)
+    if any(step.is_open for step in known.steps) or root.kind is None or (report.has_errors and not file.is_ensemble):
+        return
+    for i, spec in enumerate(file.message.input):
+        if not known.reads_input(spec.name):
+            add = report.error if file.is_ensemble else report.warning
+            what = f"ensemble input '{spec.name}' for ensemble" if file.is_ensemble else f"input '{spec.name}' of graph"
+            add("G026", file, f"input[{i}].name", f"{what} '{file.name}' is not used")
+
+
+def _is_open(file: GraphFile, names: NameTable) -> bool:
+    """Whether there is a step of which nothing is known."""
+    every = (names.of(file, node) for node in file.all_nodes)
+    return any(step.is_open for node in every for step in (*node.steps, *node.customs.values()))
+
+
+def _signature(file: GraphFile, built: BuiltNode) -> ModelSignature:
+    message = file.message
+    outputs = [spec_of(tensor) for tensor in message.output] or [
+        TensorSpec(name, known.datatype, known.dims) for name, known in built.outputs.items()
+    ]
+    absent = {name for name, known in built.outputs.items() if known.is_optional}
+    outputs = [replace(spec, is_optional=spec.is_optional or spec.name in absent) for spec in outputs]
+    return ModelSignature(
+        name=file.name,
+        version=file.source.version,
+        platform="ensemble" if file.is_ensemble else "graph",
+        max_batch_size=message.max_batch_size,
+        inputs=tuple(spec_of(tensor) for tensor in message.input),
+        outputs=tuple(outputs),
+        allows_empty_batch=allows_empty_batch(message.parameters),
+        is_decoupled=built.responses > ResponseCount.ONE,
+        can_collect=built.responses is ResponseCount.COLLECTABLE,
+    )

@@ -1,0 +1,419 @@
+"""The router as a V2 server: its graphs, and the models of its targets, which can be called through it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from pathlib import Path
+
+from weft.base.core import CallContext, IndexEntry, InferCall, InferResult, Parameters, ParameterValue
+from weft.base.errors import NotFoundError, UnavailableError, UnsupportedError, WeftError
+from weft.base.repository.control import DEFAULT_POLL_S
+from weft.base.repository.watcher import RepositoryWatcher
+from weft.base.signature import ModelSignature
+from weft.base.statistics import ModelStatistics
+from weft.base.versions import version_number
+from weft.router.admission import AdmissionController, AdmissionSettings, admissible_priority
+from weft.router.admission.permit import Permit
+from weft.router.bandits.file import BanditFile
+from weft.router.budgets.retry_budget import DEFAULT_PERCENT, RetryBudget
+from weft.router.feedback import GraphServicer, Siblings
+from weft.router.metrics.admission_metrics import AdmissionCollector
+from weft.router.metrics.graph_metrics import RouterCollector
+from weft.router.metrics.model_metrics import MetricsSource, ModelMetricsCollector
+from weft.router.metrics.replica_metrics import ReplicaCollector
+from weft.router.metrics.step_metrics import StepCollector
+from weft.router.metrics.target_metrics import TargetCollector
+from weft.router.repository.control import GraphControl
+from weft.router.repository.files import GraphRepository
+from weft.router.repository.lifecycle import GraphLifecycle
+from weft.router.repository.table import GraphTable
+from weft.router.runtime import Runtime
+from weft.router.serving.served import Served, ServedGraph, ServedTargetModel
+from weft.router.steps import earlier
+from weft.router.target import Target
+from weft.router.targets.catalog import CatalogEntry, TargetCatalog
+from weft.router.targets.model_control import TargetModelControl
+from weft.v2.server.server import Extension
+from weft_protos import grpc_service_pb2 as pb
+from weft_protos.model_config_pb2 import ModelConfig
+
+#: Pause between two scans when a graph has changed, in seconds: a file that is being written changes meanwhile.
+SETTLE_S = 0.1
+_NO_LIMITS = AdmissionSettings()
+
+
+class RouterCore:
+    """Serves every graph of a repository over some targets; make it on the event loop that it will run on.
+
+    Statistics of a graph: ``success`` is the time from arrival to answer, ``compute_infer`` the wall time of the
+    execution (parallel steps count once), ``compute_input`` the time from arrival to its start, so that the parts never
+    exceed the whole; ``queue`` counts requests and no time, because a graph has no queue. The models of the targets are
+    counted as seen from here: each call's whole duration is ``compute_infer``; those of an ``InProcessTarget`` have the
+    counters that their own core keeps.
+
+    Args:
+        repository: Folder with the graphs.
+        targets: In order; the first that serves a model is used for it.
+        model_control: ``"none"``: every graph is loaded at the start, and that is all. ``"poll"``: so it is, and what
+            changes in the repository is taken over. ``"explicit"``: ``load_graphs`` are, and clients load, reload and
+            unload.
+        load_graphs: Explicit mode: graphs to load at the start; ``"*"`` is all.
+        admission: Limits on requests in flight.
+        poll_s: Pause between two discoveries of a target, in seconds.
+        repository_poll_s: Poll mode: how often the repository is looked at, in seconds.
+        state_dir: Folder where bandits keep what they have learned; None: nowhere.
+        allow_route_header: Whether clients may choose the steps of splitters with the header ``x-graph-route``.
+        num_workers: How many routers, each with its part of the limits, serve on one port.
+        retry_budget_percent: Of a hundred calls of a target so many may be repeated in the long run, where a graph's
+            ``retry`` does not say it.
+        metrics_from: Services of which the metrics that models have registered are among the router's.
+    """
+
+    #: As of ``GraphServicer``.
+    siblings: Siblings | None = None
+
+    def __init__(
+        self,
+        repository: Path,
+        targets: Sequence[Target],
+        *,
+        model_control: str = "none",
+        load_graphs: Sequence[str] = (),
+        admission: AdmissionSettings = _NO_LIMITS,
+        poll_s: float = 2.0,
+        repository_poll_s: float = DEFAULT_POLL_S,
+        state_dir: Path | None = None,
+        allow_route_header: bool = False,
+        num_workers: int = 1,
+        retry_budget_percent: float = DEFAULT_PERCENT,
+        metrics_from: Sequence[MetricsSource] = (),
+    ) -> None:
+        self._changed = asyncio.Event()
+        self._metrics_from = tuple(metrics_from)
+        self._catalog = TargetCatalog(
+            targets, poll_s=poll_s, on_change=self._on_catalog_change, retry_percent=retry_budget_percent
+        )
+        self._models = TargetModelControl(targets)
+        self._runtime = Runtime(
+            self._catalog.targets,
+            budgets=self._catalog.budgets,
+            node_budget=RetryBudget(retry_budget_percent),
+            is_busy=lambda: self._admission.router.is_busy,
+            is_pinning_allowed=allow_route_header,
+            num_workers=num_workers,
+        )
+        self._bandit_file = None if state_dir is None else BanditFile(self._runtime.bandits, state_dir)
+        self._repository = GraphRepository(repository)
+        self._graphs = GraphTable(self._catalog, self._renew_limits)
+        self._lifecycle = GraphLifecycle(self._graphs, self._repository, self._catalog, self._runtime)
+        self._watcher = RepositoryWatcher(
+            "graph repository",
+            self._lifecycle.scan_readable,
+            self._lifecycle.files,
+            self._lifecycle.take_over,
+            SETTLE_S,
+        )
+        self._repository_poll_s = repository_poll_s
+        self._control = GraphControl(self._lifecycle, model_control)
+        self._is_polling = model_control == "poll"
+        self._load_graphs = tuple(load_graphs) if model_control == "explicit" else ("*",)
+        self._admission = AdmissionController(admission, num_workers=num_workers)
+        self._is_started = False
+        self._followers: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Every target was asked once and every graph was tried; what failed is tried again when a target changes.
+
+        Raises:
+            UnavailableError: What bandits have learned, or the repository, cannot be read.
+            NotFoundError: The repository has no graph of one of the names in ``load_graphs``.
+        """
+        if self._bandit_file is not None:
+            await self._bandit_file.start()
+        await self._catalog.start()
+        self._changed.clear()
+        await self._load_at_start()
+        self._is_started = True
+        self._followers.append(asyncio.create_task(self._follow_catalog()))
+        if self._is_polling:
+            self._followers.append(asyncio.create_task(self._watcher.run(self._repository_poll_s)))
+
+    async def _load_at_start(self) -> None:
+        """As ``GraphLifecycle.load_at_start``."""
+        await self._lifecycle.load_at_start(self._load_graphs)
+
+    async def close(self, *, grace_s: float) -> None:
+        """Nothing runs any more and every target is closed. Requests in flight are the server's to wait for."""
+        for follower in self._followers:
+            follower.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await follower
+        await self._control.close()
+        await self._runtime.close()
+        await self._catalog.close()
+        if self._bandit_file is not None:
+            await self._bandit_file.close()
+
+    def extension(self) -> Extension:
+        """The service ``weft.graph.GraphService``, and the router's own metrics."""
+        servicer = GraphServicer(self._graphs, self._runtime.bandits, self._catalog, self.siblings)
+        collectors = (
+            RouterCollector(self._graphs, self._repository),
+            StepCollector(self._graphs.step_counters),
+            AdmissionCollector(self._admission),
+            TargetCollector(self._catalog),
+            ReplicaCollector(self._catalog.replicated, self._catalog.budgets),
+            ModelMetricsCollector(self._metrics_from),
+        )
+        return Extension(servicer.add_to, collectors, self._check_early, own_statistics=self._own_statistics)
+
+    def is_ready(self) -> bool:
+        """Whether every graph that is not unloaded is ready."""
+        return self._is_started and not any(
+            entry.is_wanted and self._graphs.why_not_ready(entry) for entry in self._graphs
+        )
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        """Whether a graph with all that it needs, or a target's model, is ready; False for a version that is not there.
+
+        Raises NotFoundError.
+        """
+        try:
+            return self._served(name, version).is_ready
+        except UnavailableError:
+            return False
+        except NotFoundError:
+            self._served(name, "")
+            return False
+
+    def signature(self, name: str, version: str) -> ModelSignature:
+        """Signature of a graph or of a target's model. Raises NotFoundError or UnavailableError."""
+        return self._served(name, version).signature()
+
+    def config(self, name: str, version: str) -> ModelConfig:
+        """Configuration of a graph or of a target's model. Raises NotFoundError or UnavailableError."""
+        return self._served(name, version).config()
+
+    def index(self, *, ready_only: bool) -> list[IndexEntry]:
+        """Graphs first, then the models of the targets; a graph hides a model of its name.
+
+        A folder of the repository that is left out, or a part of it, is there without a version.
+        """
+        names = {graph.file.name for graph in self._graphs}
+        entries = [self._graphs.index_entry(graph) for graph in self._graphs]
+        entries += (IndexEntry(name, "", "UNAVAILABLE", fault) for name, fault in self._repository.faults.items())
+        entries += [_model_entry(entry) for entry in self._catalog.entries() if entry.model.signature.name not in names]
+        entries += (
+            IndexEntry(name, "", "UNAVAILABLE", reason)
+            for name, reason in self._catalog.awaited().items()
+            if name not in names
+        )
+        return [entry for entry in entries if not ready_only or entry.state == "READY"]
+
+    def statistics(self, name: str, version: str) -> list[ModelStatistics]:
+        """Counters of graphs, and of the targets' models as seen from here. Raises NotFoundError.
+
+        Without a name those of graphs that are unloaded are left out.
+        """
+        if not name:
+            wanted = [graph.statistics for graph in self._graphs if graph.is_wanted]
+            return wanted + self._catalog.counters()
+        found = self._served(name, version).version
+        counters = [graph.statistics for graph in self._graphs if graph.file.name == name] or self._catalog.counters()
+        return [c for c in counters if c.name == name and (not version or c.version == found)]
+
+    async def infer(self, call: InferCall, context: CallContext) -> InferResult:
+        """The answer of a graph, or of a target's model of that name.
+
+        Raises:
+            ResourceExhaustedError: Too many requests are in flight.
+            DeadlineExceededError: It cannot be answered in time, as far as is known.
+            NotFoundError: There is no such graph or model.
+            UnsupportedError: It is decoupled, and cannot give all its responses as one.
+            UnavailableError: The graph cannot run; says why.
+            WeftError: As validation or a step raised it.
+        """
+        try:
+            served = self._served(call.model_name, call.model_version)
+        except WeftError:
+            self._catalog.count_missed()
+            raise
+        if not served.can_answer_once:
+            raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
+        with self._admit(served, call.parameters, context) as permit:
+            if permit.is_waiting:
+                await self._wait(permit, served)
+            inference = served.begin(call, context)
+            try:
+                return inference.answer(await inference.work())
+            except BaseException as error:
+                inference.fail(error)
+                raise
+
+    async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
+        """Every response of a decoupled graph or model; of any other one answer, as ``infer`` gives it.
+
+        Raises:
+            WeftError: As ``infer``, also after some responses.
+        """
+        try:
+            served = self._served(call.model_name, call.model_version)
+        except WeftError:
+            self._catalog.count_missed()
+            raise
+        if not served.is_decoupled:
+            yield await self.infer(call, context)  # a client that is slow to read it holds no place
+            return
+        with self._admit(served, call.parameters, context) as permit:
+            if permit.is_waiting:
+                await self._wait(permit, served)
+            async with contextlib.aclosing(served.stream(call, context)) as results:
+                async for result in results:
+                    result.is_unordered = True  # as of the model's own server
+                    yield result
+
+    def has_graph(self, name: str) -> bool:
+        """Whether a graph of that name is known, ready or not."""
+        return any(graph.file.name == name for graph in self._graphs)
+
+    async def refresh(self, target: str) -> None:
+        """What a target serves now is known; graphs follow."""
+        await self._catalog.refresh(target)
+
+    async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
+        """Load a graph, as ``GraphControl.load``, or else a model, as ``TargetModelControl.load``."""
+        if not await self._has_loaded_model(name, parameters):
+            await self._control.load(name, parameters)
+
+    async def unload(self, name: str, *, unload_dependents: bool) -> None:
+        """Unload a graph, as ``GraphControl.unload``, or else a model, as ``TargetModelControl.unload``."""
+        if not await self._has_unloaded_model(name, unload_dependents=unload_dependents):
+            await self._control.unload(name, unload_dependents=unload_dependents)
+
+    async def _own_statistics(self, name: str, version: str) -> Sequence[pb.ModelStatistics]:
+        """Counters of models as their services keep them, but for those that a graph hides."""
+        if name and self.has_graph(name):
+            return ()
+        return [one for one in await self._models.statistics(name, version) if not self.has_graph(one.name)]
+
+    async def _has_loaded_model(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> bool:
+        """Load a model of a target; False if there is none of that name, or a graph hides it."""
+        target = "" if self.has_graph(name) else await self._models.holder(name)
+        if target:
+            try:
+                await self._models.load(target, name, parameters)
+            finally:
+                await self.refresh(target)
+        return bool(target)
+
+    async def _has_unloaded_model(self, name: str, *, unload_dependents: bool) -> bool:
+        """Unload a model of a target; False if there is none of that name, or a graph hides it."""
+        target = "" if self.has_graph(name) else await self._models.holder(name)
+        if target:
+            try:
+                await self._models.unload(target, name, unload_dependents=unload_dependents)
+            finally:
+                await self.refresh(target)
+        return bool(target)
+
+    def _on_catalog_change(self) -> None:
+        self._graphs.choose_defaults()
+        self._changed.set()
+
+    async def _follow_catalog(self) -> None:
+        """Keep graphs in step with what the targets serve."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            await self._lifecycle.recheck()
+
+    def _admit(self, served: Served, parameters: Parameters, context: CallContext) -> Permit:
+        """As ``AdmissionController.admit``; reads priority and ``timeout`` of the request into ``context``.
+
+        Raises as ``AdmissionController.check``, InvalidArgumentError where one of the two is no such number, and
+        UnavailableError for a graph that is not loaded; its graph counts that.
+        """
+        admission = self._admission
+        try:
+            limit = served.limit(admission)
+            if parameters:
+                context.priority, timeout_us = served.scheduling(parameters)
+                if timeout_us:
+                    context.deadline_ns = earlier(context.deadline_ns, context.arrival_ns + timeout_us * 1_000)
+            level = admission.level_of(context.priority)
+            return admission.admit(limit, level, admission.client_of(context), context)
+        except WeftError as error:
+            served.count_refusal(error, context)
+            if error.code == "UNAVAILABLE":
+                self._catalog.count_missed()
+            raise
+
+    async def _wait(self, permit: Permit, served: Served) -> None:
+        """The request has waited in the queue and is admitted. Raises as ``Permit.wait``; a graph counts that."""
+        try:
+            await permit.wait()
+        except WeftError as error:
+            served.count_refusal(error, permit.context)
+            raise
+
+    def _check_early(self, name: str, version: str, parameters: Callable[[], Parameters], context: CallContext) -> None:
+        """Refuse before the tensors are looked at.
+
+        Raises as ``AdmissionController.check``, and in place of a refusal NotFoundError or InvalidArgumentError for a
+        version that there is not: to send that again is of no use.
+        """
+        admission = self._admission
+        limit = admission.limits.get(name)
+        if limit is None or not admission.is_crowded(limit):
+            return
+        try:
+            level = admission.level_of(admissible_priority(parameters()))
+            admission.check(limit, level, admission.client_of(context), context)
+        except WeftError as error:
+            self._served(name, version).count_refusal(error, context)
+            raise
+
+    def _renew_limits(self) -> None:
+        """The admission has limits of what serves alone, with the limits that their policies have now."""
+        kept = []
+        for name in list(self._admission.limits):
+            with contextlib.suppress(NotFoundError, UnavailableError):
+                self._served(name, "").limit(self._admission)
+                kept.append(name)
+        self._admission.keep(kept)
+
+    def _served(self, name: str, version: str) -> Served:
+        """The graph of that name, or else the target's model. Raises NotFoundError or InvalidArgumentError."""
+        graph = self._graphs.find(name, version)
+        if graph is not None:
+            return ServedGraph(graph, self._graphs)
+        entry = self._model(name, version)
+        return ServedTargetModel(self._catalog.targets[entry.target], entry.model)
+
+    def _model(self, name: str, version: str) -> CatalogEntry:
+        """A target's model, ready or not.
+
+        Raises:
+            InvalidArgumentError: The version is none.
+            NotFoundError: No target has it.
+            UnavailableError: No target has it yet, but one may have it soon.
+        """
+        entry = self._catalog.entry(name, version)
+        if entry is None and version and self._catalog.entry(name, "") is not None:
+            version = str(version_number(version))
+            entry = self._catalog.entry(name, version)
+        if entry is None:
+            if (reason := self._catalog.awaited().get(name)) is not None:
+                raise UnavailableError(f"Request for unknown model: '{name}' is not at ready state; {reason}")
+            shown = f"'{name}' version {version[:80]}" if version else f"'{name}'"
+            silent = self._catalog.unreachable
+            hint = f"; targets that do not answer: {', '.join(silent)}" if silent else ""
+            raise NotFoundError(f"Request for unknown model: {shown} is not found{hint}")
+        return entry
+
+
+def _model_entry(entry: CatalogEntry) -> IndexEntry:
+    signature = entry.model.signature
+    if entry.model.is_ready:
+        return IndexEntry(signature.name, signature.version, "READY", "")
+    return IndexEntry(signature.name, signature.version, "UNAVAILABLE", f"not ready on target '{entry.target}'")

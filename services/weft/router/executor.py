@@ -1,0 +1,222 @@
+"""Runs a compiled graph: everything that can be known before a request is worked out once, when the graph is loaded."""
+
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+
+from weft.base.core import CallContext, InferCall, InferResult
+from weft.base.errors import InternalError, UnsupportedError, WeftError
+from weft.base.observing import telemetry
+from weft.base.tensors import WireTensor
+from weft.language.plan import Frame, GraphPlan
+from weft.language.request_scope import RequestScope
+from weft.router.admission import InflightLimit
+from weft.router.assembly import Assembly
+from weft.router.bandits.memory import settle
+from weft.router.policies.cache import CachePlan
+from weft.router.reporting.headers import forwarded_headers
+from weft.router.reporting.path import PATH_HEADER, TRACE_PARAMETER, NodeRecord, path_text, trace_text
+from weft.router.requests.cached_answers import GraphAnswers
+from weft.router.requests.routes import ROUTE_HEADER, Routes
+from weft.router.requests.selection import Selection, Selections
+from weft.router.runtime import Runtime
+from weft.router.steps import GraphRequest, Run, earlier
+from weft.router.steps.reshaping import reshape_slots
+
+#: How long a response of a stream is held back to learn whether it is the last, in seconds: models tell the end right
+#: behind their last response, and a client that does not ask for empty responses learns it by a flag of that one.
+_LAST_GRACE_S = 0.002
+
+
+@dataclass(slots=True)
+class Execution:
+    """One request of a graph, from ``GraphExecutor.begin`` to ``end``.
+
+    Attributes:
+        start_ns: On the runtime's clock.
+        selection: The requested outputs.
+        run: Of the root; the deadline of the graph is worked in.
+        work: Runs the graph; await it once.
+        outputs: What it gave, where that is not in the frame of ``run``.
+        is_cached: Whether the answer came from the graph's cache, or from the run of an equal request.
+    """
+
+    start_ns: int
+    selection: Selection
+    run: Run
+    work: Callable[[], Awaitable[None]]
+    outputs: dict[str, WireTensor] | None = None
+    is_cached: bool = False
+
+
+class GraphExecutor:
+    """A graph ready to run, shared by all requests.
+
+    Args:
+        plan: The compiled graph.
+        runtime: Shared with the other graphs of the router.
+
+    Raises:
+        KeyError: The plan names a target that the runtime does not have.
+
+    Attributes:
+        plan: As given.
+        intermediates: Tensors that can be requested in addition to the outputs.
+    """
+
+    def __init__(self, plan: GraphPlan, runtime: Runtime) -> None:
+        self.plan = plan
+        self._runtime = runtime
+        assembly = Assembly(plan, runtime)
+        self._selections = Selections(plan, assembly.node(plan.root))
+        self.intermediates = self._selections.intermediates
+        self._error_context = assembly.error_context
+        self._routes = Routes(plan.root)
+        cache = plan.cache
+        self._answers = (
+            GraphAnswers(plan, cache, assembly.error_context, runtime) if isinstance(cache, CachePlan) else None
+        )
+        limits_ms = [limit for limit in (plan.timeout_ms, plan.root.timeout_ms) if limit]
+        self._timeout_ns = min(limits_ms, default=0) * 1_000_000
+        self._admission: InflightLimit | None = None
+        if plan.root.max_inflight:
+            subject = f"node '{plan.root.name}'"
+            self._admission = runtime.inflight_limit(subject, plan.root.max_inflight)
+
+    async def execute(self, call: InferCall, context: CallContext) -> InferResult:
+        """The graph's answer to a valid call.
+
+        The path is added to ``context.trailing_metadata``, also when the request fails or is cancelled. An output that
+        has no value is left out: it repeats an optional input that is absent, or belongs to a step that did not run.
+
+        Raises:
+            WeftError: As a step, a condition or a combine raised it; the message says where in the graph.
+
+        Cancelling the awaiting task cancels every call in flight; no task is left.
+        """
+        execution = self.begin(call, context)
+        try:
+            await execution.work()
+            return self.result(execution, call)
+        finally:
+            self.end(execution, context)
+
+    def begin(self, call: InferCall, context: CallContext, *, is_collected: bool = False) -> Execution:
+        """Begin a valid call; ``end`` must follow.
+
+        Args:
+            call: The request.
+            context: Of the request.
+            is_collected: Of a decoupled graph: each decoupled model gives all its responses as one, and so does the
+                graph.
+
+        Raises:
+            InvalidArgumentError: A parameter or a header that says how it runs is none.
+            ResourceExhaustedError: The root has as many runs as it may.
+        """
+        runtime = self._runtime
+        start_ns = runtime.clock_ns()
+        selection = self._selections.all if not call.outputs else self._selections.of(call.outputs)
+        run = self._run(call, context, start_ns, selection)
+        if is_collected:
+            run.request.is_collected = True
+        execution = Execution(start_ns, selection, run, partial(selection.node.run, run))
+        if is_collected:
+            execution.work = partial(self._collect, execution)
+        elif self._answers is not None:
+            execution.work = partial(self._answer_from_cache, execution, self._answers)
+        if self._admission is not None:
+            try:
+                self._admission.enter()
+            except WeftError as error:
+                raise self._error_context.wrap(error, self.plan.root.path) from error
+        return execution
+
+    def result(self, execution: Execution, call: InferCall) -> InferResult:
+        """The answer, after ``work``."""
+        run, signature = execution.run, self.plan.signature
+        outputs = execution.selection.outputs(run) if execution.outputs is None else execution.outputs
+        parameters = run.request.response_parameters
+        if call.parameters and call.parameters.get(TRACE_PARAMETER) is True:
+            parameters[TRACE_PARAMETER] = trace_text(run.record, execution.start_ns)
+        return InferResult(signature.name, signature.version, call.request_id, parameters, outputs)
+
+    def end(self, execution: Execution, context: CallContext) -> None:
+        """End a request, however it ended; adds its path to the trailing metadata."""
+        runtime, record = self._runtime, execution.run.record
+        if self._admission is not None:
+            self._admission.leave(runtime.clock_ns() - execution.start_ns)
+        usual_path = execution.selection.usual_path
+        path = path_text(record) if usual_path is None else usual_path.text_of(record)
+        context.trailing_metadata.append((PATH_HEADER, path))
+        if pulls := execution.run.request.pulls:
+            settle(pulls, record)
+
+    async def stream(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
+        """The responses of a decoupled graph to a valid call, as they are made; the last is final.
+
+        It is null where the end came later than the response before it. Path and trace are there with the last. With a
+        trace it is neither of them: the client requested what it carries.
+
+        Raises:
+            WeftError: As ``execute``, after the responses that were made before.
+
+        Closing the generator, or cancelling the task that awaits it, cancels every call in flight; no task is left.
+        """
+        name, version = self.plan.signature.name, self.plan.signature.version
+        is_traced, is_over = call.parameters.get(TRACE_PARAMETER) is True, False
+        execution = self.begin(call, context)
+        try:
+            async with contextlib.aclosing(self._responses(execution)) as responses:
+                async for response in responses:
+                    is_over = not is_traced and await response.request.is_last(_LAST_GRACE_S)
+                    result = InferResult(name, version, call.request_id, response.request.response_parameters)
+                    result.outputs = execution.selection.outputs(response)
+                    result.is_final, result.is_unordered = is_over, True
+                    yield result
+        finally:
+            self.end(execution, context)
+        if is_over:
+            return
+        execution.run.request.response_parameters, execution.outputs = {}, {}
+        last = self.result(execution, call)
+        last.is_null = not last.parameters
+        yield last
+
+    def _responses(self, execution: Execution) -> AsyncGenerator[Run, None]:
+        """The responses of a decoupled graph."""
+        if not self.plan.signature.is_decoupled:
+            raise UnsupportedError(f"graph '{self.plan.signature.name}' is not decoupled")
+        return execution.selection.node.responses(execution.run)
+
+    async def _collect(self, execution: Execution) -> None:
+        """Run a decoupled graph; its first response, which has everything, is the answer."""
+        async with contextlib.aclosing(self._responses(execution)) as responses:
+            answers = [(execution.selection.outputs(one), one.request) async for one in responses]
+        if not answers:
+            raise InternalError(f"graph '{self.plan.signature.name}' gave no response")
+        execution.outputs, request = answers[0]
+        execution.run.request.response_parameters = request.response_parameters
+
+    async def _answer_from_cache(self, execution: Execution, answers: GraphAnswers) -> None:
+        """Take the answer from the cache, or run the graph."""
+        execution.outputs, execution.is_cached = await answers.outputs(execution.run, execution.selection)
+
+    def _run(self, call: InferCall, context: CallContext, start_ns: int, selection: Selection) -> Run:
+        """A run of the root, its inputs in the frame. Raises InvalidArgumentError."""
+        root, deadline_ns = self.plan.root, context.deadline_ns
+        if self._timeout_ns:
+            deadline_ns = earlier(deadline_ns, start_ns + self._timeout_ns)
+        scope = RequestScope(call.parameters, context.headers, call.request_id, context.priority, deadline_ns)
+        is_traced = telemetry.is_enabled()
+        headers = forwarded_headers(context.headers, is_traced=is_traced)
+        request = GraphRequest(scope, headers, is_traced, captures=selection.captures)
+        if self._runtime.is_pinning_allowed and ROUTE_HEADER in headers:
+            request.pins = self._routes.parse(headers.pop(ROUTE_HEADER))
+        frame: Frame = [None] * root.num_slots
+        for name, slot in root.inputs:
+            frame[slot] = call.inputs.get(name)
+        if root.reshaped_inputs:
+            reshape_slots(frame, root.reshaped_inputs)
+        return Run(frame, request, deadline_ns, context.trace_context, NodeRecord(root.name, root.path_form))

@@ -1,0 +1,136 @@
+"""The gRPC service of a router beside the V2 protocol: feedback for bandits, signatures of the models."""
+
+from collections.abc import Awaitable, Callable
+from functools import wraps
+from typing import TypeVar, cast
+
+from weft.base.errors import InvalidArgumentError, NotFoundError
+from weft.base.security.access import check_model
+from weft.router.bandits.store import BanditChoice, BanditStore, KnownArm
+from weft.router.bandits.taken_path import bandit_choices
+from weft.router.repository.signatures import signatures_of
+from weft.router.repository.table import GraphTable
+from weft.router.targets.catalog import TargetCatalog
+from weft.v2.protocol.services import add_service, method_handlers
+from weft.v2.server.call_boundary import CallBoundary, Context
+from weft.wire.interface import grpc
+from weft_protos import graph_service_pb2 as pb
+
+SERVICE_NAME = pb.DESCRIPTOR.services_by_name["GraphService"].full_name
+
+_MAX_SHOWN_CHARS = 80
+
+#: Gives the response of the one that knows the request; None if none does. Raises AlreadyExistsError.
+Siblings = Callable[[pb.GraphFeedbackRequest], Awaitable[pb.GraphFeedbackResponse | None]]
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+
+def _answering(
+    rpc: Callable[["GraphServicer", Request, Context], Awaitable[Response]],
+) -> Callable[["GraphServicer", Request, Context], Awaitable[Response]]:
+    """The RPC, ended with the status of whatever it raises."""
+
+    @wraps(rpc)
+    async def answer(self: "GraphServicer", request: Request, context: Context) -> Response:
+        try:
+            return await rpc(self, request, context)
+        except Exception as error:
+            self.edge.fail(context, error)
+            return cast(Response, None)  # not sent
+
+    return answer
+
+
+class GraphServicer:
+    """Answers ``weft.graph.GraphService``.
+
+    Args:
+        graphs: What is served.
+        bandits: What learns.
+        catalog: What the targets serve.
+        siblings: Gives feedback for a request that this router does not know to those that may; None: there are none.
+    """
+
+    def __init__(
+        self, graphs: GraphTable, bandits: BanditStore, catalog: TargetCatalog, siblings: Siblings | None = None
+    ) -> None:
+        self.edge = CallBoundary("weft.router")
+        self._graphs = graphs
+        self._bandits = bandits
+        self._catalog = catalog
+        self._siblings = siblings
+
+    def add_to(self, server: grpc.aio.Server) -> tuple[str]:
+        """The server offers the service; gives its full name."""
+        add_service(server, SERVICE_NAME, method_handlers(self, pb.DESCRIPTOR.services_by_name["GraphService"]))
+        return (SERVICE_NAME,)
+
+    @_answering
+    async def GraphFeedback(self, request: pb.GraphFeedbackRequest, context: Context) -> pb.GraphFeedbackResponse:
+        """Counts the reward; statuses are told in ``graph_service.proto``."""
+        check_model(request.graph)
+        if self._graphs.find(request.graph, "") is None:
+            raise NotFoundError(f"'{request.graph[:_MAX_SHOWN_CHARS]}' is no graph of this router")
+        if not request.HasField("reward"):
+            raise InvalidArgumentError("'reward' is missing; give a number from 0 (worst) to 1 (best)")
+        match request.WhichOneof("request"):
+            case "request_id":
+                try:
+                    return rewarded(self._bandits, request)
+                except NotFoundError:
+                    if self._siblings is None:
+                        raise
+                    response = await self._siblings(request)
+                    if response is None:
+                        raise
+                    return response
+            case "path":
+                arms = self._bandits.reward_choices(request.graph, self._choices(request), request.reward)
+            case _:
+                raise InvalidArgumentError(
+                    "give 'request_id' or 'path', the value of the trailing metadata x-graph-path"
+                )
+        return pb.GraphFeedbackResponse(arm=map(_arm_message, arms))
+
+    @_answering
+    async def TargetSignatures(
+        self, request: pb.TargetSignaturesRequest, context: Context
+    ) -> pb.TargetSignaturesResponse:
+        """What the targets said last."""
+        return signatures_of(self._catalog)
+
+    def _choices(self, request: pb.GraphFeedbackRequest) -> list[BanditChoice]:
+        """What bandits chose on the path, read along the first version that has such a path."""
+        failure: InvalidArgumentError | None = None
+        for plan in self._graphs.plans(request.graph, request.version):
+            try:
+                choices = bandit_choices(request.path, plan.root)
+            except InvalidArgumentError as error:
+                failure = failure or error
+                continue
+            if choices:
+                return choices
+            failure = failure or InvalidArgumentError(
+                f"path {request.path[:200]!r} passes no bandit of graph '{request.graph}' version "
+                f"{plan.signature.version}; there is nothing to reward"
+            )
+        raise failure or NotFoundError(f"no version of graph '{request.graph}' is loaded")
+
+
+def rewarded(bandits: BanditStore, request: pb.GraphFeedbackRequest) -> pb.GraphFeedbackResponse:
+    """Count the reward of a request that is named by its id. Raises as ``BanditStore.reward_request``."""
+    arms = bandits.reward_request(request.graph, request.request_id, request.reward)
+    return pb.GraphFeedbackResponse(arm=map(_arm_message, arms))
+
+
+def _arm_message(known: KnownArm) -> pb.Arm:
+    arm = known.arm
+    return pb.Arm(
+        node=known.node,
+        step=known.step,
+        num_pulls=arm.num_pulls,
+        num_rewards=arm.num_rewards,
+        reward_sum=arm.reward_sum,
+    )

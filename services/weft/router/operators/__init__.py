@@ -1,0 +1,21 @@
+"""The kinds of node, each a room of its own; this table is the only place that lists them."""
+
+from weft.language.kind import NodeKind
+from weft.router.operators.cascade import CascadeKind
+from weft.router.operators.ensemble import EnsembleKind
+from weft.router.operators.map import MapKind
+from weft.router.operators.sequence import SequenceKind
+from weft.router.operators.splitter import SplitterKind
+from weft.router.operators.switch import SwitchKind
+
+SEQUENCE, SWITCH, SPLITTER, ENSEMBLE, CASCADE, MAP = (
+    SequenceKind(),
+    SwitchKind(),
+    SplitterKind(),
+    EnsembleKind(),
+    CascadeKind(),
+    MapKind(),
+)
+
+#: By their field in the ``oneof kind`` of ``Node`` in ``graph.proto``.
+KINDS: dict[str, NodeKind] = {kind.name: kind for kind in (SEQUENCE, SWITCH, SPLITTER, ENSEMBLE, CASCADE, MAP)}

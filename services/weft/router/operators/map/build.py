@@ -1,0 +1,294 @@
+"""From a map to its plan: the step is compiled as it sees the rows, its outputs are lists of what it gives."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from weft.base.tensors import INTEGERS, WireTensor
+from weft.base.text.pbtxt import suggestion
+from weft.language.compiler.names import StepNames
+from weft.language.compiler.nodes import NodeBuilder
+from weft.language.compiler.scope import ResponseCount, Scope
+from weft.language.compiler.uses import declared_uses
+from weft.language.plan import DefaultPlan, StepPlan
+from weft.language.pruning import slots_read
+from weft.language.types.signatures import TensorType, dims_fit
+from weft.router.operators.map.chunk_size import chunk_size
+from weft.router.operators.map.messages import lengths_name, step_index
+from weft.router.operators.map.settings import CollectPlan, ListInput, MapSettings, WholeInput
+from weft.router.operators.map.states import check_states
+
+#: Chunks at once where the file does not say.
+DEFAULT_INFLIGHT = 8
+
+
+class BuiltMap(NamedTuple):
+    """A compiled map.
+
+    Attributes:
+        steps: The step, and its shadows.
+        settings: What is done with rows.
+        slots: Of the outputs that are read.
+    """
+
+    steps: list[StepPlan]
+    settings: MapSettings
+    slots: dict[str, int]
+
+
+def build_map(builder: NodeBuilder, scope: Scope) -> tuple[BuiltMap | None, dict[str, TensorType]]:
+    """A map, None where an error was reported, and types of its outputs."""
+    index = step_index(scope.node)
+    if index < 0:
+        return None, {name: TensorType.unknown("a map without a step") for name in scope.names.outputs}
+    return _MapBuilder(builder, scope, index).build()
+
+
+class _MapBuilder:
+    """Compiles one use of a map.
+
+    Args:
+        builder: Compiles steps.
+        scope: The map. A frame of it holds lists, that of a chunk rows, in slots of their own.
+        index: Of the step.
+    """
+
+    def __init__(self, builder: NodeBuilder, scope: Scope, index: int) -> None:
+        self._builder = builder
+        self._scope = scope
+        self._index = index
+        self._message = scope.node.message.map
+        self._names: StepNames = scope.names.steps[index]
+        self._is_stream = False
+        self._lists = {
+            name: self._list_dims(name, known) for name in self._message.over if (known := scope.inputs.get(name))
+        }
+
+    def build(self) -> tuple[BuiltMap | None, dict[str, TensorType]]:
+        """As ``build_map``."""
+        scope, wanted = self._scope, self._scope.call.wanted
+        self._check_lists()
+        rows = self._rows_scope()
+        tensors = dict.fromkeys(self._names.outputs.values())
+        answers = {name: rows.new_slot(name) for name in tensors if {name, self._lengths_of(name)} & wanted}
+        slots = {name: rows.new_slot(name) for name in scope.names.outputs if name in wanted}
+        required = [name for name in answers if {name, self._lengths_of(name)} & scope.call.required]
+        built = [
+            self._builder.step(rows, index, *((answers, required) if index == self._index else ({},)))
+            for index in range(len(scope.node.steps))
+        ]
+        scope.num_slots = rows.num_slots
+        given = built[self._index].outputs
+        for name, slot in answers.items():
+            scope.note(slot, name, given[name])
+        self._is_stream = self._index in scope.streaming
+        if self._is_stream:
+            scope.streaming[self._index] = ResponseCount.MANY
+        types = dict(self._stream_types(given) if self._is_stream else self._types(given))
+        for name, slot in slots.items():
+            scope.note(slot, name, types.get(name, TensorType.unknown("a step")))
+        self._check_collects(given)
+        self._check_stream(given)
+        check_states(scope, self._builder.names, self._builder.report)
+        plans = [one.plan for one in built if one.plan is not None]
+        if len(plans) != len(built):
+            return None, types
+        if not self._builder.report.has_errors:
+            self._check_read(plans, rows)
+        return BuiltMap(plans, self._settings(plans, rows, answers, slots), slots), types
+
+    def _settings(
+        self, plans: Sequence[StepPlan], rows: Scope, answers: Mapping[str, int], slots: Mapping[str, int]
+    ) -> MapSettings:
+        scope, step = self._scope, plans[self._index]
+        read = {slot for plan in plans for slot in slots_read(plan)}
+        lists, whole = [], []
+        for name, slot in rows.slots.items():
+            if name in self._lists:
+                lists.append(ListInput(name, scope.slots[name], slot, len(self._lists[name])))
+            elif slot in read:
+                whole.append(WholeInput(scope.slots[name], slot, len(scope.inputs[name].dims)))
+        defaults = {default.slot: _row_of(default) for default in step.defaults}
+        inflight = self._message.max_inflight or DEFAULT_INFLIGHT
+        lengths = self._message.lengths
+        return MapSettings(
+            over=tuple(lists),
+            whole=tuple(whole),
+            collects=tuple(
+                CollectPlan(
+                    name,
+                    slot,
+                    slots.get(name, -1),
+                    self._lengths_of(name) != "",
+                    slots.get(self._lengths_of(name), -1),
+                    scope.specs[slot],
+                    defaults.get(slot),
+                )
+                for name, slot in answers.items()
+            ),
+            chunk_rows=1 if self._is_stream else max(rows.max_batch_size, 1),
+            max_rows=self._message.max_rows,
+            max_inflight=min(inflight, step.max_inflight or inflight),
+            lengths=(lengths, scope.slots[lengths]) if lengths in scope.slots else None,
+            is_batched=rows.is_batched,
+            index_slot=slots.get(self._message.index, -1),
+        )
+
+    def _rows_scope(self) -> Scope:
+        """The node as the targets of its steps see it: rows in place of lists."""
+        scope = self._scope
+        rows = replace(
+            scope,
+            inputs={},
+            slots={},
+            max_batch_size=chunk_size(scope.file, scope.node, scope.names, self._index, self._builder.report),
+            around=scope,
+        )
+        is_complete = bool(self._lists) and self._lists.keys() >= set(
+            self._message.over
+        )  # else: reported, cause of all
+        for name, known in scope.inputs.items():
+            row = known
+            if not is_complete:
+                row = known.forgotten().absent_like(known)
+            elif name in self._lists:
+                origin = f"the rows of '{name}', {known.origin}"
+                row = replace(known, dims=self._lists[name][1:] or (1,), origin=origin)
+            rows.inputs[name] = replace(row, is_batched=rows.is_batched) if row.is_known else row
+            rows.slots[name] = rows.new_slot(name, rows.inputs[name])
+        return rows
+
+    def _list_dims(self, name: str, known: TensorType) -> tuple[int, ...]:
+        """Dims from the list's on. Where the graph has no batch dimension, a model's batch may be the list."""
+        if known.is_batched and not self._scope.file.is_batched:
+            uses = declared_uses(self._names, is_batched=False)
+            fed = [uses.get(wire.target_input) for wire in self._names.wires if wire.tensor == name]
+            if any(dims_fit(known.dims, used.dims) for used in fed if used is not None):
+                return (-1, *known.dims)
+        return known.dims
+
+    def _types(self, given: Mapping[str, TensorType]) -> Iterator[tuple[str, TensorType]]:
+        """Types of the outputs."""
+        is_batched = self._scope.file.is_batched
+        sizes = {dims[0] for dims in self._lists.values() if dims}
+        size = sizes.pop() if len(sizes) == 1 else -1
+        for name, known in given.items():
+            lengths = self._lengths_of(name)
+            if known.is_known:
+                dims = (-1, *known.dims[1:]) if lengths else (size, *known.dims)
+                yield name, replace(known, dims=dims, is_batched=is_batched)
+            else:
+                yield name, known
+            if lengths:
+                origin = f"lengths of {known.origin}"
+                yield lengths, replace(known, datatype="INT64", dims=(size,), is_batched=is_batched, origin=origin)
+
+    def _stream_types(self, given: Mapping[str, TensorType]) -> Iterator[tuple[str, TensorType]]:
+        """Types of the outputs where each response of the step is one of the map."""
+        is_batched = self._scope.file.is_batched
+        for name, known in given.items():
+            origin = f"{known.origin}, one response of one row, as the step streams"
+            yield name, replace(known, is_batched=is_batched, origin=origin) if known.is_known else known
+        if name := self._message.index:
+            origin = f"the index of map '{self._scope.node.name}'"
+            yield name, TensorType("INT64", (1 + is_batched,), is_batched, is_optional=False, origin=origin)
+
+    def _check_stream(self, given: Mapping[str, TensorType]) -> None:
+        """Report what has an effect on lists of answers, or on streams, alone (G018), and an index of a taken name."""
+        node, report, path, message = self._scope.node, self._builder.report, self._scope.node.kind_path, self._message
+        if self._is_stream:
+            why = "where the step streams: each response of each row is one of the map"
+            fields = [("max_batch_size", message.max_batch_size > 0)]
+            report.refuse(self._scope.file, path, fields, f"{why}, and rows are sent one by one")
+            for i in range(len(message.collect)):
+                report.refuse(self._scope.file, f"{path}.collect[{i}]", [("output", True)], why)
+        elif message.index and not self._names.is_open:
+            why = "where the step gives one answer for each row: they are in the order of the rows"
+            report.refuse(self._scope.file, path, [("index", True)], why)
+        if message.index in given:
+            text = f"the index of map '{node.name}' is named as an output of its step; give it another name"
+            report.error("G005", self._scope.file, f"{path}.index", text)
+
+    def _lengths_of(self, tensor: str) -> str:
+        return lengths_name(self._scope.node, tensor)
+
+    def _check_lists(self) -> None:
+        """Report lists and lengths that are none (G028), may be absent (G010), or have different sizes (G008)."""
+        scope, report, message = self._scope, self._builder.report, self._message
+        path, is_open = scope.node.kind_path, self._names.is_open
+        certain = self._builder.narrowing(scope, scope.node.steps[self._index])
+        read = [wire.tensor for names in scope.names.steps for wire in names.wires]
+        lengths = [("lengths", message.lengths)] if message.lengths else []
+        for where, name in [*((f"over[{i}]", name) for i, name in enumerate(message.over)), *lengths]:
+            known = certain.get(name) or scope.inputs.get(name)
+            if known is None:
+                if not is_open:
+                    text = f"map '{scope.node.name}' has no input '{name}' whose rows its step could get"
+                    if where == "lengths":
+                        text = f"map '{scope.node.name}' has no input '{name}'"
+                    if name in scope.call.visible:
+                        text += self._input_cure(name)
+                    else:
+                        text += suggestion(name, dict.fromkeys([*read, *scope.inputs]))
+                    report.error("G028", scope.file, f"{path}.{where}", text)
+                continue
+            if known.is_optional:
+                cure = known.absence or "declare it without 'optional: true'"
+                text = f"'{name}' of map '{scope.node.name}' may be absent; it comes from {known.origin}; {cure}"
+                report.error(
+                    "G010", scope.file, f"{path}.{where}", f"{text}, or give the step when: 'has(inputs.{name})'"
+                )
+            if where == "lengths" and known.is_known and not _counts(known):
+                text = f"lengths '{name}' are {known}, from {known.origin}; they must be integers, dims: [ 1 ]"
+                report.error("G028", scope.file, f"{path}.{where}", text)
+        fixed = {name: dims[0] for name, dims in self._lists.items() if dims and dims[0] > 0}
+        if len(set(fixed.values())) > 1:
+            shown = ", ".join(f"{name} has {size} rows" for name, size in fixed.items())
+            text = f"the lists of map '{scope.node.name}' have as many rows as one another; {shown}"
+            report.error("G008", scope.file, f"{path}.over[0]", text)
+
+    def _input_cure(self, name: str) -> str:
+        """How the step comes to read a list that is there."""
+        unmapped = [wire.target_input for wire in self._names.wires if wire.target_input == wire.tensor]
+        key = unmapped[0] if unmapped else "..."
+        return f'; no input of the step takes it: input_map {{ key: "{key}" value: "{name}" }}'
+
+    def _check_read(self, plans: Sequence[StepPlan], rows: Scope) -> None:
+        """Report lists whose rows nothing takes (G028)."""
+        scope, read = self._scope, {slot for plan in plans for slot in slots_read(plan)}
+        for i, name in enumerate(self._message.over):
+            if name in rows.slots and rows.slots[name] not in read:
+                taken = [wire.tensor for wire in self._names.wires]
+                text = f"the step of map '{scope.node.name}' does not read '{name}', so that it gets no rows of it"
+                report = self._builder.report
+                report.error("G028", scope.file, f"{scope.node.kind_path}.over[{i}]", text + suggestion(name, taken))
+
+    def _check_collects(self, given: Mapping[str, TensorType]) -> None:
+        """Report collects of what the step does not give, and a LIST of rows that have no dimension (G029)."""
+        scope, report, message = self._scope, self._builder.report, self._message
+        for i, collect in enumerate(message.collect):
+            path = f"{scope.node.kind_path}.collect[{i}].output"
+            known = given.get(collect.output)
+            if known is None:
+                if collect.output and not self._names.is_open:
+                    text = f"the step of map '{scope.node.name}' gives no '{collect.output}'"
+                    report.error("G029", scope.file, path, text + suggestion(collect.output, given))
+            elif known.is_known and not known.dims and self._lengths_of(collect.output):
+                text = (
+                    f"rows of '{collect.output}' have no dimension along which they could follow one another; use STACK"
+                )
+                report.error("G029", scope.file, path, text)
+            lengths = self._lengths_of(collect.output)
+            if lengths in given and all(lengths != one.output for one in message.collect):
+                text = f"the lengths of '{collect.output}' are named '{lengths}', as an output of the step"
+                report.error("G005", scope.file, path, f'{text}; give them another name: lengths: "..."')
+
+
+def _counts(known: TensorType) -> bool:
+    return known.datatype in INTEGERS and dims_fit(known.dims, (1,))
+
+
+def _row_of(default: DefaultPlan) -> WireTensor:
+    """The default of one row, without a batch dimension."""
+    datatype, shape, data = default.tensor
+    return WireTensor(datatype, shape[1:] if default.is_batched else shape, data)

@@ -1,0 +1,252 @@
+"""The chunks of one request of a map: each runs the step with some rows, and their answers make the outputs."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from weft.base.errors import InternalError, InvalidArgumentError, WeftError
+from weft.base.tensors import WireTensor
+from weft.language.plan import Frame
+from weft.router.operators.map.lists import Lists, Rows, Whole, concatenated, no_answers, stacked
+from weft.router.operators.map.settings import CollectPlan, MapSettings
+from weft.router.reporting.path import NodeRecord, StepRecord
+from weft.router.steps import GraphRequest, Run, Step
+from weft.router.tasks.fork import Fork
+from weft.router.tensors.adaption import with_batch
+
+#: Chunks of one request whose steps have spans.
+NUM_TRACED_CHUNKS = 4
+#: So many chunks may be answered without waiting, from a cache for example, before other requests have their turn.
+_CHUNKS_A_TURN = 32
+
+
+class Chunks:
+    """The work of one request.
+
+    Args:
+        step: Runs for each chunk.
+        shadows: Get copies of each.
+        settings: Of the map.
+        clock_ns: What the record's times are read from.
+        lists: What is cut into chunks.
+        run: Of the node.
+        record: Of the step, for all chunks together.
+        is_due: Whether the step runs at all.
+
+    Attributes:
+        bounds: First row, and the one behind the last, of each chunk.
+    """
+
+    def __init__(
+        self,
+        step: Step,
+        shadows: Sequence[Step],
+        settings: MapSettings,
+        clock_ns: Callable[[], int],
+        lists: Lists,
+        run: Run,
+        record: StepRecord,
+        *,
+        is_due: bool,
+    ) -> None:
+        self._step = step
+        self._shadows = shadows
+        self._settings = settings
+        self._clock_ns = clock_ns
+        self._lists = lists
+        self._frame = run.frame
+        self._request = run.request
+        self._record = record
+        self._is_due = is_due
+        self._num_rows = num_rows = lists.num_rows
+        size = settings.chunk_rows
+        self.bounds = [(start, min(start + size, num_rows)) for start in range(0, num_rows, size)] if is_due else []
+        self._answers: list[Frame] = [[]] * len(self.bounds)
+        self._told: dict[int, GraphRequest] = {}
+        self._records: list[StepRecord | None] = [None] * len(self.bounds)
+        self._next = 0
+        self._rows: list[tuple[int, Rows]] = []
+        self._whole: list[tuple[int, Whole]] = []
+
+    async def run(self, run: Run) -> None:
+        """Every chunk has run, several at once; the first failure of a step that is not soft cancels the others.
+
+        Args:
+            run: Of the node; chunks run under its trace context.
+
+        Raises:
+            WeftError: The first failure; the message says of which rows.
+        """
+        self._open()
+        with self._recorded():
+            if len(self.bounds) == 1:
+                await self._run_chunk(0, run)
+            else:
+                fork = Fork()
+                for _ in range(min(self._settings.max_inflight, len(self.bounds))):
+                    fork.start(self._work(run))
+                await fork.join()
+
+    @contextlib.contextmanager
+    def _recorded(self) -> Iterator[None]:
+        """The record of the step tells how the chunks in the block ended."""
+        record = self._record
+        try:
+            yield
+            self._tell()
+        except WeftError as error:
+            self._tell()
+            record.status = error.code
+            raise
+        finally:
+            record.end_ns = self._clock_ns()
+            self._count()
+
+    def _open(self) -> None:
+        """The tensors of the node are ready to be cut."""
+        frame = self._frame
+        for one in self._settings.over:
+            if (tensor := frame[one.slot]) is not None:
+                self._rows.append((one.row_slot, Rows(tensor, self._lists)))
+        for other in self._settings.whole:
+            if (tensor := frame[other.slot]) is not None:
+                self._whole.append((other.row_slot, Whole(tensor, self._lists, other.rank)))
+
+    async def _work(self, run: Run) -> int:
+        while self._next < len(self.bounds):
+            number = self._next
+            self._next += 1
+            if not self._next % _CHUNKS_A_TURN:
+                await asyncio.sleep(0)
+            await self._run_chunk(number, run)
+        return 0
+
+    async def _run_chunk(self, number: int, run: Run) -> None:
+        start, stop = self.bounds[number]
+        own = self._chunk(number, run)
+        for shadow in self._shadows:
+            await shadow.run(own)
+        try:
+            await self._step.run(own)
+            self._answers[number] = [own.frame[one.row_slot] for one in self._settings.collects]
+            if own.request.response_parameters or own.request.captured:
+                self._told[number] = own.request
+        except WeftError as error:
+            raise self._of_rows(error, start, stop) from error
+        finally:
+            self._records[number] = own.record.steps[0] if own.record.steps else None
+
+    def _chunk(self, number: int, run: Run) -> Run:
+        """The run of a chunk: its rows, and what goes to all, are in a frame of its own."""
+        is_batched = self._settings.is_batched
+        start, stop = self.bounds[number]
+        frame: Frame = [None] * len(self._frame)
+        for slot, rows in self._rows:
+            frame[slot] = rows.part(start, stop, is_batched=is_batched)
+        for slot, whole in self._whole:
+            frame[slot] = whole.part(self._lists, start, stop, is_batched=is_batched)
+        request = run.request.fork()
+        request.is_traced = run.request.is_traced and number < NUM_TRACED_CHUNKS
+        return Run(frame, request, run.deadline_ns, run.context, NodeRecord(self._record.name))
+
+    def _of_rows(self, error: WeftError, start: int, stop: int) -> WeftError:
+        """The error, telling which rows it is about, unless these are all."""
+        if stop - start == self._num_rows:
+            return error
+        shown = f"row {start}" if stop == start + 1 else f"rows {start} to {stop - 1}"
+        return error.with_message(f"{error.message} ({shown} of {self._num_rows})")
+
+    def _count(self) -> None:
+        """The step's record has the counts of all chunks."""
+        record, records = self._record, [one for one in self._records if one is not None]
+        num_failed = sum(one.status != "OK" for one in records)
+        record.rows = self._num_rows
+        record.counts = {"chunks": len(records), "failures": num_failed}
+        record.attempts = sum(one.attempts for one in records)
+
+    def _tell(self) -> None:
+        """The step's record shows what one of its chunks did: the first that did not simply answer, if there is one."""
+        record, records = self._record, [one for one in self._records if one is not None]
+        failed = [one for one in records if one.status not in ("OK", "CANCELLED")]
+        if not records:
+            return
+        shown = (failed or records)[0]
+        record.status, record.version, record.error = shown.status, shown.version, shown.error
+        record.node, record.fallbacks, record.is_missing = shown.node, shown.fallbacks, shown.is_missing
+        record.is_stale = any(one.is_stale for one in records)
+        record.cached = None if shown.cached is None else all(one.cached for one in records)
+
+    def collect(self) -> None:
+        """The outputs are in the node's frame; one that is absent for some rows is absent.
+
+        Raises:
+            InvalidArgumentError: Rows do not make one tensor; the message names the output.
+            InternalError: A chunk was answered with another number of rows.
+        """
+        told = [self._told[number] for number in sorted(self._told)]
+        for request in told:
+            self._request.response_parameters.update(request.response_parameters)
+        for index, one in enumerate(self._settings.collects):
+            answers = self._answers_of(index, one)
+            result: WireTensor | None = None
+            lengths: WireTensor | None = None
+            if answers is not None:
+                result, lengths = self._collected(answers, one)
+            if one.output >= 0:
+                self._frame[one.output] = result
+            if one.lengths >= 0:
+                self._frame[one.lengths] = lengths
+        self._collect_captured([request.captured for request in told])
+
+    def _answers_of(self, index: int, one: CollectPlan) -> list[WireTensor] | None:
+        """``[rows, dims...]`` of every chunk, or of none; None where the output is absent for some rows."""
+        if not self._num_rows and (self._is_due or one.default is not None):
+            return [no_answers(one.spec)]
+        if not self._is_due:
+            return None if one.default is None else [_repeated(one.default, self._num_rows)]
+        found: list[WireTensor] = []
+        for (start, stop), answers in zip(self.bounds, self._answers, strict=True):
+            tensor = answers[index]
+            if tensor is None:
+                return None
+            tensor = tensor if self._settings.is_batched else with_batch(tensor)
+            if tensor.shape[:1] != (stop - start,):
+                raise InternalError(
+                    f"output '{one.name}': {stop - start} rows went into the step, and its answer has shape "
+                    f"{list(tensor.shape)}; the leading dimension must count the same rows"
+                )
+            found.append(tensor)
+        return found
+
+    def _collected(self, answers: list[WireTensor], one: CollectPlan) -> tuple[WireTensor, WireTensor | None]:
+        """The output, and the lengths of the rows in a list."""
+        first, num_free = answers[0], 1 + one.is_list
+        other = next((each for each in answers if each.shape[num_free:] != first.shape[num_free:]), None)
+        if other is not None:
+            shapes = f"{list(first.shape[1:])} and {list(other.shape[1:])}"
+            cure = "give the step's model one size; only the first dimension may differ"
+            if not one.is_list:
+                cure = f'let rows follow one another: collect {{ output: "{one.name}" method: LIST }}'
+            raise InvalidArgumentError(f"output '{one.name}': rows of shapes {shapes} do not make one tensor; {cure}")
+        if one.is_list:
+            return concatenated(answers, self._lists)
+        return stacked(answers, self._lists), None
+
+    def _collect_captured(self, told: Sequence[Mapping[str, WireTensor]]) -> None:
+        """Tensors that the client requested by the path of a step inside, rows of all chunks in order.
+
+        Where rows went different ways, or some chunks did not come to the step, it has the rows that did.
+        """
+        for key in dict.fromkeys(key for captured in told for key in captured):
+            found = [captured[key] for captured in told if key in captured]
+            answers = found if self._settings.is_batched else [with_batch(tensor) for tensor in found]
+            first = answers[0]
+            if any(one.shape[1:] != first.shape[1:] for one in answers):
+                raise InvalidArgumentError(f"'{key}' has rows of different shapes, which do not make one tensor")
+            num_rows = sum(one.shape[0] for one in answers)
+            lists = self._lists if num_rows == self._num_rows else Lists(num_rows, (num_rows,), is_batched=False)
+            self._request.captured[key] = stacked(answers, lists)
+
+
+def _repeated(row: WireTensor, num_rows: int) -> WireTensor:
+    return WireTensor(row.datatype, (num_rows, *row.shape), bytes(row.data) * num_rows)

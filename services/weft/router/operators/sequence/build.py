@@ -1,0 +1,237 @@
+"""From a sequence to its plan: steps in the order of their data, those that nothing reads left out, and the loop."""
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import replace
+from itertools import pairwise
+
+from weft.base.text.pbtxt import suggestion
+from weft.language.compiler.names import target_path
+from weft.language.compiler.nodes import NodeBuilder
+from weft.language.compiler.scope import BuiltStep, Scope, owner_text
+from weft.language.compiler.sights import outputs_sight
+from weft.language.plan import StepPlan
+from weft.language.types.conditions import Purpose
+from weft.language.types.signatures import TensorType
+from weft.router.operators.sequence.following import follows, live_steps
+from weft.router.operators.sequence.run import LoopPlan
+from weft.router.operators.sequence.streams import StreamStep, check_one_response, check_streams
+
+_WHILE = Purpose("while")
+
+
+def build_pipeline(
+    builder: NodeBuilder, scope: Scope
+) -> tuple[list[StepPlan] | None, LoopPlan | None, dict[str, TensorType]]:
+    """Steps of a sequence, None where an error was reported; its loop; and types of what it could give."""
+    steps = range(len(scope.names.steps))
+    order = _order(builder, scope, _waits(scope, steps))
+    if order is None:
+        return None, None, {name: TensorType.unknown("a cycle") for name in scope.names.outputs}
+    after = follows(scope, steps)
+    live = _allocate(scope, order, after)
+    whole = scope.names.indexes_of(scope.node, scope.node.message.sequence.answer_after)
+    whole = whole.union(*(after[i] | scope.names.steps[i].asks for i in live))
+    built = {i: _compiled(builder, scope, i, is_live=i in live, is_whole=i in whole) for i in order}
+    _check_unread(builder, scope, live_steps(scope, order, {*_read_by_node(scope), *scope.names.outputs}, after))
+    loop = _loop(builder, scope)
+    if scope.streaming:
+        _check_streams(builder, scope, order)
+    elif not any(step.is_open for step in scope.names.steps):
+        check_one_response(scope.file, scope.node, builder.report)
+    known = {**scope.inputs, **scope.produced}
+    outputs = {name: known[name] for name in scope.names.outputs if name in known}
+    plans = {i: plan for i in steps if i in live and (plan := built[i].plan)}
+    if len(plans) != len(live):
+        return None, loop, outputs
+    return _linked(scope, plans, _waits(scope, list(plans))), loop, outputs
+
+
+def _compiled(builder: NodeBuilder, scope: Scope, index: int, *, is_live: bool, is_whole: bool) -> BuiltStep:
+    """One step; those after it can read what it gives."""
+    given = scope.names.steps[index].outputs.values() if is_live else ()
+    slots = {tensor: scope.given_slots[tensor] for tensor in given if tensor in scope.given_slots}
+    built = builder.step(scope, index, slots, is_whole=is_whole)
+    if not is_live:
+        scope.streaming.pop(index, None)
+    for tensor, known in built.outputs.items():
+        scope.produced.setdefault(tensor, known)
+        scope.answered.setdefault(tensor, built.answered[tensor])
+        if tensor in slots:
+            scope.note(slots[tensor], tensor, known)
+    return built
+
+
+def _order(builder: NodeBuilder, scope: Scope, waits: dict[int, set[int]]) -> list[int] | None:
+    """Steps, each after those that it waits for, else as declared; None, and a report, if they wait in a ring."""
+    done: dict[int, None] = {}
+    while waits:
+        ready = next((i for i, producers in waits.items() if producers <= done.keys()), None)
+        if ready is None:
+            _report_ring(builder, scope, waits)
+            return None
+        done[ready] = None
+        del waits[ready]
+    return list(done)
+
+
+def _report_ring(builder: NodeBuilder, scope: Scope, waits: Mapping[int, set[int]]) -> None:
+    trail = [min(waits)]
+    while trail.count(trail[-1]) == 1:
+        trail.append(min(producer for producer in waits[trail[-1]] if producer in waits))
+    circle = trail[trail.index(trail[-1]) :][::-1]
+    steps = scope.node.steps
+    shown = " -> ".join(steps[i].name for i in circle)
+    reason = "each step waits for an output of the one before it"
+    by_after = [steps[i].name for before, i in pairwise(circle) if before in scope.names.steps[i].follows]
+    if scope.node.message.sequence.ordered:
+        reason += ", or for its turn, since the sequence is 'ordered'; put the steps in the order of their data"
+    elif by_after:
+        told = " and ".join(f"'{name}'" for name in by_after)
+        reason = f"each step waits for the one before it, {told} by 'after'; leave one out"
+    else:
+        reason += "; let one of them read another tensor"
+    text = f"cycle: {shown}; {reason}"
+    if len(circle) == 2:
+        itself = "waits for an output of its own; let it read another tensor"
+        text = f"cycle: {shown}; the step {'is after itself; leave that out' if by_after else itself}"
+    builder.report.error("G003", scope.file, target_path(steps[circle[0]]), text)
+
+
+def _check_unread(builder: NodeBuilder, scope: Scope, live: Set[int]) -> None:
+    """Tensors that nothing reads are an error in an ensemble; elsewhere a step with no others is warned of.
+
+    Args:
+        builder: Has the report.
+        scope: The node.
+        live: Steps that run where every output of the node is read.
+    """
+    file, node, names = scope.file, scope.node, scope.names
+    if any(step.is_open for step in names.steps):
+        return
+    read_from = {producer for step in names.steps for producer in step.reads.values()}
+    for i, (step, step_names) in enumerate(zip(node.steps, names.steps, strict=True)):
+        unread = [(name, tensor) for name, tensor in step_names.outputs.items() if not names.is_used(tensor)]
+        if file.is_ensemble:
+            for name, tensor in unread:
+                text = f"ensemble tensor '{tensor}' is unused in ensemble '{file.name}'"
+                builder.report.error("G026", file, f"{step.path}.output_map[{name}]", text)
+        elif i not in live and i not in read_from and not builder.report.has_errors:
+            text = (
+                f"step '{step.name}' never runs: nothing reads its outputs; if it is a guard, let the steps that it "
+                f'guards say after: "{step.name}", or the sequence answer_after: "{step.name}"'
+            )
+            builder.report.warning("G026", file, target_path(step), text)
+
+
+def _loop(builder: NodeBuilder, scope: Scope) -> LoopPlan | None:
+    """The loop of the sequence; None where there is none, or an error was reported."""
+    file, node = scope.file, scope.node
+    message, path = node.message.sequence.loop, f"{node.kind_path}.loop"
+    if not node.message.sequence.HasField("loop"):
+        return None
+    if not message.max_iterations:
+        text = f"the loop of '{node.name}' has no bound; give it one, for example max_iterations: 10"
+        builder.report.error("G020", file, path, text)
+    if not getattr(message, "while"):
+        text = (
+            f"the loop of '{node.name}' has no 'while', the test that says whether to go round once more, for "
+            "example while: 'max(outputs.PROBS) < 0.9'"
+        )
+        builder.report.error("G020", file, path, text)
+    test = f"{path}.while"
+    sight = outputs_sight(scope, test, scope.produced, scope.given_slots)
+    again = builder.condition(scope, test, _WHILE, outputs=sight)
+    carry = _carry(builder, scope, message.carry, f"{path}.carry")
+    return LoopPlan(again, message.max_iterations, carry) if again is not None else None
+
+
+def _carry(builder: NodeBuilder, scope: Scope, carried: Mapping[str, str], path: str) -> tuple[tuple[int, int], ...]:
+    """(slot of an output, slot of an input) for each that is carried; what does not fit is reported."""
+    file, node = scope.file, scope.node
+    is_open = any(step.is_open for step in scope.names.steps)
+    again = scope.names.conditions.get(f"{node.kind_path}.loop.while")
+    sure = again.expression.narrowed_outputs if again is not None else set()
+    pairs: dict[str, tuple[int, int]] = {}
+    for output, target in sorted(carried.items()):
+        where = f"{path}[{output}]"
+        produced, used = scope.produced.get(output), scope.inputs.get(target)
+        if used is None and not is_open:
+            text = f"{owner_text(file, node)} has no input '{target}'{suggestion(target, scope.inputs)}"
+            builder.report.error("G006", file, where, text)
+        if produced is None and not is_open:
+            text = f"no step of '{node.name}' gives '{output}'{suggestion(output, scope.produced)}"
+            builder.report.error("G006", file, f"{where}.key", text)
+        if target in pairs:
+            builder.report.error("G005", file, where, f"input '{target}' of the next round is carried twice")
+        if produced is not None and used is not None:
+            what = f"input '{target}' of the next round"
+            produced = produced.present() if output in sure else produced
+            builder.check_use(file, where, produced, used, is_required=not used.is_optional, what=what)
+            pairs[target] = (scope.given_slots[output], scope.slots[target])
+    return tuple(pairs.values())
+
+
+def _check_streams(builder: NodeBuilder, scope: Scope, order: list[int]) -> None:
+    """Check the streams of a sequence."""
+    names, waits = scope.names, _waits(scope, range(len(scope.names.steps)))
+    steps = [
+        StreamStep(
+            definition,
+            is_streaming=i in scope.streaming,
+            producers=waits[i],
+            reads_input=None in step.reads.values(),
+        )
+        for i, (definition, step) in enumerate(zip(scope.node.steps, names.steps, strict=True))
+    ]
+    wanted = [name for name in names.outputs if name in scope.call.wanted]
+    outputs = {name: names.producers[name] for name in wanted if name in names.producers}
+    check_streams(scope.file, scope.node, order, steps, outputs, builder.report)
+
+
+def _waits(scope: Scope, indexes: Sequence[int]) -> dict[int, set[int]]:
+    """Steps that each of some steps waits for: in an ordered sequence the one before it is among them."""
+    after = follows(scope, indexes)
+    return {i: scope.names.steps[i].waits_for | after[i] for i in indexes}
+
+
+def _read_by_node(scope: Scope) -> set[str]:
+    """Outputs of steps that the loop carries over and tests."""
+    read = set(scope.node.message.sequence.loop.carry)
+    again = scope.names.conditions.get(f"{scope.node.kind_path}.loop.while")
+    if again is not None:
+        read.update(ref.name for ref in again.expression.references if ref.space == "outputs")
+    return read
+
+
+def _allocate(scope: Scope, order: Sequence[int], after: Mapping[int, Set[int]]) -> set[int]:
+    """Steps that must run, shadows among them; what they, a caller or the loop read has a slot."""
+    names = scope.names.steps
+    read = {*scope.call.wanted, *_read_by_node(scope)}
+    live = live_steps(scope, order, read, after)
+    read.update(tensor for i in live for tensor, producer in names[i].reads.items() if producer is not None)
+    for tensor in (tensor for i in sorted(live) for tensor in names[i].outputs.values()):
+        if tensor in read and tensor not in scope.given_slots:
+            scope.given_slots[tensor] = scope.new_slot(tensor)
+    scope.new_ok_slots({asked for i in live for asked in names[i].asks})
+    return live
+
+
+def _linked(scope: Scope, plans: Mapping[int, StepPlan], waits: Mapping[int, Set[int]]) -> list[StepPlan]:
+    """Plans that know which of them wait for which."""
+    awaited = scope.names.indexes_of(scope.node, scope.node.message.sequence.answer_after)
+    after = follows(scope, list(plans))
+    position = {i: place for place, i in enumerate(plans)}
+    consumers: dict[int, list[int]] = {i: [] for i in plans}
+    for i in plans:
+        for producer in waits[i]:
+            consumers[producer].append(position[i])
+    return [
+        replace(
+            plan,
+            consumers=tuple(consumers[i]),
+            num_dependencies=len(waits[i]),
+            after=tuple(sorted(position[other] for other in after[i])),
+            is_awaited=i in awaited,
+        )
+        for i, plan in plans.items()
+    ]

@@ -1,0 +1,12 @@
+"""What a step does beside acting once: each policy is one module, and this table is the only place that lists them.
+
+A policy of a step is an action around the action of the step; ``attempt`` gives each call a number and a span.
+"""
+
+from weft.language.policy import PolicyKind
+from weft.router.policies.cache import CachePolicy
+from weft.router.policies.hedge import HedgePolicy
+from weft.router.policies.retry import RetryPolicy
+
+#: By their field in ``Policy`` of ``graph.proto``, from the outermost action to the innermost.
+POLICIES: dict[str, PolicyKind] = {policy.field: policy for policy in (CachePolicy(), RetryPolicy(), HedgePolicy())}

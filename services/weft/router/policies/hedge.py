@@ -1,0 +1,221 @@
+"""Further calls while the first has not answered yet; the first answer counts."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
+
+from weft.language.plan import Condition, StepPlan
+from weft.language.policy import GivenPolicies, PolicyKind, PolicyPlan
+from weft.language.syntax.parse import GraphFile
+from weft.language.syntax.report import GraphReport
+from weft.router.reporting.path import StepRecord
+from weft.router.reporting.step_counters import StepCounters
+from weft.router.runtime import Runtime
+from weft.router.steps.base import Action, ConditionFailedError, PolicyAction
+from weft.router.steps.parts import PolicyParts
+from weft.router.steps.responses import close_streams
+from weft.router.steps.run import Run
+from weft.router.steps.step_stream import StepStream
+from weft.router.tasks.fork import Race
+from weft_protos import graph_pb2 as pb
+
+
+@dataclass(frozen=True, slots=True)
+class HedgePlan(PolicyPlan):
+    """Further calls while no answer has come.
+
+    Attributes:
+        after_ms: How long after the call before.
+        max_extra: How many at most.
+        budget_percent: As of ``RetryPlan``, whose budget is theirs too.
+    """
+
+    field: ClassVar[str] = "hedge"
+    allows_streams: ClassVar[bool] = True
+
+    after_ms: int
+    max_extra: int
+    budget_percent: float = 0.0
+
+    @property
+    def num_calls(self) -> int:
+        """As ``PolicyPlan.num_calls``."""
+        return 1 + self.max_extra
+
+    def calls_text(self, path: str) -> str:
+        """As ``PolicyPlan.calls_text``."""
+        return f"1 + {self.max_extra} hedged {'call' if self.max_extra == 1 else 'calls'}"
+
+    def text(self) -> str:
+        """``hedge after 40 ms, 1 extra call``."""
+        return f"hedge after {self.after_ms} ms, {self.max_extra} extra {'call' if self.max_extra == 1 else 'calls'}"
+
+    def wrap(self, action: Action, parts: PolicyParts) -> Action:
+        """As ``PolicyPlan.wrap``."""
+        return Hedged(action, parts.step, self, parts.runtime, parts.counters)
+
+
+class HedgePolicy(PolicyKind):
+    """``hedge`` in graph files; its calls belong to the budget of the ``retry`` that holds for the same step."""
+
+    field = HedgePlan.field
+    is_inherited = True
+    counters = (("hedges", "Calls started because the one before took long"),)
+
+    def plan(self, given: GivenPolicies, condition: Condition | None) -> HedgePlan | None:
+        """As ``PolicyKind.plan``."""
+        policy = given.inner(self.field)
+        if policy is None:
+            return None
+        outer = given.inner("retry")
+        percent = outer.retry.budget_percent if outer is not None and outer.retry.attempts > 1 else 0.0
+        return HedgePlan(policy.hedge.after_ms, policy.hedge.max_extra or 1, percent)
+
+    def check(
+        self, file: GraphFile, policy: pb.Policy, path: str, around: Sequence[pb.Policy], report: GraphReport
+    ) -> None:
+        """As ``PolicyKind.check``."""
+        hedge = policy.hedge
+        if not hedge.after_ms:
+            text = (
+                "'hedge' has no 'after_ms'; give the time after which a call is late, for example its 95th percentile"
+            )
+            report.error("G025", file, path, text, is_name=True)
+        elif 0 < policy.timeout_ms <= hedge.after_ms:
+            text = (
+                f"'hedge' has no effect: 'after_ms: {hedge.after_ms}' is not before the 'timeout_ms: "
+                f"{policy.timeout_ms}' ends; make it less"
+            )
+            report.error("G018", file, f"{path}.after_ms", text)
+
+
+class _Trial(NamedTuple):
+    """One of the calls: nothing of what it writes is seen before it has won."""
+
+    run: Run
+    record: StepRecord
+
+
+class Hedged(PolicyAction):
+    """Starts the action again each ``after_ms`` without an answer; the first success wins, the others are cancelled.
+
+    A failure waits for the calls that still run; if all fail, the error of the first is raised. A request of a sequence
+    is called once: it changes what its model remembers. Of streams the one whose first response comes first is kept.
+
+    Args:
+        action: One call.
+        step: The step that acts.
+        plan: When, and how many.
+        runtime: Clock and retry budgets.
+        counters: Of the step.
+    """
+
+    def __init__(
+        self,
+        action: Action,
+        step: StepPlan,
+        plan: HedgePlan,
+        runtime: Runtime,
+        counters: StepCounters,
+    ) -> None:
+        super().__init__(action)
+        self._plan = plan
+        self._output_slots = [slot for _, slot in step.outputs]
+        self._runtime = runtime
+        self._counters = counters
+
+    async def act(self, run: Run, record: StepRecord) -> None:
+        """As ``Action.act``."""
+        if run.request.is_in_sequence:
+            await self._action.act(run, record)
+            return
+        if record.tried is None:
+            self._runtime.retry_budget(self.target).earn(self._plan.budget_percent)
+            record.tried = []  # all trials share it, so that each goes to another replica
+        trials: list[_Trial] = []
+        call = partial(self._call, trials, run, record)
+        race = _HedgedRace(self._plan, call, self._may_hedge)
+        try:
+            await race.join()
+            self._adopt(trials[race.winner], run, record)
+        finally:
+            if race.winner < 0:
+                record.node = trials[0].record.node
+            if any(trial.run.request.stream for trial in trials):  # it spoke in the same moment, or in vain
+                await close_streams(trial.run for trial in trials)
+
+    def _call(self, trials: list[_Trial], run: Run, record: StepRecord) -> Coroutine[Any, Any, bool]:
+        """One more call; it is the last of ``trials``."""
+        own = StepRecord(
+            record.name, record.path, self._runtime.clock_ns(), record.target, record.model, record.version
+        )
+        own.attempts, own.tried = record.attempts, record.tried
+        record.attempts += 1
+        trial = _Trial(run.fork(), own)
+        trials.append(trial)
+        return self._answered(trial)
+
+    async def _answered(self, trial: _Trial) -> bool:
+        await self._action.act(trial.run, trial.record)
+        return True
+
+    def _may_hedge(self) -> bool:
+        """Whether the budget has room for a further call, which is then counted."""
+        if self._runtime.retry_budget(self.target).take():
+            self._counters.events["hedges"] += 1
+            return True
+        self._counters.events["retries_refused"] += 1
+        return False
+
+    def _adopt(self, trial: _Trial, run: Run, record: StepRecord) -> None:
+        for slot in self._output_slots:
+            run.frame[slot] = trial.run.frame[slot]
+        run.request.merge(trial.run.request)
+        record.node, record.version = trial.record.node, trial.record.version
+        stream, trial.run.request.stream = trial.run.request.stream, None
+        if stream is not None:
+            record.responses = trial.record.responses
+            run.request.stream = stream
+            if isinstance(stream, StepStream):
+                stream.record = record
+
+
+class _HedgedRace(Race):
+    """A race that a further runner joins each ``after_ms``, as long as there may be more.
+
+    Args:
+        plan: When, and how many.
+        call: Makes a runner.
+        may_hedge: Whether a further one may start.
+    """
+
+    def __init__(
+        self, plan: HedgePlan, call: Callable[[], Coroutine[Any, Any, bool]], may_hedge: Callable[[], bool]
+    ) -> None:
+        super().__init__(ConditionFailedError)
+        self._after_s = plan.after_ms / 1e3
+        self._num_left = plan.max_extra
+        self._call = call
+        self._may_hedge = may_hedge
+        self.start(call())
+        self._timer: asyncio.TimerHandle | None = self._loop.call_later(self._after_s, self._hedge)
+
+    async def join(self) -> None:
+        """As ``Fork.join``."""
+        try:
+            await super().join()
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def _hedge(self) -> None:
+        self._timer = None
+        if self._over is None or self._over.done() or not self._may_hedge():
+            return
+        self.start(self._call())
+        self._num_left -= 1
+        if self._num_left:
+            self._timer = self._loop.call_later(self._after_s, self._hedge)

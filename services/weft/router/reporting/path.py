@@ -1,0 +1,220 @@
+"""What a request did in a graph: its path, and how long each step took.
+
+Grammar of the path, the value of the trailing metadata ``x-graph-path``; each kind of node has its own brackets::
+
+    path  = node body
+    body  = "." steps           sequence that is the graph         root.lid;clf;post
+          | "(" steps ")"       sequence inside a step             clf=pipeline(a;b)
+          | "[" steps "]"       switch or splitter: the branch     clf=by_language[de]
+          | "{" steps "}"       ensemble                           votes={a;b;c}
+          | "<" steps ">"       cascade                            clf=moderate<tiny;base>
+          | "*(" steps ")"      map: one step for all its chunks   read=lines*(ocr#57); without rows lines*()
+    steps = step *( ";" step )  in the order in which they started; those of a loop once for each round
+    step  = name [ "#" rows ] [ "=" node body ] [ mark ] *( ">" step )
+    mark  = "!" | "~" | "^"     "!" it failed, "~" it was cancelled, or late, "^" a stale answer of its cache stood in
+    rows                        how many, where the rows of a request go different ways, or are those of lists:
+                                <tiny#32;base#5>
+
+What follows ">" are the fallbacks that were tried: ``bert_de!>xlmr``. Steps that were skipped do not appear, nor do
+shadows. A whole example: ``root.lid;clf=by_language[de];post``. After an error the path ends where the request ended.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from weft.language.path_form import IN_A_ROW, PathForm
+
+#: Trailing metadata that carries the path.
+PATH_HEADER = "x-graph-path"
+#: Request parameter that requests timings, and response parameter that carries them.
+TRACE_PARAMETER = "graph_trace"
+#: gRPC peers drop headers above 8 KiB, of which an error message may take half; a longer path is cut.
+MAX_PATH_CHARS = 2000
+
+SKIPPED = "SKIPPED"
+
+_MARKS = {"OK": "", "CANCELLED": "~"}
+
+
+@dataclass(slots=True, eq=False)
+class NodeRecord:
+    """One run of a node, or of steps in a row: the steps that it started, in that order."""
+
+    name: str
+    form: PathForm = IN_A_ROW
+    steps: "list[StepRecord]" = field(default_factory=list)
+
+
+class StepRecord:
+    """One run of a step; whatever few steps have is a default of the class.
+
+    Attributes:
+        name, path: Of the step.
+        target, model, version: Of a call; "" where the step is a node.
+        start_ns, end_ns: On the runtime's clock.
+        status: "OK", "SKIPPED", "CANCELLED", or the gRPC status name of the error: that of the last fallback, if one
+            was tried and failed.
+        node: What ran in the step's place, if it is a node; of several attempts the one that counts.
+        attempts: Calls that were started, retries and hedges among them; 0 where the plan has neither.
+        cached: Whether the answer came from the cache, or from the call of an equal request; None without a cache.
+        is_stale: The answer was kept beyond its time; it was given because the action was UNAVAILABLE.
+        error: Message of a failure that did not end the request, or has not yet.
+        is_missing: It failed, fallbacks included, and is soft: the request goes on without its answer.
+        fallbacks: What was tried after the failure, the last of which may have answered.
+        rows: How many there were, where the rows of a request go different ways; else 0.
+        responses: Of a decoupled model, so far; 0 elsewhere.
+        counts: What else the node around the step has counted, by name.
+        tried: Replicas of the target that were called, by all attempts; None where there is but one attempt.
+    """
+
+    node: NodeRecord | None = None
+    attempts: int = 0
+    cached: bool | None = None
+    is_stale: bool = False
+    error: str = ""
+    is_missing: bool = False
+    fallbacks: NodeRecord | None = None
+    rows: int = 0
+    responses: int = 0
+    counts: Mapping[str, int] = MappingProxyType({})
+    tried: list[str] | None = None
+
+    def __init__(
+        self, name: str, path: str, start_ns: int, target: str = "", model: str = "", version: str = ""
+    ) -> None:
+        self.name = name
+        self.path = path
+        self.start_ns = self.end_ns = start_ns
+        self.target = target
+        self.model = model
+        self.version = version
+        self.status = "CANCELLED"
+
+    @property
+    def has_answered(self) -> bool:
+        """Whether the step, or a fallback of it, gave an answer."""
+        if self.status == "OK":
+            return True
+        return self.fallbacks is not None and self.fallbacks.steps[-1].has_answered
+
+
+class UsualPath:
+    """The path of runs that all do the same, unless a step does not answer; it is written by the first.
+
+    Args:
+        num_steps: That such a run starts.
+    """
+
+    def __init__(self, num_steps: int) -> None:
+        self._num_steps = num_steps
+        self._text = ""
+
+    def text_of(self, record: NodeRecord) -> str:
+        """As ``path_text``."""
+        if len(record.steps) != self._num_steps:
+            return path_text(record)
+        for step in record.steps:
+            if step.status != "OK" or step.is_stale:
+                return path_text(record)
+        self._text = self._text or path_text(record)
+        return self._text
+
+
+def path_text(record: NodeRecord) -> str:
+    """The path of a graph's run, in printable ASCII."""
+    parts: list[str] = [record.name]
+    _write_body(record, parts, is_root=True)
+    text = "".join(parts)
+    if not (text.isascii() and text.isprintable()):
+        text = "".join(character if " " <= character <= "~" else "?" for character in text)
+    return text if len(text) <= MAX_PATH_CHARS else text[: MAX_PATH_CHARS - 3] + "..."
+
+
+def trace_text(record: NodeRecord, origin_ns: int) -> str:
+    """What every step did as JSON, the value of the response parameter ``graph_trace``.
+
+    Args:
+        record: Of a finished run.
+        origin_ns: When the graph started; ``start_ms`` counts from here.
+
+    Returns:
+        A list with an object for each step, those of nodes after the step that ran the node, fallbacks after the step
+        that failed: path, target, model, version, start_ms, ms, status; and only where they apply attempts, cached,
+        stale, fallback_of (the path of the step that failed), rows, responses, error (its message), and what the node
+        around the step has counted.
+    """
+    return json.dumps([_entry(step, failed, origin_ns) for step, failed in _walk(record.steps)], separators=(",", ":"))
+
+
+def _entry(step: StepRecord, failed: StepRecord | None, origin_ns: int) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "path": step.path,
+        "target": step.target,
+        "model": step.model,
+        "version": step.version,
+        "start_ms": round((step.start_ns - origin_ns) / 1e6, 3),
+        "ms": round((step.end_ns - step.start_ns) / 1e6, 3),
+        "status": step.status,
+    }
+    if step.attempts:
+        entry["attempts"] = step.attempts
+    if step.cached is not None:
+        entry["cached"] = step.cached
+    if step.is_stale:
+        entry["stale"] = True
+    if failed is not None:
+        entry["fallback_of"] = failed.path
+    if step.rows:
+        entry["rows"] = step.rows
+    if step.responses:
+        entry["responses"] = step.responses
+    entry.update(step.counts)
+    if step.error:
+        entry["error"] = step.error
+    return entry
+
+
+def _walk(
+    steps: Sequence[StepRecord], failed: StepRecord | None = None
+) -> Iterator[tuple[StepRecord, StepRecord | None]]:
+    """Every step, and the one that it is a fallback of."""
+    for step in steps:
+        yield step, failed
+        if step.node is not None:
+            yield from _walk(step.node.steps)
+        if step.fallbacks is not None:
+            yield from _walk(step.fallbacks.steps, step)
+
+
+def _write_body(record: NodeRecord, parts: list[str], *, is_root: bool) -> None:
+    before, after = record.form.root_brackets if is_root else record.form.brackets
+    is_empty = True
+    for step in record.steps:
+        if step.status == SKIPPED:
+            continue
+        parts.append(before)
+        _write_step(step, parts)
+        before = ";"
+        is_empty = False
+    if is_empty and record.steps and record.form.shows_nothing:
+        parts += (before, after)
+    elif not is_empty:
+        parts.append(after)
+
+
+def _write_step(step: StepRecord, parts: list[str]) -> None:
+    parts.append(step.name)
+    if step.rows:
+        parts.append(f"#{step.rows}")
+    if step.node is not None:
+        parts.append("=")
+        parts.append(step.node.name)
+        _write_body(step.node, parts, is_root=False)
+    parts.append("^" if step.is_stale and step.status == "OK" else _MARKS.get(step.status, "!"))
+    if step.fallbacks is not None:
+        for fallback in step.fallbacks.steps:
+            parts.append(">")
+            _write_step(fallback, parts)

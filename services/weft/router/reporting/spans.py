@@ -1,0 +1,75 @@
+"""The span of a step."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from opentelemetry.trace import Span, SpanKind
+
+from weft.base.errors import RequestCancelledError
+from weft.base.observing import telemetry
+from weft.router.reporting.path import StepRecord
+from weft.router.target import Target
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+
+Attributes = dict[str, str | int]
+
+
+def step_attributes(name: str, path: str) -> Attributes:
+    """Attributes of the span of every step."""
+    return {"weft.step": name, "weft.path": path}
+
+
+def call_attributes(model: str, version: str, target: Target, *, is_stream: bool = False) -> Attributes:
+    """Further attributes of the span of a call."""
+    return {
+        "rpc.system": "in-process" if target.address == "in-process" else "grpc",
+        "rpc.service": "inference.GRPCInferenceService",
+        "rpc.method": "ModelStreamInfer" if is_stream else "ModelInfer",
+        "weft.model": model,
+        "weft.model_version": version,
+        "weft.target": target.name,
+        "server.address": target.address,
+        "weft.attempt": 1,
+    }
+
+
+def start_step_span(path: str, kind: SpanKind, attributes: Mapping[str, str | int], parent: "Context | None") -> Span:
+    """The span of a step that starts."""
+    return telemetry.start_span(f"step {path}", parent=parent, kind=kind, attributes=attributes)
+
+
+def end_step_span(span: Span, record: StepRecord, error: BaseException | None = None) -> None:
+    """End the span of a step with the branch that it took, and the error."""
+    _tell_outcome(span, record)
+    end_span(span, error)
+
+
+def end_span(span: Span, error: BaseException | None = None) -> None:
+    """End a span with its error, if any; a cancel is CANCELLED."""
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        error = RequestCancelledError("the step was cancelled")
+    telemetry.end_span(span, error)
+
+
+def _tell_outcome(span: Span, record: StepRecord) -> None:
+    """The span of a step says which way it went.
+
+    A failure that the request survived, because the step is soft, is an error of this span and of none above it.
+    """
+    if record.rows:
+        span.set_attribute("weft.rows", record.rows)
+    for name, count in record.counts.items():
+        span.set_attribute(f"weft.{name}", count)
+    if record.attempts:
+        span.set_attribute("weft.attempt", record.attempts)
+    if record.cached is not None:
+        span.set_attribute("weft.cache_hit", record.cached)
+    if record.fallbacks is not None:
+        span.set_attribute("weft.fallback", record.fallbacks.steps[-1].name)
+    if record.node is not None and (branch := record.node.form.branch(record.node.steps)):
+        span.set_attribute("weft.branch", branch)
+    if record.error and not record.has_answered:
+        telemetry.tell_status(span, record.status, record.error)

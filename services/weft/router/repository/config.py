@@ -1,0 +1,138 @@
+"""Graphs and signatures as ``ModelConfig`` messages."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+
+from weft.base.signature import (
+    COLLECTS_PARAMETER,
+    GRAPH_DIGEST_PARAMETER,
+    OPTIONAL_OUTPUTS_PARAMETER,
+    ModelSignature,
+    TensorSpec,
+    answering_part,
+)
+from weft.language.plan import CallPlan, GraphPlan, NodePlan
+from weft.language.syntax.parse import model_config
+from weft.language.syntax.source import GraphSource
+from weft_protos.model_config_pb2 import DataType, ModelConfig
+
+
+def config_of_graph(source: GraphSource, plan: GraphPlan) -> ModelConfig:
+    """Configuration of a graph.
+
+    A sequence of model calls is shown as ``platform: "ensemble"`` with its steps, whatever it was written as, so that
+    perf_analyzer finds the composing models. Any other graph is shown without steps: of a graph that chooses, no
+    request runs them all.
+
+    Args:
+        source: The file.
+        plan: What it was compiled to.
+    """
+    config = model_config(source, plan)
+    if plan.signature.is_decoupled:  # though the file need not say so
+        config.model_transaction_policy.decoupled = True
+    if plan.signature.can_collect:
+        config.parameters[COLLECTS_PARAMETER].string_value = "true"
+    _tell_optional(config, plan.signature)
+    root = plan.root
+    is_plain = root.is_pipeline and all(isinstance(step.action, CallPlan) for step in root.steps)
+    if config.HasField("ensemble_scheduling") or not is_plain:
+        return config
+    config.platform = "ensemble"
+    names = dict(_tensor_names(root))
+    for step in root.steps:
+        if isinstance(step.action, CallPlan):
+            config.ensemble_scheduling.step.add(
+                model_name=step.action.model_name,
+                model_version=int(step.action.model_version or -1),
+                input_map={binding.name: names[binding.slot] for binding in step.inputs},
+                output_map={binding.name: names[binding.slot] for binding in step.outputs},
+            )
+    return config
+
+
+def tell_digest(config: ModelConfig, source: GraphSource, nested: Mapping[tuple[str, str], GraphSource | None]) -> None:
+    """Put the sha256 of a graph's files into its configuration, which so differs once any of them has other content.
+
+    Args:
+        config: Of the graph.
+        source: Its file.
+        nested: Files of the graphs that it may contain, by name and version as they are named there.
+    """
+    digest = hashlib.sha256()
+    for name, version, part in [
+        (source.name, source.version, source),
+        *((*key, nested[key]) for key in sorted(nested)),
+    ]:
+        for text in (name, version, "" if part is None else part.version, b"" if part is None else part.text):
+            _update(digest, text.encode() if isinstance(text, str) else text)
+    config.parameters[GRAPH_DIGEST_PARAMETER].string_value = digest.hexdigest()
+
+
+def with_models(config: ModelConfig, models: Iterable[tuple[ModelSignature, ModelConfig | None]]) -> ModelConfig:
+    """The configuration of a graph, its digest now also one of the models that the graph calls.
+
+    Args:
+        config: Of the graph, with the digest of its files.
+        models: Signature and configuration of each, once or more often, in any order; None: it tells none. Where they
+            are served does not count.
+    """
+    digest = hashlib.sha256(config.parameters[GRAPH_DIGEST_PARAMETER].string_value.encode())
+    found = {
+        (signature.name, signature.version): answering_part(own or config_of_signature(signature))
+        for signature, own in models
+    }
+    for (name, version), told in sorted(found.items()):
+        for content in (name.encode(), version.encode(), told):
+            _update(digest, content)
+    complete = ModelConfig()
+    complete.CopyFrom(config)
+    complete.parameters[GRAPH_DIGEST_PARAMETER].string_value = digest.hexdigest()
+    return complete
+
+
+def _update(digest: "hashlib._Hash", content: bytes) -> None:
+    """Add bytes, told apart from those that follow."""
+    digest.update(len(content).to_bytes(8, "little") + content)
+
+
+def config_of_signature(signature: ModelSignature) -> ModelConfig:
+    """The part of a configuration that a signature has."""
+    config = ModelConfig(name=signature.name, platform=signature.platform, max_batch_size=signature.max_batch_size)
+    for spec in signature.inputs:
+        config.input.add(
+            name=spec.name,
+            data_type=_data_type(spec),
+            dims=spec.dims,
+            optional=spec.is_optional,
+            allow_ragged_batch=spec.allow_ragged_batch,
+        )
+    for spec in signature.outputs:
+        config.output.add(name=spec.name, data_type=_data_type(spec), dims=spec.dims)
+    config.model_transaction_policy.decoupled = signature.is_decoupled
+    if signature.is_stateful:
+        config.sequence_batching.SetInParent()
+    if signature.can_collect:
+        config.parameters[COLLECTS_PARAMETER].string_value = "true"
+    _tell_optional(config, signature)
+    return config
+
+
+def _tell_optional(config: ModelConfig, signature: ModelSignature) -> None:
+    """Name the outputs that answers may lack."""
+    config.parameters.pop(OPTIONAL_OUTPUTS_PARAMETER, None)
+    if names := [spec.name for spec in signature.outputs if spec.is_optional]:
+        config.parameters[OPTIONAL_OUTPUTS_PARAMETER].string_value = ",".join(names)
+
+
+def _data_type(spec: TensorSpec) -> DataType.ValueType:
+    return DataType.Value("TYPE_STRING" if spec.datatype == "BYTES" else f"TYPE_{spec.datatype}")
+
+
+def _tensor_names(node: NodePlan) -> Iterator[tuple[int, str]]:
+    """Slot and name of each tensor of a node: an input's or output's own name, ``step.output`` for those in between."""
+    for step in node.steps:
+        for binding in step.outputs:
+            yield binding.slot, f"{step.name}.{binding.name}"
+    for binding in (*node.outputs, *node.inputs):
+        yield binding.slot, binding.name

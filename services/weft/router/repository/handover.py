@@ -1,0 +1,123 @@
+"""The graphs of a router for a sibling that starts: it serves what the others serve, not what files have now."""
+
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from weft.base.errors import WeftError
+from weft.base.observing.logs import get_logger
+from weft.language.syntax.source import GraphSource
+from weft.router.repository.files import VersionFile
+from weft.router.repository.lifecycle import GraphLifecycle
+from weft.router.repository.serving import ServingGraph
+from weft.router.repository.table import GraphTable
+from weft.router.repository.versions import Graph, GraphVersion
+
+_log = get_logger("weft.router.graphs")
+
+
+class GraphHandover:
+    """Writes the state of every graph, and takes that of a sibling over.
+
+    Args:
+        table: The graphs.
+        lifecycle: Changes them.
+    """
+
+    def __init__(self, table: GraphTable, lifecycle: GraphLifecycle) -> None:
+        self._table = table
+        self._lifecycle = lifecycle
+
+    def state(self) -> dict[str, Any]:
+        """What serves, what is to serve, what was unloaded, and what a rollback goes back to; as JSON has it."""
+        return {
+            "files": {name: [_file(file) for file in files] for name, files in self._lifecycle.files.items()},
+            "graphs": {name: _graph(graph) for name, graph in self._table.graphs.items()},
+        }
+
+    async def take_over(self, state: Mapping[str, Any]) -> None:
+        """Load the graphs of a sibling, in place of those of the repository; those that fail are tried again later.
+
+        Raises:
+            UnavailableError: The repository cannot be read.
+        """
+        lifecycle = self._lifecycle
+        async with lifecycle.lock:
+            await lifecycle.scan()  # for faults of folders
+            lifecycle.files.update(
+                {name: [_file_from(*file) for file in files] for name, files in state["files"].items()}
+            )
+            serving: list[GraphVersion] = []
+            pending: dict[GraphVersion, GraphSource] = {}
+            for name, given in state["graphs"].items():
+                graph = self._table.graphs[name] = Graph()
+                for version in given["versions"]:
+                    entry = graph.entry(_file_from(*version["file"]))
+                    if version["is_wanted"]:
+                        entry.candidate = _source_from(entry, version["serving"])
+                        serving.append(entry)
+                    if version["candidate"] is not None and (source := _source_from(entry, version["candidate"])):
+                        pending[entry] = source
+                    entry.is_wanted, entry.is_gone = version["is_wanted"], version["is_gone"]
+                    entry.reason = version["reason"]
+            await lifecycle.settle(serving)
+            for entry, source in pending.items():
+                entry.candidate = source
+            await lifecycle.settle(pending)
+            for name, given in state["graphs"].items():
+                graph = self._table.graphs[name]
+                graph.previous = await self._previous(name, given["previous"])
+            self._table.choose_defaults()
+
+    async def _previous(self, name: str, given: Mapping[str, Any] | None) -> dict[str, ServingGraph] | None:
+        """What a rollback goes back to; None where that cannot be compiled any more."""
+        if given is None:
+            return None
+        try:
+            return {
+                version: await self._lifecycle.loader.made(GraphSource(b64decode(text), file, name, version))
+                for version, (text, file) in given.items()
+            }
+        except WeftError as error:
+            _log.warning("graph '%s' cannot be rolled back here: %s", name, error.message)
+            return None
+
+
+def _graph(graph: Graph) -> dict[str, Any]:
+    previous = graph.previous
+    return {
+        "versions": [
+            {
+                "file": _file(entry.file),
+                "is_wanted": entry.is_wanted,
+                "is_gone": entry.is_gone,
+                "reason": entry.reason,
+                "serving": None if entry.serving is None else _source(entry.serving.source),
+                "candidate": None if entry.candidate is None else _source(entry.candidate),
+            }
+            for entry in graph.versions.values()
+        ],
+        "previous": previous and {version: _source(serving.source) for version, serving in previous.items()},
+    }
+
+
+def _file(file: VersionFile) -> tuple[str, str, str, tuple[int, int, int]]:
+    return file.name, file.version, str(file.path), file.stamp
+
+
+def _file_from(name: str, version: str, path: str, stamp: tuple[int, int, int]) -> VersionFile:
+    ctime_ns, size_bytes, inode = stamp
+    return VersionFile(name, version, Path(path), (ctime_ns, size_bytes, inode))
+
+
+def _source(source: GraphSource) -> tuple[str, str]:
+    text = source.text.encode() if isinstance(source.text, str) else source.text
+    return b64encode(text).decode(), source.file
+
+
+def _source_from(entry: GraphVersion, given: tuple[str, str] | None) -> GraphSource | None:
+    if given is None:
+        return None
+    text, file = given
+    return GraphSource(b64decode(text), file, entry.file.name, entry.file.version)

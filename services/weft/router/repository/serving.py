@@ -1,0 +1,179 @@
+"""The graph in service for one version: made once from a file, immutable."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from weft.base.observing.logs import get_logger
+from weft.base.text.pbtxt import render
+from weft.language.plan import CallPlan, GraphPlan
+from weft.language.syntax.source import GraphSource
+from weft.router.bandits.store import KnownArm
+from weft.router.compile import compile_with_warnings
+from weft.router.executor import GraphExecutor
+from weft.router.reporting.step_counters import StepCounters
+from weft.router.repository.config import config_of_graph, tell_digest, with_models
+from weft.router.repository.files import GraphRepository
+from weft.router.repository.readiness import Missing, borne_calls, missing_call, steps_of
+from weft.router.runtime import Runtime
+from weft.router.targets.catalog import TargetCatalog
+from weft_protos.model_config_pb2 import ModelConfig
+
+#: The sources in service under a graph's name, by version.
+ServedSources = Callable[[str], Mapping[str, GraphSource]]
+
+_log = get_logger("weft.router.graphs")
+
+
+class GraphSources:
+    """The graphs that steps of a graph may name: the one in service, else the file in the repository.
+
+    So a file that has changed and is not loaded, or cannot be loaded, does not change a graph that contains it.
+
+    Args:
+        served: The graphs in service.
+        repository: The other graphs.
+
+    Attributes:
+        found: Result of each ``find``, by name and version.
+    """
+
+    def __init__(self, served: ServedSources, repository: GraphRepository) -> None:
+        self._served = served
+        self._repository = repository
+        self.found: dict[tuple[str, str], GraphSource | None] = {}
+
+    def find(self, name: str, version: str) -> GraphSource | None:
+        """A graph for the compiler, which inlines it; version "" means the latest."""
+        versions = self._served(name)
+        source = versions.get(version or max(versions, key=int, default=""))
+        if source is None:
+            source = self._repository.find(name, version)
+        self.found[name, version] = source
+        return source
+
+    def names(self) -> list[str]:
+        """Every graph name."""
+        return self._repository.names()
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledGraph:
+    """A graph that passed every check.
+
+    Attributes:
+        source: The file.
+        plan: What it was compiled to.
+        config: The graph as a model's configuration.
+        nested: The graphs that it may contain, by name and version; None where there is none.
+    """
+
+    source: GraphSource
+    plan: GraphPlan
+    config: ModelConfig
+    nested: Mapping[tuple[str, str], GraphSource | None]
+
+
+def compiled(source: GraphSource, catalog: TargetCatalog, graphs: GraphSources) -> CompiledGraph:
+    """Compile a graph and log its warnings; runs on any thread.
+
+    Raises:
+        GraphError: With every error.
+        OSError: A file that is a part of it cannot be read.
+    """
+    plan, warnings = compile_with_warnings(source, catalog, graphs)
+    if warnings:
+        _log.warning("graph '%s' version %s:\n%s", source.name, source.version, render(warnings))
+    config = config_of_graph(source, plan)
+    tell_digest(config, source, graphs.found)
+    return CompiledGraph(source, plan, config, graphs.found)
+
+
+class ServingGraph:
+    """A compiled graph with its executor and counters; requests in flight keep theirs when it is replaced.
+
+    Args:
+        graph: The graph.
+        runtime: Shared with the other graphs of the router.
+
+    Raises:
+        KeyError: The plan names a target that the runtime does not have.
+
+    Attributes:
+        calls: Every call that it can make.
+        step_counters: Of every step.
+        arms: Of every bandit.
+    """
+
+    def __init__(self, graph: CompiledGraph, runtime: Runtime) -> None:
+        self.source = graph.source
+        self.plan = plan = graph.plan
+        self.config = graph.config
+        self.executor = GraphExecutor(plan, runtime)
+        steps = list(steps_of(plan.root))
+        self.calls = tuple(step.action for _, step in steps if isinstance(step.action, CallPlan))
+        name, version = plan.signature.name, plan.signature.version
+        paths = dict.fromkeys(step.path for _, step in steps)
+        self.step_counters: tuple[StepCounters, ...] = tuple(
+            runtime.step_counters.of(name, version, path) for path in paths
+        )
+        bandits = {node.path: node for node, _ in steps if node.bandit is not None}
+        self.arms: tuple[KnownArm, ...] = tuple(
+            arm for node in bandits.values() for arm in runtime.bandits.arms(name, node)
+        )
+        self._nested = dict(graph.nested)
+
+    def config_with(self, catalog: TargetCatalog) -> ModelConfig:
+        """The configuration; its digest differs once a model that the graph calls is not what it was."""
+        models = []
+        for call in self.calls:
+            entry = catalog.entry(call.model_name, call.signature.version)
+            models.append((call.signature, None if entry is None else entry.model.config))
+        return with_models(self.config, models)
+
+    def fits(self, catalog: TargetCatalog) -> bool:
+        """Whether every known model that it calls has the signature that it was compiled with."""
+        for call in self.calls:
+            found = catalog.find(call.model_name, call.model_version)
+            if found is not None and found != (call.target, call.signature):
+                return False
+        return True
+
+    def contains(self, names: Collection[str]) -> bool:
+        """Whether it contains one of these graphs."""
+        return any(name in names for (name, _), source in self._nested.items() if source is not None)
+
+    def is_made_of(self, graphs: GraphSources) -> bool:
+        """Whether the graphs that it contains are the same as when it was compiled. Reads files."""
+        try:
+            return all(graphs.find(*key) == source for key, source in self._nested.items())
+        except OSError:
+            return False
+
+
+def why_not_ready(plan: GraphPlan, catalog: TargetCatalog) -> str:
+    """The step and model that keep a graph from answering every request; "" if none does."""
+    missing = missing_call(plan.root, partial(_is_ready, catalog))
+    return "" if missing is None else _described(missing, catalog)
+
+
+def why_degraded(plan: GraphPlan, catalog: TargetCatalog) -> str:
+    """The steps that a ready graph answers without, because their models are not ready; "" if none."""
+    return "; ".join(_described(missing, catalog) for missing in borne_calls(plan.root, partial(_is_ready, catalog)))
+
+
+def _is_ready(catalog: TargetCatalog, call: CallPlan) -> bool:
+    found = catalog.entry(call.model_name, call.model_version)
+    return found is not None and found.model.is_ready
+
+
+def _described(missing: Missing, catalog: TargetCatalog) -> str:
+    """Step, model, target, and since when and why the model is not ready."""
+    step, call = missing
+    version = f" version {call.model_version}" if call.model_version else ""
+    text = f"step '{step.path}': model '{call.model_name}'{version} on target '{call.target}' is not ready"
+    found = catalog.entry(call.model_name, call.model_version)
+    if found is None:
+        return f"{text}: the target has no such model"
+    since = f" since {found.model.not_ready_since}" if found.model.not_ready_since else ""
+    return text + since + (f": {found.model.reason}" if found.model.reason else "")

@@ -1,0 +1,128 @@
+"""The graphs of a router: which version answers, and why the others cannot."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from weft.base.core import IndexEntry
+from weft.base.errors import NotFoundError
+from weft.base.versions import version_number
+from weft.language.plan import GraphPlan
+from weft.language.syntax.source import GraphSource
+from weft.router.reporting.step_counters import StepCounters
+from weft.router.repository.serving import ServingGraph, why_degraded, why_not_ready
+from weft.router.repository.versions import Graph, GraphVersion
+from weft.router.targets.catalog import TargetCatalog
+from weft_protos.model_config_pb2 import ModelConfig
+
+
+class GraphTable:
+    """Every graph; a ``GraphLifecycle`` changes it.
+
+    Args:
+        catalog: What the targets serve.
+        on_choice: Called after ``choose_defaults``, which is whenever another version may serve.
+
+    Attributes:
+        graphs: By name; a graph that is gone has no versions.
+    """
+
+    def __init__(self, catalog: TargetCatalog, on_choice: Callable[[], None] = lambda: None) -> None:
+        self.graphs: dict[str, Graph] = {}
+        self._catalog = catalog
+        self._on_choice = on_choice
+        self._defaults: dict[str, GraphVersion] = {}
+
+    def __iter__(self) -> Iterator[GraphVersion]:
+        """Every version of every graph; copies, because the metrics thread reads too."""
+        for graph in list(self.graphs.values()):
+            yield from list(graph.versions.values())
+
+    def find(self, name: str, version: str) -> GraphVersion | None:
+        """A graph's version; "" means the highest that is ready, else the highest. None: no graph has that name.
+
+        Raises:
+            NotFoundError: The graph has no such version.
+            InvalidArgumentError: ``version`` is no number.
+        """
+        default = self._defaults.get(name)
+        if default is None or not version:
+            return default
+        number = version_number(version)
+        versions = self.graphs[name].versions
+        found = versions.get(str(number))
+        if found is None:
+            raise NotFoundError(
+                f"Request for unknown model: '{name}' version {number} is not found; the graph has versions "
+                f"{', '.join(versions)}"
+            )
+        return found
+
+    def plans(self, name: str, version: int = 0) -> list[GraphPlan]:
+        """The plans in service for a graph, the default version first; for a version above 0 that one alone.
+
+        Raises:
+            NotFoundError: The graph has no such version.
+            InvalidArgumentError: ``version`` is below 0.
+        """
+        entry = self.find(name, str(version) if version else "")
+        if entry is None:
+            return []
+        entries = [entry] if version else [entry, *reversed(self.graphs[name].versions.values())]
+        return list({id(e): e.serving.plan for e in entries if e.serving is not None}.values())
+
+    def served(self, name: str) -> Mapping[str, GraphSource]:
+        """The sources in service under a name, by version."""
+        graph = self.graphs.get(name)
+        return {} if graph is None else {version: serving.source for version, serving in graph.serving.items()}
+
+    def why_not_ready(self, entry: GraphVersion) -> str:
+        """Why a graph cannot answer now; "" if it can.
+
+        It does not compile, it is unloaded, or a model that it needs is not ready.
+        """
+        if entry.serving is None:
+            return entry.reason or "not loaded"
+        return why_not_ready(entry.serving.plan, self._catalog)
+
+    def why_degraded(self, entry: GraphVersion) -> str:
+        """The steps that a ready graph answers without, soft ones or ones with fallbacks; "" if none."""
+        serving = entry.serving
+        return "" if serving is None or self.why_not_ready(entry) else why_degraded(serving.plan, self._catalog)
+
+    def config(self, serving: ServingGraph) -> ModelConfig:
+        """Configuration of a graph; its digest is that of its files and of the models that it calls now."""
+        return serving.config_with(self._catalog)
+
+    def index_entry(self, entry: GraphVersion) -> IndexEntry:
+        """State of a version; the reason of a READY one says that its reload failed, or which models are missing."""
+        name, version = entry.file.name, entry.file.version
+        if not entry.is_wanted and not entry.reason:
+            return IndexEntry(name, version, "", "")  # never loaded
+        if entry.is_loading:
+            return IndexEntry(name, version, "LOADING", "")
+        fault = self.why_not_ready(entry)
+        pending = f"reload failed: {entry.reason}" if entry.serving is not None and entry.reason else ""
+        degraded = f"degraded: {reason}" if not fault and (reason := self.why_degraded(entry)) else ""
+        reasons = "\n".join(filter(None, (fault, degraded, pending)))
+        return IndexEntry(name, version, "UNAVAILABLE" if fault else "READY", reasons)
+
+    def step_counters(self) -> Iterator[StepCounters]:
+        """Those of every step in service."""
+        for entry in self:
+            if (serving := entry.serving) is not None:  # read once: this is the metrics thread
+                yield from serving.step_counters
+
+    def choose_defaults(self, names: Iterable[str] | None = None) -> None:
+        """Send requests without a version to the highest one that is ready; to be called when readiness may change.
+
+        Args:
+            names: Of graphs; None is all.
+        """
+        for name in list(self.graphs) if names is None else names:
+            versions = self.graphs[name].versions
+            if versions:
+                self._defaults[name] = max(
+                    versions.values(), key=lambda entry: (not self.why_not_ready(entry), int(entry.file.version))
+                )
+            else:
+                self._defaults.pop(name, None)
+        self._on_choice()

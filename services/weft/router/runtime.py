@@ -1,0 +1,67 @@
+"""What all graphs of a router share while they run."""
+
+import random
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from weft.base.limits import divided, share
+from weft.router.admission import InflightLimit
+from weft.router.bandits.store import BanditStore
+from weft.router.budgets.retry_budget import RetryBudget
+from weft.router.budgets.shadow_pool import ShadowPool
+from weft.router.reporting.step_counters import StepCounterTable
+from weft.router.target import Target
+
+
+@dataclass(slots=True)
+class Runtime:
+    """Clock, random numbers, targets and budgets: everything outside the plan that a step may use. One per router.
+
+    Attributes:
+        targets: By the names that plans use.
+        clock_ns: What deadlines are measured on; ``time.monotonic_ns`` except in tests.
+        generator: Draws of splitters without a key, of shadows, of the jitter between attempts.
+        budgets: By target: how many of its calls may be repeated, all graphs together.
+        node_budget: How many runs of nodes may be repeated, all graphs together.
+        shadows: Background copies of requests.
+        is_busy: Whether the router has so much to do that no shadow is started.
+        is_pinning_allowed: Whether the header ``x-graph-route`` chooses the steps of splitters.
+        step_counters: Of every step of every graph.
+        bandits: Of every splitter that learns.
+        num_workers: How many routers, this one among them, share a port and what graphs limit.
+    """
+
+    targets: Mapping[str, Target]
+    clock_ns: Callable[[], int] = time.monotonic_ns
+    generator: random.Random = field(default_factory=random.Random)
+    budgets: Mapping[str, RetryBudget] = field(default_factory=dict)
+    node_budget: RetryBudget = field(default_factory=RetryBudget)
+    shadows: ShadowPool = field(default_factory=ShadowPool)
+    is_busy: Callable[[], bool] = lambda: False
+    is_pinning_allowed: bool = False
+    step_counters: StepCounterTable = field(default_factory=StepCounterTable)
+    bandits: BanditStore = field(default_factory=BanditStore)
+    num_workers: int = 1
+
+    def inflight_limit(self, subject: str, limit: int) -> InflightLimit:
+        """This router's part of a ``max_inflight`` in a graph.
+
+        Args:
+            subject: As of ``InflightLimit``.
+            limit: As the graph has it; 0 is none.
+        """
+        setting = f"'max_inflight' of its policy{divided(self.num_workers)}"
+        return InflightLimit(subject, self.share(limit), setting)
+
+    def share(self, limit: int) -> int:
+        """This router's part of a limit."""
+        return share(limit, self.num_workers)
+
+    def retry_budget(self, target: str) -> RetryBudget:
+        """What pays for repeated calls of a target; of a node where there is no target of that name."""
+        return self.budgets.get(target, self.node_budget)
+
+    async def close(self) -> None:
+        """Stop all background copies."""
+        await self.shadows.close()

@@ -1,0 +1,147 @@
+"""What nodes and steps run with: the request, and one run of a node for it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from weft.base.core import ParameterValue
+from weft.base.tensors import WireTensor
+from weft.language.plan import Frame
+from weft.language.request_scope import RequestScope
+from weft.router.bandits.memory import Pull
+from weft.router.reporting.path import NodeRecord
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+
+    from weft.router.steps.responses import OpenStream
+
+
+class ResponsePart(Protocol):
+    """A stream whose response is part of another."""
+
+    @property
+    def num_responses(self) -> int:
+        """Responses so far."""
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is known that no response follows the latest."""
+
+    async def settle(self, timeout_s: float) -> None:
+        """Find out whether a response follows the latest, for at most so many seconds; none is lost by it."""
+
+
+@dataclass(slots=True)
+class GraphRequest:
+    """One request of a graph.
+
+    Attributes:
+        scope: What conditions see of it.
+        headers: The client's metadata that every step receives.
+        is_traced: Whether spans are recorded.
+        response_parameters: Of all steps so far; the later step wins.
+        pins: Splitter -> the step that it must take; None: the splitter decides.
+        captures: Path of a step -> outputs of its target that the client requested; None where it requested none.
+        captured: These outputs, by ``<path>/<output>``.
+        is_collected: Decoupled models are called for one response with everything.
+        pulls: What bandits chose for it so far; None for a copy that gets no feedback.
+        stream: Of the step or the node that streams and has run: more responses may come.
+        parts: Responses of streams that it goes on with: the streams, and the number of each in its stream.
+    """
+
+    scope: RequestScope
+    headers: Mapping[str, str]
+    is_traced: bool = False
+    response_parameters: dict[str, ParameterValue] = field(default_factory=dict)
+    pins: Mapping[str, str] | None = None
+    captures: Mapping[str, tuple[str, ...]] | None = None
+    captured: dict[str, WireTensor] = field(default_factory=dict)
+    is_collected: bool = False
+    pulls: list[Pull] | None = field(default_factory=list)
+    stream: "OpenStream | None" = None
+    parts: tuple[tuple[ResponsePart, int], ...] = ()
+
+    async def is_last(self, timeout_s: float) -> bool:
+        """Whether no further response of its streams follows, as far as is known in so many seconds."""
+        for stream, number in self.parts:
+            if stream.num_responses == number and not stream.has_ended:
+                await stream.settle(timeout_s)
+            if stream.num_responses != number or not stream.has_ended:
+                return False
+        return True
+
+    @property
+    def is_known_last(self) -> bool:
+        """Whether it is known that no further response of its streams follows."""
+        return all(stream.num_responses == number and stream.has_ended for stream, number in self.parts)
+
+    @property
+    def is_in_sequence(self) -> bool:
+        """Whether it is one of a stateful sequence, whose model remembers the requests before it."""
+        return bool(self.scope.parameters.get("sequence_id"))
+
+    def fork(self) -> "GraphRequest":
+        """The same request for an attempt that may be discarded: what it collects is its own until ``merge``."""
+        return GraphRequest(
+            self.scope,
+            self.headers,
+            self.is_traced,
+            pins=self.pins,
+            captures=self.captures,
+            is_collected=self.is_collected,
+            pulls=self.pulls,
+        )
+
+    def merge(self, attempt: "GraphRequest") -> None:
+        """Take over what a fork has collected."""
+        self.response_parameters.update(attempt.response_parameters)
+        self.captured.update(attempt.captured)
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of a node.
+
+    Steps that run at the same time share it: derive another one where something differs, assign no attribute.
+
+    Attributes:
+        frame: The node's tensors by slot, its inputs filled in.
+        request: The request that runs.
+        deadline_ns: On the runtime's clock; None without deadline. The node's own is worked in.
+        context: Trace context of the spans made within.
+        record: Receives the steps as they start.
+    """
+
+    frame: Frame
+    request: GraphRequest
+    deadline_ns: int | None
+    context: "Context | None"
+    record: NodeRecord
+
+    def until(self, limit_ns: int) -> "Run":
+        """The same with the earlier of its deadline and ``limit_ns``."""
+        if self.deadline_ns is not None and self.deadline_ns <= limit_ns:
+            return self
+        return Run(self.frame, self.request, limit_ns, self.context, self.record)
+
+    def under(self, context: "Context") -> "Run":
+        """The same with another trace context."""
+        return Run(self.frame, self.request, self.deadline_ns, context, self.record)
+
+    def with_frame(self, frame: Frame) -> "Run":
+        """The same with another frame."""
+        return Run(frame, self.request, self.deadline_ns, self.context, self.record)
+
+    def with_record(self, record: NodeRecord) -> "Run":
+        """The same with another record."""
+        return Run(self.frame, self.request, self.deadline_ns, self.context, record)
+
+    def fork(self) -> "Run":
+        """The same for an attempt that may be discarded: with a frame and a request of its own."""
+        return Run(self.frame.copy(), self.request.fork(), self.deadline_ns, self.context, self.record)
+
+
+def earlier(deadline_ns: int | None, limit_ns: int) -> int:
+    """The earlier of a deadline, which may be absent, and a limit."""
+    return limit_ns if deadline_ns is None or limit_ns < deadline_ns else deadline_ns

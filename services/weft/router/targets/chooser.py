@@ -1,0 +1,219 @@
+"""Which replica of a target a call goes to, and whether it is worth to wait for one."""
+
+import asyncio
+import random
+from collections.abc import Callable, Mapping, Sequence
+
+from weft.base.core import CallContext, InferCall
+from weft.base.errors import UnavailableError, WeftError
+from weft.router.targets.balancing.least_outstanding import LeastOutstanding
+from weft.router.targets.balancing.sticky import Sticky, rendezvous_first
+from weft.router.targets.ejection import OutlierDetector
+from weft.router.targets.pins import Pins
+from weft.router.targets.replica import Ready, Replica, having
+from weft.router.targets.specification import BalancingPolicy
+
+#: So long after the last replica was well a call waits for another one, in seconds: one that was just started again is
+#: noticed within less. Later calls fail at once.
+LULL_S = 2.0
+#: So long a call waits that a replica has refused whose health says nothing of it: the word may be on its way.
+SHORT_LULL_S = 0.25
+
+SequenceKey = tuple[str, int | str]
+
+
+class _NoReplicaError(UnavailableError):
+    """There is no replica to call now."""
+
+
+class ReplicaChooser:
+    """Chooses among replicas.
+
+    Args:
+        where: Name and address of the target, for messages.
+        policy: How calls are spread.
+        replicas: All of them, by address; somebody else's, and changing.
+        by_grpc: Stands for what gRPC chooses; None unless the policy is one of gRPC's.
+        detector: Knows which are ejected.
+        pins: Knows where sequences live.
+        clock_ns: Monotonic.
+        generator: Source of chance.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        policy: BalancingPolicy,
+        replicas: Mapping[str, Replica],
+        by_grpc: Replica | None,
+        detector: OutlierDetector,
+        pins: Pins,
+        clock_ns: Callable[[], int],
+        generator: random.Random,
+    ) -> None:
+        self._where = where
+        self._policy = policy
+        self._replicas = replicas
+        self._by_grpc = by_grpc
+        self._detector = detector
+        self._clock_ns = clock_ns
+        make_rule = policy.type.make_rule or LeastOutstanding  # while gRPC cannot choose
+        self._rule = make_rule(generator)
+        self._sequence_rule = Sticky(self._rule)
+        self._pins = pins
+        self._ready_replicas: dict[tuple[str, str], Ready] = {}
+        self._ready_until_ns = 0
+        #: By model and version: when a replica was well.
+        self._last_well_ns: dict[tuple[str, str], int] = {}
+        self._news = asyncio.Event()
+
+    def note_news(self) -> None:
+        """Replicas have come, left, changed their health or what they serve; calls that wait look again."""
+        self._ready_replicas.clear()
+        self._news.set()
+        self._news = asyncio.Event()
+
+    def note_ejection(self) -> None:
+        """A replica was ejected."""
+        self._ready_until_ns = 0
+
+    def note_end(self, call: InferCall) -> None:
+        """A call has succeeded; it may have been the last of its sequence."""
+        if call.parameters.get("sequence_end") is True and (sequence := _sequence_of(call)) is not None:
+            self._pins.forget(sequence)
+
+    async def choose(self, call: InferCall, context: CallContext) -> Replica:
+        """The replica for a call.
+
+        Raises:
+            UnavailableError: No replica has the model ready, or that of the sequence is lost.
+        """
+        sequence = _sequence_of(call)
+        while True:
+            try:
+                return self._for_call(call, context) if sequence is None else self._home_of(sequence, call)
+            except _NoReplicaError:
+                last_well_ns = self._last_well_ns.get((call.model_name, call.model_version))
+                if last_well_ns is None or not await self._comes(last_well_ns, LULL_S, context):
+                    raise
+
+    async def instead(
+        self, refused_by: Sequence[Replica], call: InferCall, context: CallContext, error: WeftError
+    ) -> Replica:
+        """Another replica for a call that was not begun. Raises what is to be told where there is none.
+
+        Args:
+            refused_by: Those that were called, the latest last.
+            call: The call.
+            context: Of the call.
+            error: What the latest has answered.
+        """
+        failed = refused_by[-1]
+        sequence = _sequence_of(call)
+        if sequence is not None and call.parameters.get("sequence_start") is not True:
+            if error.code == "UNAVAILABLE" and (error.is_refused or getattr(error, "is_unanswered", False)):
+                raise self._lost(sequence, failed.address) from error
+            raise error
+        if not error.is_refused:
+            raise error
+        since_ns = self._clock_ns()
+        while not (others := self._others(refused_by, call)):
+            lull_s = SHORT_LULL_S if failed.is_healthy else LULL_S
+            if error.code != "UNAVAILABLE" or not await self._comes(since_ns, lull_s, context):
+                raise error
+        other = self._rule.pick(others, self._policy.key_of(call, context))
+        if sequence is not None:
+            self._pins.set(sequence, other.address)
+        return other
+
+    def _others(self, refused_by: Sequence[Replica], call: InferCall) -> Sequence[Replica]:
+        try:
+            ready = self._ready(call)
+        except _NoReplicaError:
+            return []
+        return _without(refused_by, ready.well) or _without(refused_by, ready.ill)
+
+    async def _comes(self, since_ns: int, lull_s: float, context: CallContext) -> bool:
+        """Whether there is something new before the lull, or the deadline, has passed."""
+        end_ns = since_ns + int(lull_s * 1e9)
+        if context.deadline_ns is not None:
+            end_ns = min(end_ns, context.deadline_ns)
+        try:
+            async with asyncio.timeout((end_ns - self._clock_ns()) / 1e9):
+                await self._news.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _for_call(self, call: InferCall, context: CallContext) -> Replica:
+        ready = self._ready(call)
+        if self._by_grpc is not None and ready.well and ready.is_everywhere:
+            return self._by_grpc
+        replicas = _fresh(ready.well, context) or ready.well or _fresh(ready.ill, context) or ready.ill
+        return self._rule.pick(replicas, self._policy.key_of(call, context))
+
+    def _home_of(self, sequence: SequenceKey, call: InferCall) -> Replica:
+        """The replica that a sequence lives on, or is to live on."""
+        is_start = call.parameters.get("sequence_start") is True
+        address = None if is_start else self._pins.get(sequence)
+        if address is not None:
+            home = self._replicas.get(address)
+            if home is None or not home.is_reachable:
+                raise self._lost(sequence, address)
+        else:
+            ready = self._ready(call)
+            replicas, key = ready.well or ready.ill, f"{sequence[0]}/{sequence[1]}"
+            # A sequence that another router started is where that one put it, unless it was busy there.
+            home = self._sequence_rule.pick(replicas, key) if is_start else rendezvous_first(replicas, key)
+        self._pins.set(sequence, home.address)
+        return home
+
+    def _lost(self, sequence: SequenceKey, address: str) -> UnavailableError:
+        self._pins.forget(sequence)
+        return UnavailableError(
+            f"sequence {sequence[1]!r} ended: the replica that it ran on ({address}) is lost; start it again"
+        )
+
+    def _ready(self, call: InferCall) -> Ready:
+        """The replicas that may answer. Raises UnavailableError when there is none."""
+        now_ns = self._clock_ns()
+        if now_ns >= self._ready_until_ns:
+            self._ready_replicas.clear()
+            self._ready_until_ns = self._detector.next_return_ns()
+        key = call.model_name, call.model_version
+        ready = self._ready_replicas.get(key)
+        if ready is None:
+            ready = self._ready_replicas[key] = self._find_ready(*key)
+        if ready.well:
+            self._last_well_ns[key] = now_ns
+        if not (ready.well or ready.ill):
+            version = f" version {call.model_version}" if call.model_version else ""
+            raise _NoReplicaError(f"model '{call.model_name}'{version} is not ready on any replica of {self._where}")
+        return ready
+
+    def _find_ready(self, name: str, version: str) -> Ready:
+        replicas = list(self._replicas.values())
+        found = having(replicas, name, version)
+        well = [one for one in found if one.is_healthy and not self._detector.is_ejected(one.record)]
+        ejected = [one for one in found if one.is_healthy and self._detector.is_ejected(one.record)]
+        ill = ejected or [one for one in found if one.is_reachable and not one.is_healthy]
+        staying = {one for one in replicas if one.is_healthy and not one.is_leaving}
+        return Ready(well, ill, is_everywhere=staying <= set(found))
+
+
+def _fresh(replicas: Sequence[Replica], context: CallContext) -> Sequence[Replica]:
+    """Those that were not called for this request yet."""
+    tried = context.tried
+    return [replica for replica in replicas if replica.address not in tried] if tried else replicas
+
+
+def _without(refused_by: Sequence[Replica], replicas: Sequence[Replica]) -> Sequence[Replica]:
+    return [one for one in replicas if one not in refused_by]
+
+
+def _sequence_of(call: InferCall) -> SequenceKey | None:
+    """Model and id of the sequence that a call belongs to; None where it belongs to none."""
+    given = call.parameters.get("sequence_id")
+    if not given or isinstance(given, bool) or not isinstance(given, int | str):
+        return None
+    return call.model_name, given

@@ -1,0 +1,185 @@
+"""A target in the router's own process: no socket, no serialization, and yet the answers of one behind gRPC."""
+
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TypeVar
+
+from opentelemetry.trace import INVALID_SPAN, Span
+
+from weft.base.core import CallContext, InferCall, InferenceCore, InferResult
+from weft.base.errors import DeadlineExceededError, RemoteError, WeftError
+from weft.base.observing import telemetry
+from weft.base.security.access import caller_name
+from weft.base.signature import ModelSignature
+from weft.base.statistics import ModelStatistics
+from weft.router.target import TargetModel, is_to_come
+from weft.router.tasks.deadlines import Deadlines
+from weft.v2.protocol.status import cut_message
+from weft.v2.server.call_boundary import CLIENT_AHEAD_NS, CallBoundary, withdrawal
+
+T = TypeVar("T")
+
+
+class InProcessTarget:
+    """A target over any ``InferenceCore``; whoever made the core closes it.
+
+    The tensors of a call and of its answer are handed over as they are: their bytes cannot be changed. Each call is a
+    SERVER span of the service; its errors are those that a ``GrpcTarget`` would raise, with the same codes and texts.
+
+    Args:
+        name: As given to the router.
+        core: Answers the calls.
+        service: Name of the core for spans and log lines; by default ``weft.`` and the target's name.
+        clock_ns: What deadlines are measured on, that of the runtime.
+    """
+
+    def __init__(
+        self, name: str, core: InferenceCore, *, service: str = "", clock_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        self.name = name
+        self.address = "in-process"
+        self._core = core
+        self._edge = CallBoundary(service or f"weft.{name}")
+        self._clock_ns = clock_ns
+        self._deadlines = Deadlines()
+        self._known: dict[tuple[str, str], TargetModel] = {}
+        #: Of models that have served here; replaced as a whole, as the metrics thread reads it.
+        self._counters: dict[tuple[str, str], ModelStatistics] = {}
+
+    async def infer(self, call: InferCall, context: CallContext) -> InferResult:
+        """As ``Target.infer``."""
+        inner, span, given_s = self._begin(call, context)
+        deadline_ns = inner.deadline_ns
+        try:
+            if deadline_ns is None:
+                result = await self._core.infer(call, inner)
+            else:
+                result = await self._in_time(lambda: self._core.infer(call, inner), deadline_ns)
+        except BaseException as error:
+            self._fail(error, call, inner, span, given_s, "{} did not answer")
+            raise
+        if span is not INVALID_SPAN:
+            telemetry.end_span(span)
+        return result
+
+    async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
+        """As ``Target.stream_infer``."""
+        inner, span, given_s = self._begin(call, context)
+        try:
+            async with contextlib.aclosing(self._core.stream_infer(call, inner)) as results:
+                while (result := await self._in_time(lambda: anext(results, None), inner.deadline_ns)) is not None:
+                    if result.error is not None:  # between services the first error ends a stream
+                        raise result.error
+                    yield result
+        except BaseException as error:
+            self._fail(error, call, inner, span, given_s, "the stream of {} did not end")
+            raise
+        telemetry.end_span(span)
+
+    async def discover(self, *, timeout_s: float) -> list[TargetModel]:
+        """As ``Target.discover``; answers at once."""
+        known: dict[tuple[str, str], TargetModel] = {}
+        undescribed: list[TargetModel] = []
+        for entry in self._core.index(ready_only=False):
+            key = entry.name, entry.version
+            model = self._known.get(key)
+            try:
+                config = self._core.config(*key)
+            except WeftError:  # it failed to load, or is not ready now
+                if model is None:
+                    if is_to_come(entry.state, entry.reason):
+                        undescribed.append(TargetModel.undescribed(*key, entry.state, entry.reason))
+                    continue
+            else:
+                if model is None or model.config is not config:
+                    model = TargetModel(
+                        ModelSignature.from_config(config, entry.version), is_ready=False, config=config
+                    )
+            is_ready = entry.state == "READY"
+            known[key] = model._replace(is_ready=is_ready, reason="" if is_ready else entry.reason)
+        self._known = known
+        self._counters = {key: counters for key, counters in self._counters.items() if key in known} | self._current()
+        return [*known.values(), *undescribed]
+
+    def statistics(self) -> list[ModelStatistics]:
+        """The counters that the core keeps itself, of its models that serve, and the last ones of those that have."""
+        return list((self._counters | self._current()).values())
+
+    def _current(self) -> dict[tuple[str, str], ModelStatistics]:
+        """The counters of the models that serve; none of a core that counts nothing."""
+        return {(counters.name, counters.version): counters for counters in self._core.statistics("", "") or ()}
+
+    async def close(self) -> None:
+        """As ``Target.close``; there is no transport."""
+        self._deadlines.close()
+
+    def _begin(self, call: InferCall, context: CallContext) -> tuple[CallContext, Span, float | None]:
+        """What surrounds the call at the core, its span, and the time that it has, in seconds.
+
+        Without traces that is the context as given: the caller made it for this call.
+
+        Raises:
+            DeadlineExceededError: No time is left.
+        """
+        given_s = None if context.deadline_ns is None else (context.deadline_ns - self._clock_ns()) / 1e9
+        if given_s is not None and given_s <= 0:
+            raise DeadlineExceededError(
+                f"the deadline passed {-given_s * 1e3:.1f} ms before {self._where(call)} was called"
+            )
+        if context.trace_context is None and not telemetry.is_enabled():
+            context.client_key, context.arrival_ns = caller_name(), time.monotonic_ns()
+            return context, INVALID_SPAN, given_s
+        inner, span = self._edge.begin(call.model_name, context.headers, context.deadline_ns, context.trace_context)
+        span.set_attribute("rpc.system", self.address)
+        return inner, span, given_s
+
+    def _fail(
+        self, error: BaseException, call: InferCall, inner: CallContext, span: Span, given_s: float | None, late: str
+    ) -> None:
+        """The call has failed, or was withdrawn. Raises the error as another service would have answered it.
+
+        ``late`` says of the model, its ``{}``, what did not happen in time.
+        """
+        if not isinstance(error, Exception):
+            telemetry.end_span(span, withdrawal(inner))
+            return
+        failure = self._edge.as_weft_error(error, call.model_name, inner)
+        telemetry.end_span(span, failure)
+        message = cut_message(failure.message) or f"{self._where(call)} answered {failure.code}"
+        is_late = inner.deadline_ns is not None and self._clock_ns() >= inner.deadline_ns - CLIENT_AHEAD_NS
+        if is_late and failure.code == "DEADLINE_EXCEEDED" and given_s is not None:
+            message = f"{late.format(self._where(call))} within the {given_s * 1e3:.0f} ms that were left"
+        try:
+            raise _remote(failure, message) from error
+        finally:
+            del failure  # it holds the frames that it passed, and with them the tensors
+
+    async def _in_time(self, ask: Callable[[], Awaitable[T]], deadline_ns: int | None) -> T:
+        """What ``ask`` gives. Raises DeadlineExceededError when the deadline passes first."""
+        if deadline_ns is None:
+            return await ask()
+        left_s = (deadline_ns - self._clock_ns()) / 1e9
+        if left_s > 0:
+            return await self._deadlines.within(ask(), left_s, _passed)
+        raise _passed()
+
+    def _where(self, call: InferCall) -> str:
+        version = f" version {call.model_version}" if call.model_version else ""
+        return f"model '{call.model_name}'{version} on target '{self.name}' ({self.address})"
+
+
+def _passed() -> DeadlineExceededError:
+    return DeadlineExceededError("the deadline passed")
+
+
+def _remote(error: WeftError, message: str) -> RemoteError:
+    """The error as another service would have answered it."""
+    remote = RemoteError(
+        error.code,
+        message,
+        retry_after_ms=getattr(error, "retry_after_ms", None),
+        error_id=getattr(error, "error_id", None),
+    )
+    is_own_refusal = error.is_refused and not isinstance(error, RemoteError)
+    return remote.refused() if is_own_refusal else remote

@@ -1,0 +1,104 @@
+"""What clients ask the router for and the services behind the targets do: loads, unloads, statistics of models."""
+
+import asyncio
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from itertools import chain
+
+from weft.base.core import ParameterValue
+from weft.base.errors import InvalidArgumentError, WeftError
+from weft.router.target import Target
+from weft.router.targets.grpc_target import GrpcTarget
+from weft.router.targets.replicated import CHOSEN_BY_GRPC, ReplicatedTarget
+from weft.v2.client.v2_client import V2Client
+from weft.v2.protocol.statistics import summed
+from weft_protos import grpc_service_pb2 as pb
+
+#: How long a service may take to say what its repository has, in seconds, and to load a model.
+INDEX_TIMEOUT_S = 5.0
+LOAD_TIMEOUT_S = 3600.0
+#: The same for counters.
+STATISTICS_TIMEOUT_S = 1.0
+
+
+class TargetModelControl:
+    """Passes calls that control models on to the service that has the model in its repository, each replica of it.
+
+    Whether that may be is for the service to say, which has a mode of its own. Models of services in this process are
+    not for this.
+
+    Args:
+        targets: In order; the first whose repository has a model is used.
+    """
+
+    def __init__(self, targets: Sequence[Target]) -> None:
+        self._targets = targets
+
+    async def holder(self, name: str) -> str:
+        """The target whose service lists a model, loaded or not; "" if none that answers does."""
+        clients = [(target.name, client) for target in self._targets for client in _clients_of(target)]
+        lists = await asyncio.gather(*(_has(client, name) for _, client in clients))
+        return next((target for (target, _), has in zip(clients, lists, strict=True) if has), "")
+
+    async def load(self, target: str, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
+        """Load or reload a model at every replica.
+
+        Raises:
+            InvalidArgumentError: A parameter is bytes: files are not sent with a load.
+            WeftError: As a replica says; the others have done it or said so too.
+        """
+        plain: dict[str, ParameterValue] = {}
+        for key, value in parameters.items():
+            if isinstance(value, bytes):
+                raise InvalidArgumentError(f"load parameter '{key}' is bytes; files cannot be sent with a load")
+            plain[key] = value
+        clients = self._clients(target)
+        await _all(client.load(name, plain, timeout_s=LOAD_TIMEOUT_S) for client in clients)
+
+    async def unload(self, target: str, name: str, *, unload_dependents: bool) -> None:
+        """Unload a model at every replica. Raises as ``load``."""
+        clients = self._clients(target)
+        await _all(
+            client.unload(name, unload_dependents=unload_dependents, timeout_s=LOAD_TIMEOUT_S) for client in clients
+        )
+
+    async def statistics(self, name: str, version: str) -> list[pb.ModelStatistics]:
+        """Counters of a model ("": of all) as its service keeps them, replicas summed; of services that answer."""
+        found: dict[tuple[str, str], pb.ModelStatistics] = {}
+        for target in self._targets:
+            works = (_statistics(client, name, version) for client in _clients_of(target))
+            for one in summed(chain.from_iterable(await asyncio.gather(*works))):
+                found.setdefault((one.name, one.version), one)
+        return list(found.values())
+
+    def _clients(self, target: str) -> list[V2Client]:
+        return [client for one in self._targets if one.name == target for client in _clients_of(one)]
+
+
+def _clients_of(target: Target) -> list[V2Client]:
+    if isinstance(target, ReplicatedTarget):
+        servers = [replica.target for replica in target.replicas if replica.address != CHOSEN_BY_GRPC]
+    else:
+        servers = [target]
+    return [server.client for server in servers if isinstance(server, GrpcTarget)]
+
+
+async def _has(client: V2Client, name: str) -> bool:
+    try:
+        return any(model.name == name for model in await client.index(timeout_s=INDEX_TIMEOUT_S))
+    except WeftError:
+        return False
+
+
+async def _statistics(client: V2Client, name: str, version: str) -> Sequence[pb.ModelStatistics]:
+    try:
+        return await client.statistics(name, version, timeout_s=STATISTICS_TIMEOUT_S)
+    except WeftError:
+        return ()
+
+
+async def _all(works: Iterable[Awaitable[None]]) -> None:
+    """All are done; raises the first failure, when all have ended."""
+    results = await asyncio.gather(*works, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result

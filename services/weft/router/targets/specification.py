@@ -1,0 +1,156 @@
+"""What a target is on the command line: its addresses, and how calls are spread over them."""
+
+import json
+from typing import TYPE_CHECKING, NamedTuple
+
+from weft.router.targets.balancing import POLICIES, PolicyType
+
+if TYPE_CHECKING:
+    from weft.base.core import CallContext, InferCall
+
+#: Where a call's key may stand.
+_KEY_KINDS = ("parameter", "header")
+#: Whose health gRPC asks for.
+_SERVICE = "inference.GRPCInferenceService"
+_SCHEMES = ("dns:", "ipv4:", "ipv6:", "unix:", "unix-abstract:", "vsock:", "xds:")
+
+
+class BalancingPolicy(NamedTuple):
+    """How calls are spread over the replicas of one target.
+
+    Attributes:
+        name: In ``POLICIES``.
+        key_kind, key_name: Calls with the same value of this parameter or header belong together; "": none do but
+            those of a sequence.
+    """
+
+    name: str = next(iter(POLICIES))
+    key_kind: str = ""
+    key_name: str = ""
+
+    @property
+    def text(self) -> str:
+        """As ``parse_policy`` takes it."""
+        return f"{self.name}:{self.key_kind}={self.key_name}" if self.key_kind else self.name
+
+    @property
+    def type(self) -> PolicyType:
+        """What it is."""
+        return POLICIES[self.name]
+
+    @property
+    def is_by_grpc(self) -> bool:
+        """Whether gRPC chooses, on one channel to all replicas."""
+        return self.type.make_rule is None
+
+    def key_of(self, call: "InferCall", context: "CallContext") -> str:
+        """Key of a call; "" where it has none."""
+        if not self.key_kind:
+            return ""
+        if self.key_kind == "header":
+            return context.headers.get(self.key_name, "")
+        return str(call.parameters.get(self.key_name, ""))
+
+
+def policy_names() -> str:
+    """Every policy as it may be written, the default first."""
+    keyed = (f"{name}:{kind}=NAME" for name, policy in POLICIES.items() if policy.takes_key for kind in _KEY_KINDS)
+    return ", ".join((*POLICIES, *keyed))
+
+
+def parse_policy(text: str) -> BalancingPolicy:
+    """The policy that ``text`` names.
+
+    Raises:
+        ValueError: It names none.
+    """
+    name, colon, key = text.partition(":")
+    kind, _, key_name = key.partition("=")
+    found = POLICIES.get(name)
+    if found is None or (colon and not (found.takes_key and kind in _KEY_KINDS and key_name)):
+        raise ValueError(f"'{text}' is no policy; it must be one of {policy_names()}")
+    return BalancingPolicy(name, kind, key_name.lower() if kind == "header" else key_name)
+
+
+def parse_target(text: str) -> tuple[str, str]:
+    """Name and address of a target.
+
+    Raises:
+        ValueError: It is not ``NAME=ADDRESS``, or gRPC could not resolve the address.
+    """
+    name, separator, address = text.partition("=")
+    if not (name and separator and address):
+        raise ValueError(f"'{text}' must be NAME=ADDRESS, for example model=127.0.0.1:8021")
+    parts = address.split(",")
+    is_list = len(parts) > 1 and not address.startswith(_SCHEMES)
+    if not all(_is_host_and_port(part) or (not is_list and address.startswith(_SCHEMES)) for part in parts):
+        raise ValueError(
+            f"address '{address}' of '{name}' must be HOST:PORT, several of these with commas between them, or a name "
+            f"that gRPC resolves, which starts with {', '.join(_SCHEMES)}"
+        )
+    if len(set(parts)) != len(parts):
+        raise ValueError(f"address '{address}' of '{name}' has the same replica twice")
+    return name, address
+
+
+def policy_fault(address: str, policy: BalancingPolicy) -> str:
+    """Why calls to ``address`` cannot be spread by ``policy``; "" if they can."""
+    if address.startswith("xds:"):
+        return f"the control plane of '{address}' says how calls are spread; leave the policy out"
+    if dns_name(address) or not address.startswith(_SCHEMES):
+        parts = address.split(",")
+        if policy.is_by_grpc and len({part.startswith("[") for part in parts}) > 1:
+            return (
+                f"{policy.name} is gRPC's own, which takes IPv4 or IPv6 addresses, not of both kinds, got '{address}'"
+            )
+        if policy.is_by_grpc and "," in address and not all(_is_ip(part) for part in parts):
+            return f"{policy.name} is gRPC's own, which takes IP addresses or one dns:///NAME:PORT, got '{address}'"
+        return ""
+    return f"'{address}' is one address for gRPC; give HOST:PORT, a list of these, or dns:///NAME:PORT"
+
+
+def dns_name(address: str) -> str:
+    """``host:port`` of a name whose addresses the router resolves itself; "" where it is no such name."""
+    rest = address.removeprefix("dns:")
+    if rest == address:
+        return ""
+    if rest.startswith("//"):
+        authority, _, rest = rest[2:].partition("/")
+        if authority:
+            return ""
+    return rest if _is_host_and_port(rest) else ""
+
+
+def channel_address(address: str) -> str:
+    """The name of all replicas for one channel of gRPC."""
+    if "," not in address:
+        return address
+    return f"{'ipv6' if address.startswith('[') else 'ipv4'}:{address}"
+
+
+def channel_options(policy: BalancingPolicy) -> list[tuple[str, str]]:
+    """Options of a channel on which gRPC spreads the calls: over those that are healthy and no outliers."""
+    outliers = {
+        "interval": "1s",
+        "baseEjectionTime": "1s",
+        "maxEjectionPercent": 50,
+        "successRateEjection": {},
+        "failurePercentageEjection": {"threshold": 60, "minimumHosts": 2, "requestVolume": 10},
+        "childPolicy": [{policy.name: policy.type.grpc_config}],
+    }
+    config = {
+        "loadBalancingConfig": [{"outlier_detection_experimental": outliers}],
+        "healthCheckConfig": {"serviceName": _SERVICE},
+    }
+    return [("grpc.service_config", json.dumps(config))]
+
+
+def _is_host_and_port(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    is_port = port.isdecimal() and 0 < int(port) < 65536  # gRPC takes port 65537 for 1, none for 443
+    return bool(host) and is_port and "/" not in host
+
+
+def _is_ip(address: str) -> bool:
+    host = address.rpartition(":")[0]
+    return host.startswith("[") or host.replace(".", "").isdecimal()

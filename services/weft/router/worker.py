@@ -1,0 +1,181 @@
+"""One of several routers behind one port: what clients change at one of them is changed at all."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from weft.base.core import ParameterValue
+from weft.base.errors import AlreadyExistsError, UnavailableError
+from weft.router.bandits.sharing import BanditSharing
+from weft.router.core import RouterCore
+from weft.router.feedback import rewarded
+from weft.router.repository.handover import GraphHandover
+from weft.v2.protocol.wire import statistics_message
+from weft.v2.server.server import Extension
+from weft.v2.workers.link import WorkerLink
+from weft.v2.workers.results import Answer
+from weft_protos import graph_service_pb2 as graph_pb
+from weft_protos import grpc_service_pb2 as pb
+
+#: Gauges that are no sums over workers: what one of them has, they all have.
+GREATEST = ("weft_graph_degraded", "weft_graph_load_failed", "weft_endpoint_state", "weft_target_serving_replicas")
+
+
+class WorkerCore(RouterCore):
+    """A router that agrees with its siblings.
+
+    Loads, unloads and rollbacks are made by all workers, one change after another; those of models, which their service
+    makes, are known to all when the answer comes. What bandits learn is added up.
+    Feedback for a request reaches the worker that answered it. ``ModelStatistics`` are those of all. A worker that
+    starts beside others takes over what they serve and know.
+
+    Args:
+        link: To the siblings.
+        arguments: Positional ones of ``RouterCore``.
+        settings: Those by name.
+    """
+
+    def __init__(self, link: WorkerLink, *arguments: Any, **settings: Any) -> None:
+        if link.index > 1:
+            settings["state_dir"] = None  # the first worker writes what all have learned
+        settings["metrics_from"] = ()  # the parent asks for them: they are no sums over workers
+        super().__init__(*arguments, num_workers=link.num_workers, **settings)
+        self._link = link
+        self._handover = GraphHandover(self._graphs, self._lifecycle)
+        self._sharing = BanditSharing(self._runtime.bandits, lambda news: link.tell("learned", news))
+        self._state: Mapping[str, Any] | None = None
+        self._has_started = asyncio.Event()
+        self.siblings = self._feedback_elsewhere
+
+    async def start(self) -> None:
+        """As ``RouterCore.start``, from what siblings serve and know where there are any."""
+        await self._link.open(
+            {
+                "snapshot": self._snapshot,
+                "load": self._load_here,
+                "unload": self._unload_here,
+                "feedback": self._feedback_here,
+                "statistics": self._statistics_here,
+                "refresh": self._refresh_here,
+            },
+            {"learned": self._sharing.take},
+        )
+        is_known, snapshot = await self._link.join()
+        if snapshot:
+            found = json.loads(snapshot)
+            self._state = found["graphs"]
+            self._sharing.take(json.dumps(found["bandits"]).encode())
+        if self._bandit_file is not None:
+            self._bandit_file.is_read = not is_known
+        await super().start()
+        await self._link.settle()
+        self._sharing.tell()
+        self._sharing.start()
+        self._has_started.set()
+
+    async def close(self, *, grace_s: float) -> None:
+        """As ``RouterCore.close``."""
+        await self._sharing.close()
+        await super().close(grace_s=grace_s)
+        await self._link.close()
+
+    def extension(self) -> Extension:
+        """As ``RouterCore.extension``."""
+        return super().extension()._replace(more_statistics=self._statistics_elsewhere)
+
+    async def refresh(self, target: str) -> None:
+        """As ``RouterCore.refresh``, and at the siblings that answer within 2 s; the others find out for themselves."""
+        with contextlib.suppress(UnavailableError):  # the parent is gone: this worker ends
+            await asyncio.gather(super().refresh(target), self._link.ask("refresh", target.encode()))
+
+    async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
+        """As ``RouterCore.load``, of a graph at every worker.
+
+        Raises:
+            UnavailableError: Another worker could not do it; it can be done again.
+        """
+        await self._has_started.wait()
+        if await self._has_loaded_model(name, parameters):
+            return
+        # Of parameters that are not supported only the names count.
+        body = json.dumps([name, dict(parameters)], default=lambda _: "").encode()
+        self._check(await self._link.change("load", body))
+
+    async def unload(self, name: str, *, unload_dependents: bool) -> None:
+        """As ``RouterCore.unload``, of a graph at every worker. Raises as ``load``."""
+        await self._has_started.wait()
+        if await self._has_unloaded_model(name, unload_dependents=unload_dependents):
+            return
+        self._check(await self._link.change("unload", json.dumps([name, unload_dependents]).encode()))
+
+    async def _load_at_start(self) -> None:
+        if self._state is None:
+            await super()._load_at_start()
+            return
+        await self._handover.take_over(self._state)
+        self._state = None
+
+    def _check(self, answers: Sequence[Answer]) -> None:
+        """Raise what this worker has raised at a change, else what another one has."""
+        failures = {worker: error for worker, _, error in answers if error is not None}
+        if (own := failures.get(self._link.index)) is not None:
+            raise own
+        if failures:
+            worker, error = min(failures.items())
+            raise UnavailableError(
+                f"worker {worker} of {self._link.num_workers} failed, send it again: {error.message}"
+            )
+
+    async def _load_here(self, body: bytes) -> bytes:
+        await self._has_started.wait()
+        name, parameters = json.loads(body)
+        await super().load(name, parameters)
+        return b""
+
+    async def _unload_here(self, body: bytes) -> bytes:
+        await self._has_started.wait()
+        name, unload_dependents = json.loads(body)
+        await super().unload(name, unload_dependents=unload_dependents)
+        return b""
+
+    async def _refresh_here(self, body: bytes) -> bytes:
+        await self._has_started.wait()
+        await super().refresh(body.decode())
+        return b""
+
+    def _snapshot(self, _: bytes) -> bytes:
+        state = {"graphs": self._handover.state(), "bandits": json.loads(self._sharing.snapshot())}
+        return json.dumps(state).encode()
+
+    def _feedback_here(self, body: bytes) -> bytes:
+        request = graph_pb.GraphFeedbackRequest.FromString(body)
+        return rewarded(self._runtime.bandits, request).SerializeToString()
+
+    async def _feedback_elsewhere(
+        self, request: graph_pb.GraphFeedbackRequest
+    ) -> graph_pb.GraphFeedbackResponse | None:
+        answers = await self._link.ask("feedback", request.SerializeToString())
+        for answer in answers:
+            if answer.error is None:
+                return graph_pb.GraphFeedbackResponse.FromString(answer.payload)
+        for answer in answers:
+            if isinstance(answer.error, AlreadyExistsError):
+                raise answer.error
+        return None
+
+    def _statistics_here(self, body: bytes) -> bytes:
+        name, version = json.loads(body)
+        entries = map(statistics_message, self.statistics(name, version))
+        return pb.ModelStatisticsResponse(model_stats=entries).SerializeToString()
+
+    async def _statistics_elsewhere(self, name: str, version: str) -> list[pb.ModelStatistics]:
+        """Those of the siblings that answer."""
+        answers = await self._link.ask("statistics", json.dumps([name, version]).encode())
+        return [
+            entry
+            for answer in answers
+            if answer.error is None
+            for entry in pb.ModelStatisticsResponse.FromString(answer.payload).model_stats
+        ]

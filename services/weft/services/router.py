@@ -1,0 +1,159 @@
+"""``python -m weft.services.router``: the router as a process."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from weft.base.security.arguments import server_fault
+from weft.router.admission import AdmissionSettings
+from weft.router.admission.concurrency_limit import LOWEST_LEVEL
+from weft.router.arguments import add_arguments, usage_fault
+from weft.router.core import RouterCore
+from weft.router.metrics.model_metrics import MetricsSource, ModelMetricsCollector
+from weft.router.target import Target
+from weft.router.targets.connect import make_target
+from weft.router.targets.securing import add_target_security_arguments, target_securities
+from weft.router.targets.specification import parse_target, policy_fault
+from weft.router.worker import GREATEST, WorkerCore
+from weft.v2.server import server
+from weft.v2.workers.arguments import add_worker_arguments, settle_worker
+from weft.v2.workers.group import run_group
+from weft.v2.workers.link import WorkerLink
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve graphs until told to stop; returns the exit status: 0 stopped, 1 cannot serve, 2 wrong usage.
+
+    A target that does not answer, or a graph that cannot be loaded, does not end the process: the router is then not
+    ready, tries again, and log and index say why.
+
+    Args:
+        argv: Arguments; those of the process when None.
+    """
+    arguments = sys.argv[1:] if argv is None else argv
+    parser = make_parser("weft.router", "Serve graphs over model services.")
+    add_worker_arguments(parser)
+    options = parser.parse_args(arguments)
+    if fault := fault_of(options):
+        print(f"weft.router: error: {fault}", file=sys.stderr)  # noqa: T201  # before the log is set up
+        return 2
+    if options.worker is not None:
+        link = WorkerLink(options.worker)
+        settle_worker(options)
+        return server.run(
+            "router", lambda: make_core(options, link=link), options, extend=lambda core: core.extension(), worker=link
+        )
+    if options.workers > 1:
+        command = [sys.executable, "-P", "-m", "weft.services.router", *arguments]
+        return run_group(
+            "router", command, options, greatest=GREATEST, collectors=[ModelMetricsCollector(options.metrics_from)]
+        )
+    return server.run("router", lambda: make_core(options), options, extend=RouterCore.extension)
+
+
+def make_core(
+    options: argparse.Namespace, in_process: Sequence[Target] = (), link: WorkerLink | None = None
+) -> RouterCore:
+    """The core that arguments of ``make_parser`` ask for; on the running event loop.
+
+    Args:
+        options: Parsed, without a fault.
+        in_process: Targets that come before those of the arguments.
+        link: To the siblings behind the same port; None: there are none.
+    """
+    make = RouterCore if link is None else partial(WorkerCore, link)
+    policies = dict(options.target_policy)
+    securities = target_securities(options)
+    return make(
+        options.repository,
+        [
+            *in_process,
+            *(
+                make_target(name, address, policies.get(name), securities.get(name), wire=options.wire)
+                for name, address in options.target
+            ),
+        ],
+        model_control=options.model_control_mode,
+        load_graphs=options.load_model,
+        admission=AdmissionSettings(
+            max_inflight=options.max_inflight,
+            is_adaptive=options.adaptive_inflight,
+            max_inflight_per_client=options.max_inflight_per_client,
+            client_key_header=options.client_key_header,
+            default_level=min(options.default_priority, LOWEST_LEVEL),
+        ),
+        repository_poll_s=options.repository_poll_secs,
+        state_dir=options.state_dir,
+        allow_route_header=options.allow_route_header,
+        retry_budget_percent=options.retry_budget_percent,
+        metrics_from=options.metrics_from,
+    )
+
+
+def make_parser(program: str, description: str) -> argparse.ArgumentParser:
+    """What a router takes on its command line."""
+    parser = argparse.ArgumentParser(prog=program, description=description)
+    parser.add_argument(
+        "--repository", type=Path, required=True, metavar="DIR", help="folder of graphs: DIR/GRAPH/VERSION/graph.pbtxt"
+    )
+    parser.add_argument(
+        "--target",
+        type=_target,
+        action="append",
+        default=[],
+        metavar="NAME=ADDRESS",
+        help="a V2 server that answers steps, for example model=127.0.0.1:8021, or several that serve the same models: "
+        "model=host1:8021,host2:8021, or dns:///NAME:PORT; may be repeated; of several targets where a model is ready, "
+        "the first is used",
+    )
+    parser.add_argument(
+        "--metrics-from",
+        type=_metrics_source,
+        action="append",
+        default=[],
+        metavar="[NAME=]URL",
+        help="page of a service's metrics, for example http://127.0.0.1:8022/metrics: those that its models have "
+        'registered are on the router\'s page too, with the label service="NAME" if there is one; may be repeated',
+    )
+    add_arguments(parser)
+    add_target_security_arguments(parser)
+    server.add_arguments(parser, grpc_port=8001, metrics_port=8002)
+    return parser
+
+
+def _target(text: str) -> tuple[str, str]:
+    try:
+        return parse_target(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _metrics_source(text: str) -> MetricsSource:
+    try:
+        return MetricsSource.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def fault_of(options: argparse.Namespace, in_process: Sequence[str] = ()) -> str:
+    """What is wrong with these arguments of ``make_parser``, beside targets of these names; "" if nothing is."""
+    if not options.repository.is_dir():
+        return f"--repository {options.repository}: there is no such folder"
+    names = [*in_process, *(name for name, _ in options.target)]
+    if not names:
+        return "--target is missing; give at least one, for example --target model=127.0.0.1:8021"
+    if len(names) != len(set(names)):
+        return f"--target: each name may be given once, got {', '.join(names)}"
+    addresses = dict(options.target)
+    for name, policy in options.target_policy:
+        if name not in addresses:
+            return f"--target-policy {name}={policy.text}: --target has no such name, it has {', '.join(addresses)}"
+        if fault := policy_fault(addresses[name], policy):
+            return f"--target-policy {name}={policy.text}: {fault}"
+    return server_fault(options) or usage_fault(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,333 @@
+"""The interface of backends, which run models on the threads of instances."""
+
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from urllib.parse import quote
+
+from weft.base.core import InferCall, InferResult, ParameterValue
+from weft.base.errors import InvalidArgumentError, WeftError
+from weft.base.signature import ModelSignature
+from weft.base.tensors import Array
+from weft.serving.backends.layout import Allocate, BatchLayout, make_gatherer
+from weft.serving.request.request import InferenceRequest, InferenceResponse, Outcome
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from prometheus_client.metrics_core import Metric
+
+    from weft.serving.scheduler.rate_limiter import RateLimit
+
+
+class NestedStream(Protocol):
+    """The responses to one call of a decoupled model; may be used from any thread, by one at a time."""
+
+    def next(self) -> "Future[InferResult | None]":
+        """The next response; None after the last."""
+
+    def cancel(self) -> None:
+        """Withdraw the call."""
+
+
+class ModelCaller(Protocol):
+    """Calls other models for a model; may be used from any thread.
+
+    Deadline, priority, headers and trace context are those of the calling requests. A call is withdrawn when the caller
+    of each of them has left.
+    """
+
+    def infer(self, call: InferCall, parents: "Sequence[InferenceRequest]", origin: str) -> "Future[InferResult]":
+        """Call a model; the future fails with a WeftError. Cancelling it withdraws the call.
+
+        Args:
+            call: Of this or another model.
+            parents: Requests on whose behalf the call is made; may be empty.
+            origin: The calling instance, as ``InstanceContext.origin`` gives it.
+        """
+
+    def stream(self, call: InferCall, parents: "Sequence[InferenceRequest]", origin: str) -> NestedStream:
+        """Call a model that may be decoupled; arguments are those of ``infer``."""
+
+
+class MetricSink(Protocol):
+    """Keeps the metrics of models; ``CustomMetrics``, in this or another process."""
+
+    def add_family(self, owner: str, name: str, description: str, kind: str) -> None:
+        """Add a family, if it is new. Raises InvalidArgumentError."""
+
+    def add_metric(self, owner: str, name: str, labels: Mapping[str, str], bounds: Sequence[float] | None) -> Any:
+        """Add a metric, if it is new; returns its key in the family. Raises InvalidArgumentError."""
+
+    def record(self, name: str, labels: Any, action: str, number: float) -> None:
+        """Update a metric by a valid action."""
+
+    def value(self, name: str, labels: Any) -> float:
+        """The number of a counter or gauge. Raises UnsupportedError for a histogram."""
+
+    def release(self, owner: str) -> None:
+        """Remove the metrics that have no other owner."""
+
+
+class MetricExports(Protocol):
+    """Exports metrics that backends count themselves, named ``weft_...``; may be used from any thread."""
+
+    def attach(self, owner: str, read: "Callable[[], Iterable[Metric]]") -> None:
+        """Call ``read`` at every scrape, on its thread."""
+
+    def detach(self, owner: str) -> None:
+        """Remove what the owner attached."""
+
+
+class RepositoryControl(Protocol):
+    """Loads and unloads models for a model; may be used from any thread, and the futures fail with a WeftError."""
+
+    def load(self, asker: str, name: str, parameters: "Mapping[str, ParameterValue | bytes]") -> "Future[None]":
+        """Load ``name`` with the parameters of ``RepositoryModelLoad``, for the model ``asker``."""
+
+    def unload(self, asker: str, name: str, *, unload_dependents: bool) -> "Future[None]":
+        """Unload ``name`` for the model ``asker``."""
+
+    def is_ready(self, name: str, version: str) -> "Future[bool]":
+        """Whether the version ("" = any) serves."""
+
+
+def _fault_without_place(_path: str, message: str) -> InvalidArgumentError:
+    return InvalidArgumentError(message)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelContext:
+    """The model version that a backend loads.
+
+    Attributes:
+        signature: Names, types, shapes, ``max_batch_size``.
+        directory: The version folder, ``<repository>/<model>/<version>``.
+        config: The whole configuration as JSON-like data with the field names of ``config.pbtxt``; enums are names,
+            64-bit integers are strings, as protobuf's JSON form has them.
+        parameters: ``parameters { key value { string_value } }`` of the configuration, without those of the scheduler.
+        fault: Makes the error of a field, for example ``fault("parameters[top_k]", "...")``, with its file, line and
+            column.
+        layout: The arrays of a batch.
+        caller: Calls other models; None: not available.
+        metrics: Keeps the metrics of the model; None: not available.
+        control: Loads and unloads other models; None: not available.
+        exports: Exports the metrics of the backend; None: not available.
+    """
+
+    signature: ModelSignature
+    directory: Path
+    config: Mapping[str, Any]
+    parameters: Mapping[str, str]
+    fault: Callable[[str, str], InvalidArgumentError] = _fault_without_place
+    layout: BatchLayout = field(default_factory=BatchLayout)
+    caller: ModelCaller | None = None
+    metrics: MetricSink | None = None
+    control: RepositoryControl | None = None
+    exports: MetricExports | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceContext:
+    """Where one instance runs.
+
+    Attributes:
+        name: For logs and metrics, for example ``minilm_0_0``.
+        kind: ``"CPU"`` or ``"GPU"``.
+        device_id: CUDA device of a GPU instance; 0 on CPU.
+        may_use_cpu: Whether a GPU instance may run on the CPU instead, if the backend's library cannot use the GPU.
+        rate_limit: Shared resources of an execution; None: none.
+        is_inline: Whether ``Backend.execute`` is called on the event loop instead of the thread of the instance.
+        token: Identifies the instance among all loads and processes.
+    """
+
+    name: str
+    kind: str = "CPU"
+    device_id: int = 0
+    rate_limit: "RateLimit | None" = None
+    may_use_cpu: bool = False
+    is_inline: bool = False
+    token: str = field(default_factory=lambda: uuid.uuid4().hex[:12], compare=False)
+
+    def origin(self, signature: ModelSignature) -> str:
+        """Entry of the instance in the path of nested calls."""
+        return f"{quote(signature.name, safe='')}.{signature.version}.{self.token}"
+
+
+_num_rows = attrgetter("num_rows")
+
+
+@dataclass(slots=True)
+class Batch:
+    """The requests of one execution, in order.
+
+    A backend sets ``infer_start_ns`` when its inputs are ready and ``infer_end_ns`` when the model has run; the time
+    before counts as compute input, the time after as compute output.
+
+    Attributes:
+        num_rows: Sum of the members' batch sizes.
+    """
+
+    requests: Sequence[InferenceRequest]
+    start_ns: int = field(default_factory=time.monotonic_ns)
+    infer_start_ns: int = 0
+    infer_end_ns: int = 0
+    num_rows: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.num_rows = sum(map(_num_rows, self.requests))
+
+
+class Backend(ABC):
+    """Runs one model version in one instance. Every method is called on that instance's own thread.
+
+    A ``TensorBackend`` that ``can_share_processor`` has ``execute`` and ``run`` called on other threads too.
+    An instance that ``is_inline`` has its ``execute`` called on the event loop, while no other method runs.
+
+    Args:
+        model: What to load.
+        instance: Where to run it.
+    """
+
+    #: Called before a load with the JSON-like configuration and the version folder; returns the completed
+    #: configuration (``input``, ``output``, ``max_batch_size``). None: the configuration must be complete.
+    auto_complete: ClassVar[Callable[[dict[str, Any], Path], dict[str, Any]] | None] = None
+
+    #: Whether ``auto_complete`` is called even if inputs and outputs are declared.
+    completes_always: ClassVar[bool] = False
+
+    #: Whether a batch that failed is executed again, each request alone, so that a bad one does not fail the others.
+    #: True only for models without state and side effects.
+    is_repeatable: ClassVar[bool] = False
+
+    #: Whether the backend runs decoupled models: the responses to a request go through ``request.stream``, while
+    #: ``execute`` runs or later, and the outcome is ``STREAMED``.
+    can_stream: ClassVar[bool] = False
+
+    #: Whether a decoupled model answers a unary call with all responses as one: the request then ``is_collected``.
+    #: False: such calls are refused.
+    can_collect: ClassVar[bool] = False
+
+    #: Whether the outcome may be ``RESCHEDULED``: the request is executed again. For iterative sequences.
+    can_reschedule: ClassVar[bool] = False
+
+    #: ``input`` where a configuration may declare none, ``output`` likewise.
+    may_lack: ClassVar[tuple[str, ...]] = ()
+
+    #: Whether outputs must be as the configuration says. False: they are passed on with the datatype and shape that the
+    #: model gave them, and those that the configuration does not have are left out.
+    checks_outputs: ClassVar[bool] = True
+
+    #: Values of the parameter ``EXECUTION``: where an instance executes. The first is the default.
+    execution_modes: ClassVar[tuple[str, ...]] = ("thread", "inline")
+
+    #: Whether instances may be placed on a GPU. False: KIND_AUTO means CPU, KIND_GPU is refused.
+    can_use_gpu: ClassVar[bool] = True
+
+    def __init__(self, model: ModelContext, instance: InstanceContext) -> None:
+        self.model = model
+        self.instance = instance
+        #: Set by the instance; a backend calls it, from any thread, when it is lost.
+        self.on_lost: Callable[[], None] = lambda: None
+
+    @classmethod
+    def num_slots(cls, model: ModelContext) -> int:
+        """Requests that one instance works on at once, each for as long as it takes; 0: one batch after another.
+
+        With slots, ``execute`` takes requests in and returns; the model must be decoupled. Raises InvalidArgumentError
+        for an invalid configuration.
+        """
+        return 0
+
+    @abstractmethod
+    def load(self) -> None:
+        """Make the model ready. Raises a WeftError with the cure when it cannot; the model is then not served."""
+
+    @abstractmethod
+    def execute(self, batch: Batch) -> list[Outcome]:
+        """Answer each request of the batch, in order.
+
+        A WeftError in the list fails that request alone. A WeftError that is raised fails every request of the batch
+        with it; any other exception fails them with INTERNAL and an error id. If the backend ``is_repeatable``, each
+        request of the batch is first executed again alone.
+
+        ``request.context.deadline_ns`` is the deadline of a request; a long execution may stop early once
+        ``request.is_withdrawn``.
+        """
+
+    def why_lost(self) -> str:
+        """Why the backend is lost and must be loaded again, by ``load``; "" while it is not."""
+        return ""
+
+    def abort(self) -> None:  # noqa: B027  # most backends cannot
+        """End a ``load`` or ``execute`` that does not return, if possible; called on another thread."""
+
+    def close(self) -> None:  # noqa: B027  # most backends have nothing to release
+        """Release what ``load`` took; called once, after the last batch."""
+
+
+class TensorBackend(Backend):
+    """A backend with one array per input, which has the rows of all requests of the batch."""
+
+    is_repeatable = True
+
+    def __init__(self, model: ModelContext, instance: InstanceContext) -> None:
+        super().__init__(model, instance)
+        self._gatherer = make_gatherer(model.signature, model.layout)
+
+    def gather_into(self, allocate: Allocate) -> None:
+        """Gather the inputs of ``run`` into arrays of ``allocate`` from now on."""
+        self._gatherer = make_gatherer(self.model.signature, self.model.layout, allocate)
+
+    @abstractmethod
+    def run(self, inputs: dict[str, Array], num_rows: int) -> dict[str, Array]:
+        """Outputs for gathered inputs; each output's first axis has ``num_rows`` entries if the model batches."""
+
+    def can_share_processor(self) -> bool:
+        """Whether an execution may run beside another, and ``run`` computes on the thread that calls it, GIL released.
+
+        The operating system then can have one wait for the other. Asked after ``load``; True only of backends that are
+        never lost.
+        """
+        return False
+
+    def in_background(self, compute: Callable[[Callable[[], dict[str, Array]]], dict[str, Array]]) -> "TensorBackend":
+        """The backend with what it has loaded, whose ``run`` is called by ``compute``."""
+        other = copy(self)
+        run = self.run
+        other.run = lambda inputs, num_rows: compute(lambda: run(inputs, num_rows))  # type: ignore[method-assign]
+        return other
+
+    def prepare(self, request: InferenceRequest) -> dict[str, Array]:
+        """Arrays of one request as ``run`` takes them; a WeftError raised here fails this request alone."""
+        return {name: request.array(name) for name in request.call.inputs}
+
+    def execute(self, batch: Batch) -> list[Outcome]:
+        """Prepare, gather, run, scatter."""
+        members: list[tuple[InferenceRequest, dict[str, Array]]] = []
+        refused: dict[int, Outcome] = {}
+        for index, request in enumerate(batch.requests):
+            try:
+                members.append((request, self.prepare(request)))
+            except WeftError as error:
+                refused[index] = error
+        if not refused:
+            return self._answer(batch, members, batch.num_rows)
+        num_rows = sum(request.num_rows for request, _ in members)
+        answers = iter(self._answer(batch, members, num_rows) if members else ())
+        return [refused[index] if index in refused else next(answers) for index in range(len(batch.requests))]
+
+    def _answer(
+        self, batch: Batch, members: list[tuple[InferenceRequest, dict[str, Array]]], num_rows: int
+    ) -> list[Outcome]:
+        inputs = self._gatherer.gather(members)
+        batch.infer_start_ns = time.monotonic_ns()
+        outputs = self.run(inputs, num_rows)
+        batch.infer_end_ns = time.monotonic_ns()
+        return list(map(InferenceResponse, self._gatherer.scatter(members, outputs)))

@@ -1,0 +1,182 @@
+"""Imports a ``model.py`` so that no two models, and no two instances, share a module.
+
+Each load is a package of its own, whose folders are the version folder and the model's folder. ``import helper`` inside
+it finds ``helper.py`` there, as it does under Triton Inference Server; like there, what is installed comes first.
+"""
+
+import builtins
+import importlib
+import importlib.util
+import itertools
+import json
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import (
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    ModuleSpec,
+    SourceFileLoader,
+)
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from weft.base.errors import InvalidArgumentError, WeftError
+from weft.serving.backends.loading import importing
+from weft.serving.backends.python import pb_utils
+from weft.serving.backends.python.model_config import ModelConfig
+
+COMPLETER = "auto_complete_config"
+
+_PREFIX = "weft_python_model_"
+_UTILS = "triton_python_backend_utils"
+_numbers = itertools.count()
+
+
+def load_module(path: Path, utils: ModuleType = pb_utils) -> ModuleType:
+    """Execute the module at ``path``, for example ``<model>/1/model.py``.
+
+    Args:
+        path: Of the file.
+        utils: The module that it imports as ``triton_python_backend_utils``.
+
+    Raises:
+        InvalidArgumentError: It does not import; the message has the file and the line.
+    """
+    sys.modules[_UTILS] = pb_utils
+    if _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
+    package = ModuleType(f"{_PREFIX}{next(_numbers)}")
+    package.__path__ = [str(path.parent), str(path.parent.parent)]
+    sys.modules[package.__name__] = package
+    sys.modules[f"{package.__name__}.{_UTILS}"] = utils
+    try:
+        with importing():
+            return importlib.import_module(f"{package.__name__}.{path.stem}")
+    except BaseException as error:
+        unload_module(package)
+        if not isinstance(error, Exception):
+            raise
+        raise InvalidArgumentError(f"{path} cannot be imported: {describe(error, path.parent.parent)}") from error
+
+
+def unload_module(module: ModuleType) -> None:
+    """Remove a module of ``load_module`` and everything that it imported from its folders."""
+    package = module.__name__.partition(".")[0]
+    for name in sys.modules.copy():  # other models load meanwhile
+        if name == package or name.startswith(f"{package}."):
+            sys.modules.pop(name, None)
+
+
+def model_class_of(module: ModuleType, path: Path) -> Any:
+    """The class of a module. Raises InvalidArgumentError where it is missing."""
+    model_class = getattr(module, "TritonPythonModel", None)
+    if model_class is None:
+        raise InvalidArgumentError(f"{path} has no class TritonPythonModel; a Python model must define it")
+    return model_class
+
+
+def complete_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The configuration as ``auto_complete_config`` of the model at ``path`` completes it.
+
+    Raises:
+        InvalidArgumentError: The model does not import, or its function raises or returns something else.
+    """
+    directory = path.parent
+    module = load_module(path, pb_utils.utils_of(directory, model=config.get("name", "")))
+    try:
+        complete = getattr(model_class_of(module, path), COMPLETER, None)
+        if complete is None:
+            return config
+        completed = complete(ModelConfig(json.dumps(config)))
+        if not isinstance(completed, ModelConfig):
+            raise InvalidArgumentError(
+                f"{path}: auto_complete_config must return the pb_utils.ModelConfig, got {type(completed).__name__}"
+            )
+        return completed.as_dict()
+    except WeftError:
+        raise
+    except Exception as error:
+        raise InvalidArgumentError(f"auto_complete_config failed: {describe(error, directory.parent)}") from error
+    finally:
+        unload_module(module)
+
+
+def describe(error: BaseException, folder: Path) -> str:
+    """File, line, kind and text of an error; file and line are the last inside ``folder``."""
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).is_relative_to(folder)]
+    place = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
+    return f"{place}{type(error).__name__}: {error}"
+
+
+class _Loader(SourceFileLoader):
+    """Runs a source file with an ``import`` and a ``print`` that belong to its model."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Code of the file as it is now; no byte code is kept, the repository may be read-only or edited."""
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the file."""
+        own = {"__import__": _importer(module.__name__.partition(".")[0]), "print": _print}
+        module.__dict__["__builtins__"] = vars(builtins) | own
+        super().exec_module(module)
+
+
+class _Finder(MetaPathFinder):
+    """Finds the modules of the packages that ``load_module`` makes."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Source or extension module in the package's folders."""
+        if path is None or not fullname.startswith(_PREFIX):
+            return None
+        details = (ExtensionFileLoader, EXTENSION_SUFFIXES), (_Loader, SOURCE_SUFFIXES)
+        for folder in path:
+            spec = FileFinder(folder, *details).find_spec(fullname)
+            if spec is not None and spec.loader is not None:
+                return spec
+        return None
+
+
+_FINDER = _Finder()
+
+
+def _importer(package: str) -> Any:
+    """An ``__import__`` that searches ``package`` for modules that are not installed."""
+
+    def is_own(first: str) -> bool:
+        """Whether ``first`` is the model's: one is loaded, or elsewhere only a folder without code has that name."""
+        top = f"{package}.{first}"
+        if top in sys.modules:
+            return True
+        installed = sys.modules.get(first)
+        spec = importlib.util.find_spec(first) if installed is None else getattr(installed, "__spec__", None)
+        is_code = installed is not None if spec is None else bool(spec.origin) or not spec.submodule_search_locations
+        return not is_code and importlib.util.find_spec(top) is not None
+
+    def import_(
+        name: str,
+        globals: Mapping[str, object] | None = None,  # the names of builtins.__import__
+        locals: Mapping[str, object] | None = None,
+        fromlist: Sequence[str] = (),
+        level: int = 0,
+    ) -> ModuleType:
+        if level or not is_own(name.partition(".")[0]):
+            return builtins.__import__(name, globals, locals, fromlist, level)
+        return builtins.__import__(name, {"__package__": package}, None, fromlist, 1)
+
+    return import_
+
+
+def _print(*values: object, **options: Any) -> None:
+    """``print`` to standard error: standard output belongs to the service."""
+    options.setdefault("file", sys.stderr)
+    print(*values, **options)  # noqa: T201  # this is the print of models

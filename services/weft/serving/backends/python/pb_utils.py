@@ -1,0 +1,258 @@
+"""The module that a ``model.py`` imports as ``triton_python_backend_utils``.
+
+Names and behaviour are those of Triton Inference Server's Python backend, so that a model runs unmodified. What this
+version does not offer (tensors in GPU memory) raises an error that says so.
+
+Each loaded model has a module of its own, made by ``utils_of``, which knows the model.
+"""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+import numpy as np
+
+from weft.base.errors import WeftError
+from weft.base.observing.logs import get_logger
+from weft.base.tensors import DATATYPE_BY_NUMPY, NUMPY_BY_DATATYPE, Array, encode_bytes, split_bytes
+from weft.serving.backends.base import MetricSink, ModelCaller, RepositoryControl
+from weft.serving.backends.python.control import model_loading
+from weft.serving.backends.python.errors import TritonError, TritonModelException
+from weft.serving.backends.python.metrics import Metric, MetricFamily
+from weft.serving.backends.python.model_config import ModelConfig
+from weft.serving.backends.python.requests import (
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
+    TRITONSERVER_REQUEST_FLAG_SEQUENCE_START,
+    TRITONSERVER_REQUEST_RELEASE_ALL,
+    TRITONSERVER_REQUEST_RELEASE_RESCHEDULE,
+    InferenceRequest,
+    InferenceTrace,
+)
+from weft.serving.backends.python.responses import (
+    TRITONSERVER_RESPONSE_COMPLETE_FINAL,
+    InferenceResponse,
+    InferenceResponseSender,
+)
+from weft.serving.backends.python.tensors import DATATYPES, Tensor
+
+__all__ = [
+    "TRITONSERVER_MEMORY_CPU",
+    "TRITONSERVER_MEMORY_GPU",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END",
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START",
+    "TRITONSERVER_REQUEST_RELEASE_ALL",
+    "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
+    "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
+    "TRITON_STRING_TO_NUMPY",
+    "InferenceRequest",
+    "InferenceResponse",
+    "InferenceResponseSender",
+    "InferenceTrace",
+    "Logger",
+    "MemoryType",
+    "Metric",
+    "MetricFamily",
+    "ModelConfig",
+    "PreferredMemory",
+    "Tensor",
+    "TritonError",
+    "TritonModelException",
+    "deserialize_bytes_tensor",
+    "get_input_config_by_name",
+    "get_input_tensor_by_name",
+    "get_model_dir",
+    "get_output_config_by_name",
+    "get_output_tensor_by_name",
+    "is_model_ready",
+    "load_model",
+    "numpy_to_triton_type",
+    "serialize_byte_tensor",
+    "triton_string_to_numpy",
+    "triton_to_numpy_type",
+    "unload_model",
+    "using_decoupled_model_transaction_policy",
+]
+
+TRITONSERVER_MEMORY_CPU, TRITONSERVER_MEMORY_GPU = 0, 1
+
+TRITON_STRING_TO_NUMPY: dict[str, type[Any]] = {
+    "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}": bool if name == "BOOL" else NUMPY_BY_DATATYPE[name].type
+    for name in NUMPY_BY_DATATYPE
+}
+
+_log = get_logger("weft.python")
+_LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
+
+
+def __getattr__(name: str) -> NoReturn:
+    raise AttributeError(f"triton_python_backend_utils.{name} is not supported by this version")
+
+
+def utils_of(
+    directory: Path,
+    caller: ModelCaller | None = None,
+    origin: str = "",
+    model: str = "",
+    metrics: MetricSink | None = None,
+    control: RepositoryControl | None = None,
+) -> ModuleType:
+    """The module as one loaded model imports it.
+
+    Args:
+        directory: Its version folder.
+        caller: Calls other models.
+        origin: Its instance, for ``caller``.
+        model: Its name, for the log.
+        metrics: Keeps its metrics.
+        control: Loads and unloads other models.
+    """
+    module = ModuleType("triton_python_backend_utils", __doc__)
+    own = {
+        "InferenceRequest": type("InferenceRequest", (InferenceRequest,), {"_caller": caller, "_origin": origin}),
+        "MetricFamily": type("MetricFamily", (MetricFamily,), {"_sink": metrics, "_owner": origin}),
+        "Logger": type("Logger", (Logger,), {"model": model}),
+        "get_model_dir": lambda: str(directory),
+        **({} if control is None else model_loading(control, model)),
+    }
+    vars(module).update({key: value for key, value in globals().items() if not key.startswith("_")} | own)
+    vars(module)["__getattr__"] = __getattr__
+    return module
+
+
+def get_model_dir() -> NoReturn:
+    """Raise: only a model has a folder."""
+    raise TritonModelException("get_model_dir is for a model.py: no model is loaded here")
+
+
+def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
+    """Load or reload a model. Raises TritonModelException, also where model control is off.
+
+    Args:
+        model_name: Not of this model, nor of one that loads it.
+        config: A configuration in JSON, in place of the model's ``config.pbtxt``.
+        files: Not supported: put the files into the repository.
+    """
+    raise _no_service()
+
+
+def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+    """Unload a model. Raises as ``load_model``. A model that unloads itself is not awaited."""
+    raise _no_service()
+
+
+def is_model_ready(model_name: str, model_version: str = "") -> bool:
+    """Whether the version ("" = any) of the model serves."""
+    raise _no_service()
+
+
+def _no_service() -> TritonModelException:
+    return TritonModelException("models are loaded and unloaded by a model.py that a service runs, from initialize on")
+
+
+class MemoryType:
+    """Kinds of memory."""
+
+    TRITONSERVER_MEMORY_CPU, TRITONSERVER_MEMORY_GPU = range(2)
+
+
+class PreferredMemory:
+    """Preferred memory of the outputs of a nested call; without effect: they are in host memory."""
+
+    def __init__(self, preferred_memory_type: int, preferred_device_id: int = 0) -> None:
+        self.preferred_memory_type, self.preferred_device_id = preferred_memory_type, preferred_device_id
+
+
+class Logger:
+    """Writes to the server's log; the lines of a model have its name."""
+
+    INFO, WARNING, ERROR, VERBOSE = range(4)
+    model = ""
+
+    class LogLevel:
+        """Levels of ``Logger.log``."""
+
+        INFO, WARNING, ERROR, VERBOSE = range(4)
+
+    @classmethod
+    def log(cls, message: str, level: int = INFO) -> None:
+        """Write ``message`` at one of the levels."""
+        _log.log(_LEVELS[level], "%s", message, extra={"model": cls.model})
+
+    @classmethod
+    def log_info(cls, message: str) -> None:
+        """Write at level info."""
+        cls.log(message, cls.INFO)
+
+    @classmethod
+    def log_warn(cls, message: str) -> None:
+        """Write at level warning."""
+        cls.log(message, cls.WARNING)
+
+    @classmethod
+    def log_error(cls, message: str) -> None:
+        """Write at level error."""
+        cls.log(message, cls.ERROR)
+
+    @classmethod
+    def log_verbose(cls, message: str) -> None:
+        """Write at level debug."""
+        cls.log(message, cls.VERBOSE)
+
+
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> Tensor | None:
+    """The input ``name`` of a request; None if it has none."""
+    for tensor in inference_request.inputs():
+        if tensor.name() == name:
+            return tensor
+    return None
+
+
+def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> Tensor | None:
+    """The output ``name`` of a response; None if it has none."""
+    return next((tensor for tensor in inference_response.output_tensors() if tensor.name() == name), None)
+
+
+def get_input_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """The configuration of the input ``name``; None if it is not declared."""
+    return next((tensor for tensor in model_config.get("input", ()) if tensor["name"] == name), None)
+
+
+def get_output_config_by_name(model_config: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """The configuration of the output ``name``; None if it is not declared."""
+    return next((tensor for tensor in model_config.get("output", ()) if tensor["name"] == name), None)
+
+
+def using_decoupled_model_transaction_policy(model_config: Mapping[str, Any]) -> bool:
+    """Whether the configuration asks for decoupled responses."""
+    return bool(model_config.get("model_transaction_policy", {}).get("decoupled", False))
+
+
+def triton_string_to_numpy(triton_type_string: str) -> type[Any]:
+    """Numpy type of a type name such as ``TYPE_FP32``."""
+    return TRITON_STRING_TO_NUMPY[triton_type_string]
+
+
+def triton_to_numpy_type(data_type: int) -> type[Any]:
+    """Numpy type of a type number."""
+    return NUMPY_BY_DATATYPE[DATATYPES[data_type]].type
+
+
+def numpy_to_triton_type(data_type: Any) -> int:
+    """Type number of a numpy type or dtype."""
+    dtype = np.dtype(data_type)
+    return DATATYPES.index("BYTES" if dtype.kind == "S" else DATATYPE_BY_NUMPY[dtype])
+
+
+def serialize_byte_tensor(input_tensor: Array) -> bytes | None:
+    """Strings in wire form: before each its length in 4 bytes, little-endian. None without elements."""
+    return encode_bytes(input_tensor.ravel().tolist()) if input_tensor.size else None
+
+
+def deserialize_bytes_tensor(encoded_tensor: bytes) -> Array:
+    """The strings of a tensor in wire form, as a one-dimensional object array of ``bytes``."""
+    try:
+        return np.array(split_bytes(encoded_tensor), np.object_)
+    except WeftError as error:
+        raise TritonModelException(str(error)) from None

@@ -1,0 +1,301 @@
+"""Loads and runs a ``TritonPythonModel``, in the service or in a process of its own."""
+
+import inspect
+import json
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from weft.base.errors import InternalError, InvalidArgumentError, WeftError
+from weft.base.observing.logs import get_logger
+from weft.base.processes.forks import end_copies
+from weft.serving.backends.base import Batch, InstanceContext, ModelContext
+from weft.serving.backends.loading import model_file
+from weft.serving.backends.python.control import InlineControl
+from weft.serving.backends.python.coroutines import Coroutines
+from weft.serving.backends.python.errors import TritonModelException, weft_error
+from weft.serving.backends.python.loader import describe, load_module, model_class_of, unload_module
+from weft.serving.backends.python.model_config import for_model
+from weft.serving.backends.python.nested import InlineCaller
+from weft.serving.backends.python.pb_utils import utils_of
+from weft.serving.backends.python.requests import InferenceRequest, in_work
+from weft.serving.backends.python.responses import InferenceResponse, OutputStream, Reply
+from weft.serving.request.request import RESCHEDULED, STREAMED, Outcome
+from weft.serving.request.request import InferenceRequest as ServedRequest
+from weft.serving.request.request import InferenceResponse as Response
+
+FILENAME = "model.py"
+
+_log = get_logger("weft.python")
+
+
+class PythonModelRunner:
+    """One loaded model; used by one thread.
+
+    Args:
+        model: What to load.
+        instance: Where it runs.
+    """
+
+    def __init__(self, model: ModelContext, instance: InstanceContext) -> None:
+        self._context = model
+        self._instance = instance
+        self._name = model.signature.name
+        self._coroutines: Coroutines | None = None
+        self._output_names = tuple(spec.name for spec in model.signature.outputs)
+        self._is_iterative = bool(model.config.get("sequence_batching", {}).get("iterative_sequence"))
+        self.execute = self._execute_decoupled if model.signature.is_decoupled else self._execute
+
+    def load(self) -> None:
+        """Import the model and call its ``initialize``. Raises a WeftError with the reason of a failure."""
+        context = self._context
+        end_copies()
+        path = model_file(context, FILENAME)
+        origin = self._instance.origin(context.signature)
+        caller, control = context.caller, context.control
+        if self._instance.is_inline:
+            caller, control = InlineCaller(), InlineControl()
+        module = load_module(path, utils_of(context.directory, caller, origin, self._name, context.metrics, control))
+        try:
+            self._model = self._initialized(model_class_of(module, path), path)
+        except BaseException:
+            self._release_metrics()
+            unload_module(module)
+            raise
+        self._module = module
+
+    def close(self) -> None:
+        """Call ``finalize`` of the model, and forget its modules."""
+        if self._coroutines is not None:
+            self._coroutines.close()
+        try:
+            if hasattr(self._model, "finalize"):
+                self._model.finalize()
+        except BaseException:  # a SystemExit too: the instance ends anyway, in its own way
+            _log.exception("finalize failed", extra={"model": self._name})
+        finally:
+            self._release_metrics()
+            unload_module(self._module)
+
+    def _release_metrics(self) -> None:
+        if self._context.metrics is not None:
+            self._context.metrics.release(self._instance.origin(self._context.signature))
+
+    def _initialized(self, model_class: Any, path: Path) -> Any:
+        context = self._context
+        try:
+            model = model_class()
+            if hasattr(model, "initialize"):
+                model.initialize(
+                    {
+                        "model_config": json.dumps(for_model(context.config)),
+                        "model_instance_kind": self._instance.kind,
+                        "model_instance_name": self._instance.name,
+                        "model_instance_device_id": str(self._instance.device_id),
+                        "model_repository": str(context.directory.parent),
+                        "model_version": context.signature.version,
+                        "model_name": self._name,
+                    }
+                )
+        except Exception as error:
+            raise InvalidArgumentError(
+                f"model '{self._name}' failed to initialize: {describe(error, context.directory.parent)}"
+            ) from error
+        execute = getattr(model, "execute", None)  # ``initialize`` may have set it
+        if execute is None:
+            raise InvalidArgumentError(f"{path}: TritonPythonModel has no method execute")
+        if inspect.iscoroutinefunction(execute):
+            if self._instance.is_inline:
+                raise InvalidArgumentError(
+                    f"{path}: execute is a coroutine, which runs on a thread; remove the parameter EXECUTION inline"
+                )
+            self._coroutines = Coroutines(self._instance.name)
+        return model
+
+    def _execute(self, batch: Batch) -> list[Outcome]:
+        """Execute a batch of a model that answers each request once."""
+        requests = [
+            InferenceRequest.wrap(r, can_reschedule=self._is_iterative, all_outputs=self._output_names)
+            for r in batch.requests
+        ]
+        token = in_work.set(batch.requests)
+        try:
+            batch.infer_start_ns = time.monotonic_ns()
+            responses = self._model.execute(requests.copy())  # models may change the list
+            if self._coroutines is not None:
+                responses = self._coroutines.run(responses)
+        except BaseException as error:
+            answers = [None if request.reply is None else request.reply.answer for request in requests]
+            for request in requests:
+                request.disclaim()
+            if not any(answers):
+                if isinstance(error, TritonModelException):
+                    raise self._failed(error) from error
+                raise
+            return self._but(answers, error)
+        finally:
+            in_work.reset(token)
+        again: list[bool] = []
+        if self._is_iterative:
+            again = [request.is_rescheduled for request in requests]
+            for request in requests:
+                if request.is_rescheduled:
+                    request.disclaim()
+            del request
+        replies = [None if request.is_rescheduled else request.reply for request in requests]
+        del requests  # the model may have dropped the last reference, and then no answer follows
+        if any(replies):
+            responses = self._with_replies(responses, replies)
+        batch.infer_end_ns = time.monotonic_ns()
+        num_responses = len(responses) if isinstance(responses, list | tuple) else 0
+        if num_responses != len(batch.requests):
+            raise InternalError(
+                f"model '{self._name}' returned {num_responses} responses for {len(batch.requests)} requests; "
+                "execute must return a list with one InferenceResponse per request"
+            )
+        if not any(again):
+            return list(map(self._outcome, responses))
+        return [
+            self._again(response) if is_again else self._outcome(response)
+            for response, is_again in zip(responses, again, strict=True)
+        ]
+
+    def _but(self, answers: list[InferenceResponse | None], error: BaseException) -> list[Outcome]:
+        """The answers that the model had sent before its ``execute`` raised an error; the other requests fail."""
+        failure = error if isinstance(error, WeftError) else None
+        if failure is None:
+            failure = self._failed(error)
+            _log.error(failure.message, exc_info=error, extra={"model": self._name, "error_id": failure.error_id})
+        return [failure if answer is None else self._outcome(answer) for answer in answers]
+
+    def _with_replies(self, responses: Any, replies: list[Reply | None]) -> Any:
+        """The returned responses, with the sent ones where the model returned None, or had sent the last one."""
+        if responses is None:
+            responses = [None] * len(replies)
+        if not isinstance(responses, list | tuple) or len(responses) != len(replies):
+            return responses
+        joined: list[Any] = []
+        for response, reply in zip(responses, replies, strict=True):
+            try:
+                is_sent = reply is not None and (response is None or reply.answer is not None)
+                joined.append(self._sent(reply) if reply is not None and is_sent else response)
+            except WeftError as error:
+                joined.append(error)
+        return joined
+
+    def _sent(self, reply: Reply) -> InferenceResponse:
+        """The response that the model sends; waits for it. Raises a WeftError where there is none."""
+        if self._instance.is_inline and not reply.has_ended:
+            raise InternalError(
+                f"model '{self._name}' has the parameter EXECUTION inline and did not send its response before execute "
+                "returned"
+            )
+        return reply.wait()
+
+    def _execute_decoupled(self, batch: Batch) -> list[Outcome]:
+        """Execute a batch of a decoupled model."""
+        outlets = [self._outlet(request) for request in batch.requests]
+        requests = [
+            InferenceRequest.wrap(*pair, can_reschedule=self._is_iterative, all_outputs=self._output_names)
+            for pair in zip(batch.requests, outlets, strict=True)
+        ]
+        result = None
+        token = in_work.set(batch.requests)
+        try:
+            batch.infer_start_ns = time.monotonic_ns()
+            if self._coroutines is None:
+                result = self._model.execute(requests.copy())
+            elif self._is_iterative:  # what it schedules again is known when it has ended
+                result = self._coroutines.run(self._model.execute(requests.copy()))
+            else:
+                self._coroutines.start(self._model.execute(requests.copy()), partial(self._on_end, requests))
+        except BaseException as error:
+            for request in requests:
+                request.disclaim()
+            if isinstance(error, TritonModelException):
+                raise self._failed(error) from error
+            raise
+        finally:
+            in_work.reset(token)
+        batch.infer_end_ns = time.monotonic_ns()
+        if result is not None:
+            for request in requests:
+                request.disclaim()
+            raise self._not_none(result)
+        return [self._released(request) for request in requests]
+
+    def _released(self, request: InferenceRequest) -> Outcome:
+        """The outcome of a decoupled request when ``execute`` has returned."""
+        if not request.is_rescheduled:
+            return STREAMED
+        request.disclaim()  # the next execution has a sender of its own
+        return RESCHEDULED
+
+    def _again(self, response: object) -> Outcome:
+        """The outcome of a request that is executed again."""
+        if response is None:
+            return RESCHEDULED
+        error = InternalError(
+            "Expected a None object in the execute function return list for rescheduled request, got "
+            f"{type(response).__name__}; a request that is scheduled again is answered later"
+        )
+        _log.error(error.message, extra={"error_id": error.error_id, "model": self._name})
+        return error
+
+    def _on_end(self, requests: list[InferenceRequest], result: Any, error: BaseException | None) -> None:
+        """Handle the end of the coroutine of a batch; after an error its unanswered requests fail."""
+        failure = None if result is None else self._not_none(result)
+        if error is not None:
+            failure = self._failed(error)
+        if failure is not None:
+            _log.error(failure.message, exc_info=error, extra={"model": self._name, "error_id": failure.error_id})
+            for request in requests:
+                request.fail(failure)
+        requests.clear()
+
+    def _failed(self, error: BaseException) -> InternalError:
+        """The error for clients: with the text of what a model raises on purpose, and of nothing else."""
+        if not isinstance(error, TritonModelException):
+            return InternalError(f"model '{self._name}' failed to execute the request")
+        return InternalError(
+            f"Failed to process the request(s) for model '{self._instance.name}', message: "
+            f"TritonModelException: {error}"
+        )
+
+    def _not_none(self, result: object) -> InternalError:
+        return InternalError(
+            f"Python model '{self._name}' is using the decoupled mode and the execute function must return None, got "
+            f"{type(result).__name__}"
+        )
+
+    def _outlet(self, served: ServedRequest) -> OutputStream:
+        stream = served.stream
+        if stream is None:  # a warm-up, or the client has left
+            return OutputStream(lambda response, is_final: None, lambda error: None)
+
+        def send(response: InferenceResponse | None, is_final: bool) -> None:
+            stream.send(None if response is None else self._outcome(response), is_final=is_final)
+
+        def fail(error: WeftError) -> None:
+            if served.is_withdrawn:  # it has failed, or is about to
+                stream.drop()
+            else:
+                stream.lose(error)
+
+        return OutputStream(send, fail)
+
+    def _outcome(self, response: Any) -> Outcome:
+        if isinstance(response, InferenceResponse) and (error := response.error()) is None:
+            return Response(*response.contents())
+        if isinstance(response, InferenceResponse):
+            outcome = weft_error(error)
+        elif isinstance(response, WeftError):
+            outcome = response
+        else:
+            outcome = InternalError(
+                f"model '{self._name}' returned {type(response).__name__} in place of an InferenceResponse"
+            )
+        if isinstance(outcome, InternalError):
+            _log.error(outcome.message, extra={"error_id": outcome.error_id, "model": self._name})
+        return outcome

@@ -1,0 +1,180 @@
+"""Inputs of stateful sequences: control inputs, and implicit state."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from weft.base.core import CallContext, InferCall
+from weft.base.errors import InternalError
+from weft.base.signature import TensorSpec
+from weft.base.tensors import (
+    ITEMSIZE_BYTES,
+    NUMPY_BY_DATATYPE,
+    Array,
+    WireTensor,
+    encode,
+    encode_bytes,
+    num_elements,
+)
+from weft.serving.backends.base import Backend, Batch
+from weft.serving.request.request import RESCHEDULED, InferenceRequest, InferenceResponse, Outcome
+from weft.serving.scheduler.sequence_turn import RequestSequence, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """An input with one element for each row.
+
+    Attributes:
+        spec: Of the input.
+        kind: ``"START"``, ``"END"`` or ``"READY"``.
+        values: The tensors, batch dimension included, that mean false and true.
+    """
+
+    spec: TensorSpec
+    kind: str
+    values: tuple[WireTensor, WireTensor]
+
+
+@dataclass(frozen=True, slots=True)
+class ImplicitState:
+    """A tensor that is an output of one request of a stateful sequence, and an input of the next.
+
+    Attributes:
+        spec: Of the input.
+        output: Of the model.
+        initial: What the first request of a sequence gets, batch dimension included.
+        is_answered: Whether clients get the output, because it is declared too.
+    """
+
+    spec: TensorSpec
+    output: str
+    initial: WireTensor
+    is_answered: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceInputs:
+    """The inputs that ``sequence_batching`` adds.
+
+    Attributes:
+        has_fixed_rows: The row of a request in its batch is that of its sequence.
+        signals: Control inputs.
+        id_spec: Input that gets the id of the sequence; None: none.
+        states: Kept between the requests of a sequence.
+    """
+
+    has_fixed_rows: bool = False
+    signals: tuple[Signal, ...] = ()
+    id_spec: TensorSpec | None = None
+    states: tuple[ImplicitState, ...] = ()
+
+    @property
+    def input_specs(self) -> tuple[TensorSpec, ...]:
+        """Inputs that the model has beside those of the requests."""
+        ids = () if self.id_spec is None else (self.id_spec,)
+        return (*(signal.spec for signal in self.signals), *ids, *(state.spec for state in self.states))
+
+    @property
+    def output_specs(self) -> tuple[TensorSpec, ...]:
+        """Outputs that the model has beside those of the responses."""
+        return tuple(replace(state.spec, name=state.output) for state in self.states if not state.is_answered)
+
+
+def sequenced(backend: type[Backend], inputs: SequenceInputs) -> type[Backend]:
+    """``backend`` with the inputs of stateful sequences.
+
+    Outputs that are states are kept, also where the caller has left. A request that fails does not change them.
+    """
+
+    class SequencedBackend(backend):  # type: ignore[valid-type,misc]  # the base is a value here
+        is_repeatable: ClassVar[bool] = False
+
+        def execute(self, batch: Batch) -> list[Outcome]:
+            turns = [request.turn or Turn(RequestSequence(0), True, True) for request in batch.requests]
+            has_batch = self.model.signature.max_batch_size > 0
+            for request, turn in zip(batch.requests, turns, strict=True):
+                request.add_inputs(_added(inputs, turn, is_ready=True, has_batch=has_batch))
+            rows = list(range(len(turns)))
+            if inputs.has_fixed_rows:
+                rows = [max(turn.sequence.row, 0) for turn in turns]
+                filled = Batch(self._filled(batch.requests, rows), batch.start_ns)
+            else:
+                filled = batch
+            outcomes: list[Outcome] = super().execute(filled)
+            batch.infer_start_ns, batch.infer_end_ns = filled.infer_start_ns, filled.infer_end_ns
+            batch.num_rows = filled.num_rows
+            if len(outcomes) != len(filled.requests):
+                return outcomes  # the instance reports the fault
+            return [self._kept(turn, outcomes[row]) for turn, row in zip(turns, rows, strict=True)]
+
+        def _filled(self, requests: Sequence[InferenceRequest], rows: Sequence[int]) -> list[InferenceRequest]:
+            """The requests in their rows, and zeros in the rows without one."""
+            by_row = dict(zip(rows, requests, strict=True))
+            return [by_row.get(row) or self._filler(requests[0]) for row in range(max(rows) + 1)]
+
+        def _filler(self, like: InferenceRequest) -> InferenceRequest:
+            has_batch = self.model.signature.max_batch_size > 0
+            zeros = {name: _zeros(tensor) for name, tensor in like.call.inputs.items()}
+            added = _added(inputs, Turn(RequestSequence(0), False, False), is_ready=False, has_batch=has_batch)
+            return InferenceRequest(InferCall(like.call.model_name, inputs={**zeros, **added}), CallContext())
+
+        def _kept(self, turn: Turn, outcome: Outcome) -> Outcome:
+            """Store the states of an outcome in its sequence, and return the rest; or an error for wrong states."""
+            if outcome is RESCHEDULED or not (inputs.states and isinstance(outcome, InferenceResponse)):
+                return outcome
+            kept: dict[str, WireTensor] = {}
+            for state in inputs.states:
+                fault = _fault(state, outcome.outputs, has_batch=self.model.signature.max_batch_size > 0)
+                if fault:
+                    return InternalError(f"model '{self.model.signature.name}' {fault}")
+                array = outcome.outputs[state.output] if state.is_answered else outcome.outputs.pop(state.output)
+                kept[state.spec.name] = encode(array)
+            turn.sequence.state = kept
+            return outcome
+
+    SequencedBackend.__name__ = SequencedBackend.__qualname__ = backend.__name__
+    return SequencedBackend
+
+
+def _added(inputs: SequenceInputs, turn: Turn, *, is_ready: bool, has_batch: bool) -> dict[str, WireTensor]:
+    """The added inputs of one request."""
+    flags = {"START": turn.is_start, "END": turn.is_end, "READY": is_ready}
+    added = {signal.spec.name: signal.values[flags[signal.kind]] for signal in inputs.signals}
+    sequence = turn.sequence
+    if inputs.id_spec is not None:
+        added[inputs.id_spec.name] = _id_tensor(sequence.id, inputs.id_spec.datatype, (1, 1) if has_batch else (1,))
+    for state in inputs.states:
+        name = state.spec.name
+        added[name] = state.initial if turn.is_start else sequence.state.get(name, state.initial)
+    return added
+
+
+def _id_tensor(sequence_id: int | str, datatype: str, shape: tuple[int, ...]) -> WireTensor:
+    if datatype == "BYTES":
+        return WireTensor(datatype, shape, encode_bytes([sequence_id or ""] if isinstance(sequence_id, str) else [""]))
+    size = ITEMSIZE_BYTES[datatype]
+    return WireTensor(datatype, shape, int(sequence_id).to_bytes(size, "little", signed=datatype.startswith("INT")))
+
+
+def _zeros(tensor: WireTensor) -> WireTensor:
+    count = num_elements(tensor.shape)
+    data = encode_bytes([b""] * count) if tensor.datatype == "BYTES" else bytes(len(tensor.data))
+    return WireTensor(tensor.datatype, tensor.shape, data)
+
+
+def _fault(state: ImplicitState, outputs: Mapping[str, Array], *, has_batch: bool) -> str:
+    """The fault of a state that the model returned; "" if there is none."""
+    array = outputs.get(state.output)
+    if array is None:
+        return f"did not give output '{state.output}', which is the state of the sequence"
+    expected = (1, *state.spec.dims) if has_batch else state.spec.dims
+    fits = len(array.shape) == len(expected) and all(
+        want in (-1, got) for want, got in zip(expected, array.shape, strict=True)
+    )
+    if array.dtype != NUMPY_BY_DATATYPE[state.spec.datatype] or not fits:
+        return (
+            f"gave state '{state.output}' as {array.dtype} {list(array.shape)}; its configuration says "
+            f"{state.spec.datatype} {list(expected)}"
+        )
+    return ""

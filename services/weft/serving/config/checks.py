@@ -1,0 +1,286 @@
+"""Checks of names, tensors and unsupported fields.
+
+The rules are those of Triton Inference Server's load-time validation. A field that would change answers, and is not
+implemented, is an error; one that only tunes speed or adds labels is ignored and named in the log.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path, PurePosixPath
+
+from weft.base.signature import EMPTY_BATCH_PARAMETER, OPTIONAL_OUTPUTS_PARAMETER, optional_outputs
+from weft.base.tensors import NUMPY_BY_DATATYPE
+from weft.base.text.pbtxt import suggestion
+from weft.serving.config.report import ConfigReport
+from weft.serving.config.reshape import check_reshape
+from weft_protos.model_config_pb2 import TYPE_BF16, ModelConfig, ModelInput, ModelOutput
+
+BACKEND_BY_PLATFORM = {"onnxruntime_onnx": "onnxruntime", "pytorch_libtorch": "pytorch"}
+#: The platform or backend of a model that names neither, by the file in its version folder; the first that is there.
+_BY_FILENAME = {
+    "model.onnx": "onnxruntime_onnx",
+    "model.pt2": "pytorch_libtorch",
+    "model.pt": "pytorch_libtorch",
+    "model.py": "python",
+}
+#: Why nothing tells the backend.
+TELLING_FILES = f"the latest version folder has none of {', '.join(_BY_FILENAME)}, which would tell the backend"
+_BY_SUFFIX = {PurePosixPath(filename).suffix: name for filename, name in _BY_FILENAME.items()}
+
+_Asked = Callable[[ModelConfig], object]
+
+#: Backends that copy between host and GPU.
+_PINNING = ("onnxruntime", "pytorch")
+
+_UNSUPPORTED: tuple[tuple[str, _Asked, str], ...] = (
+    (
+        "ensemble_scheduling",
+        lambda c: c.HasField("ensemble_scheduling"),
+        "an ensemble is a graph: move it to the repository of the router",
+    ),
+    (
+        "cc_model_filenames",
+        lambda c: c.cc_model_filenames,
+        "one file serves every device; use default_model_filename",
+    ),
+    ("model_operations.op_library_filename", lambda c: c.model_operations.op_library_filename, "remove it"),
+    (
+        "model_repository_agents",
+        lambda c: c.model_repository_agents.agents,
+        "agents are plug-ins that change a model's files at load; change them before they come into the repository, "
+        "and remove it",
+    ),
+)
+
+_IGNORED: tuple[tuple[str, _Asked], ...] = (
+    ("runtime", lambda c: c.runtime),
+    ("metric_tags", lambda c: c.metric_tags),
+    ("model_metrics", lambda c: c.model_metrics.metric_control),
+    ("optimization.graph", lambda c: c.optimization.HasField("graph") and c.backend != "onnxruntime"),
+    (
+        "optimization.execution_accelerators",
+        lambda c: c.optimization.HasField("execution_accelerators") and c.backend != "onnxruntime",
+    ),
+    ("optimization.priority", lambda c: c.optimization.priority),
+    ("optimization.cuda", lambda c: c.optimization.HasField("cuda") and not _only_asks_for_graphs(c)),
+    (
+        "optimization.input_pinned_memory",
+        lambda c: c.optimization.HasField("input_pinned_memory") and c.backend not in _PINNING,
+    ),
+    (
+        "optimization.output_pinned_memory",
+        lambda c: c.optimization.HasField("output_pinned_memory") and c.backend not in _PINNING,
+    ),
+    ("optimization.gather_kernel_buffer_threshold", lambda c: c.optimization.gather_kernel_buffer_threshold),
+    ("optimization.eager_batching", lambda c: c.optimization.eager_batching),
+    ("input.format", lambda c: any(tensor.format for tensor in c.input)),
+    ("instance_group.host_policy", lambda c: any(group.host_policy for group in c.instance_group)),
+    ("instance_group.profile", lambda c: any(group.profile for group in c.instance_group)),
+)
+
+#: Of a path inside a model's folder, which is also the most that one of its parts may have.
+_MAX_PATH_BYTES = 255
+
+
+def _only_asks_for_graphs(config: ModelConfig) -> bool:
+    cuda = config.optimization.cuda
+    return config.backend == "onnxruntime" and {field.name for field, _ in cuda.ListFields()} <= {"graphs"}
+
+
+def ignored_fields(config: ModelConfig) -> list[str]:
+    """Fields that are set and have no effect in this version."""
+    return [path for path, is_asked in _IGNORED if is_asked(config)]
+
+
+def name_backend(config: ModelConfig, directory: Path) -> None:
+    """Name the backend of a model that names none by the files in its version folder, if they tell."""
+    if config.backend or config.platform or config.HasField("ensemble_scheduling"):
+        return
+    if config.default_model_filename:
+        found = _BY_SUFFIX.get(PurePosixPath(config.default_model_filename).suffix, "")
+    else:
+        filename = next((filename for filename in _BY_FILENAME if (directory / filename).exists()), "")
+        config.default_model_filename = filename
+        found = _BY_FILENAME.get(filename, "")
+    if found in BACKEND_BY_PLATFORM:
+        config.platform = found
+    config.backend = BACKEND_BY_PLATFORM.get(found, found)
+
+
+def is_incomplete(config: ModelConfig) -> bool:
+    """Whether inputs, outputs, or types or shapes of some, are left to the model's file."""
+    tensors: list[ModelInput | ModelOutput] = [*config.input, *config.output]
+    return not (config.input and config.output) or any(not (t.data_type and t.dims) for t in tensors)
+
+
+def check_declared(config: ModelConfig, name: str, backends: Collection[str], report: ConfigReport) -> None:
+    """Check everything but the tensors, and fill in name and backend.
+
+    Args:
+        config: Gets ``name``, and ``backend`` from ``platform``.
+        name: The model's folder.
+        backends: Names that exist.
+        report: Receives the faults.
+    """
+    _check_identity(config, name, backends, report)
+    _check_supported(config, report)
+    _check_filenames(config, report)
+
+
+def _check_supported(config: ModelConfig, report: ConfigReport) -> None:
+    for path, is_asked, cure in _UNSUPPORTED:
+        if is_asked(config):
+            report.error(path, f"{path} is not supported by this version; {cure}")
+
+
+def check_cache(config: ModelConfig, report: ConfigReport) -> None:
+    """Refuse ``response_cache`` where equal requests have different answers."""
+    path = "response_cache.enable"
+    if not config.response_cache.enable:
+        return
+    if config.model_transaction_policy.decoupled:
+        report.error(path, f"{path} is not possible for a decoupled model, which may answer often; remove it")
+    if config.HasField("sequence_batching"):
+        report.error(path, f"{path} is not possible with sequence_batching, where answers depend on state; remove it")
+
+
+def check_decoupled(config: ModelConfig, *, can_stream: bool, report: ConfigReport) -> None:
+    """Check that a decoupled model has a backend and settings that allow it."""
+    if not config.model_transaction_policy.decoupled:
+        return
+    path = "model_transaction_policy.decoupled"
+    if not can_stream:
+        report.error(path, f"backend '{config.backend}' answers each request once; remove {path}")
+    if config.dynamic_batching.preserve_ordering:
+        report.error(
+            "dynamic_batching.preserve_ordering", "preserve_ordering is not possible for a decoupled model; remove it"
+        )
+    if config.parameters["split_large_requests"].string_value if "split_large_requests" in config.parameters else "":
+        report.error(
+            "parameters[split_large_requests].key",
+            "split_large_requests is not possible for a decoupled model; remove it",
+        )
+
+
+def check_optional_outputs(config: ModelConfig, report: ConfigReport) -> None:
+    """Check that the outputs that answers may lack are outputs of the model."""
+    if OPTIONAL_OUTPUTS_PARAMETER not in config.parameters:
+        return
+    path, known = f"parameters[{OPTIONAL_OUTPUTS_PARAMETER}]", [tensor.name for tensor in config.output]
+    names = optional_outputs(config)
+    for name in names:
+        if name not in known:
+            text = f"parameter '{OPTIONAL_OUTPUTS_PARAMETER}': the model has no output '{name}'"
+            report.error(path, text + suggestion(name, known))
+    if not names:
+        text = f"parameter '{OPTIONAL_OUTPUTS_PARAMETER}' must name outputs, separated by commas: {', '.join(known)}"
+        report.error(path, text)
+
+
+def check_empty_batches(config: ModelConfig, report: ConfigReport) -> None:
+    """Check that a model that takes batches of no rows has batches."""
+    if EMPTY_BATCH_PARAMETER not in config.parameters:
+        return
+    path, value = f"parameters[{EMPTY_BATCH_PARAMETER}]", config.parameters[EMPTY_BATCH_PARAMETER].string_value
+    if value not in ("", "true", "false"):
+        report.error(path, f"parameter '{EMPTY_BATCH_PARAMETER}' is '{value}'; give \"true\" or \"false\", or no value")
+    elif value != "false" and (config.max_batch_size <= 0 or config.HasField("sequence_batching")):
+        what = "a model without batch dimension" if config.max_batch_size <= 0 else "a stateful model"
+        report.error(path, f"parameter '{EMPTY_BATCH_PARAMETER}' has no effect for {what}; remove it")
+
+
+def check_iterative(config: ModelConfig, *, can_reschedule: bool, report: ConfigReport) -> None:
+    """Check that the backend of a model with iterative sequences can reschedule requests."""
+    path = "sequence_batching.iterative_sequence"
+    if config.sequence_batching.iterative_sequence and not can_reschedule:
+        report.error(path, f"backend '{config.backend}' executes each request once; remove {path}")
+
+
+def _check_identity(config: ModelConfig, name: str, backends: Collection[str], report: ConfigReport) -> None:
+    if config.name and config.name != name:
+        report.error(
+            "name", f"name is '{config.name}', but the model's folder is '{name}'; make them equal or leave name out"
+        )
+    config.name = name
+    if config.HasField("ensemble_scheduling"):  # reported by _check_supported
+        return
+    if config.platform == "ensemble":
+        report.error("platform", "platform 'ensemble' is not supported here; an ensemble belongs to the router")
+        return
+    implied = BACKEND_BY_PLATFORM.get(config.platform, "")
+    path, asked = ("backend", config.backend) if config.backend else ("platform", implied or config.platform)
+    if not asked:
+        report.error("", f"neither backend nor platform is set, and {TELLING_FILES}{suggestion('', sorted(backends))}")
+    elif asked not in backends:
+        report.error(path, f"unknown {path} '{asked}'{suggestion(asked, sorted(backends))}")
+    elif implied and implied != asked:
+        report.error("platform", f"platform '{config.platform}' means backend '{implied}', but backend is '{asked}'")
+    config.backend = asked
+
+
+def _check_filenames(config: ModelConfig, report: ConfigReport) -> None:
+    named = [("default_model_filename", config.default_model_filename)]
+    named += [(f"output[{i}].label_filename", tensor.label_filename) for i, tensor in enumerate(config.output)]
+    for path, filename in named:
+        if fault := path_fault(filename, "the model's folder"):
+            report.error(path, fault)
+
+
+def path_fault(filename: str, folder: str) -> str:
+    """The fault of ``filename`` as a path below ``folder``, its name in messages; "" if there is none."""
+    num_bytes = len(filename.encode())
+    if num_bytes > _MAX_PATH_BYTES:
+        return f"a path of {num_bytes} bytes; at most {_MAX_PATH_BYTES} are allowed"
+    path = PurePosixPath(filename)
+    if path.is_absolute() or ".." in path.parts or "\0" in filename:
+        return f"'{filename}' leaves {folder}; give a relative path without '..'"
+    return ""
+
+
+def check_tensors(config: ModelConfig, report: ConfigReport, *, may_lack: Collection[str] = ()) -> None:
+    """Check ``input`` and ``output``: there is at least one of each, and each can be served.
+
+    Args:
+        config: Completed.
+        report: Receives the faults.
+        may_lack: ``input`` where there need not be one, ``output`` likewise.
+    """
+    is_complete = not report.diagnostics  # else the backend has not completed it
+    kinds: tuple[tuple[str, Sequence[ModelInput | ModelOutput]], ...] = (
+        ("input", config.input),
+        ("output", config.output),
+    )
+    for kind, tensors in kinds:
+        if not tensors and is_complete and kind not in may_lack:
+            report.error(
+                "", f"model must have at least one {kind}; backend '{config.backend}' does not name them, so declare it"
+            )
+        names: set[str] = set()
+        for i, tensor in enumerate(tensors):
+            _check_tensor(kind, f"{kind}[{i}]", tensor, config.max_batch_size, report)
+            if tensor.name in names:
+                report.error(
+                    f"{kind}[{i}].name", f"{kind} '{tensor.name}' is declared twice; names of {kind}s must differ"
+                )
+            names.add(tensor.name)
+
+
+def _check_tensor(
+    kind: str, path: str, tensor: ModelInput | ModelOutput, max_batch_size: int, report: ConfigReport
+) -> None:
+    called = f"{kind} '{tensor.name}'"
+    if not tensor.name:
+        report.error(path, f"{kind} must specify 'name'")
+    if not tensor.data_type:
+        report.error(path, f"{called} must specify 'data_type', for example TYPE_FP32")
+    elif tensor.data_type == TYPE_BF16 and "BF16" not in NUMPY_BY_DATATYPE:
+        text = f"{called} is of type BF16, for which ml_dtypes is not installed; pip install 'weft-mesh[bf16]'"
+        report.error(f"{path}.data_type", text)
+    if not tensor.dims:
+        report.error(path, f"{called} must specify 'dims'; for one value per row use dims: [ 1 ]")
+    for i, dim in enumerate(tensor.dims):
+        if dim < -1 or dim == 0:
+            report.error(f"{path}.dims[{i}]", f"{called} dimension must be integer >= 1, or -1 for any size, got {dim}")
+    check_reshape(path, called, tensor, max_batch_size, report)
+    for field in ("is_shape_tensor", "is_non_linear_format_io"):
+        if getattr(tensor, field, False):
+            report.error(f"{path}.{field}", f"{called}: {field} is not supported by this version; remove it")

@@ -1,0 +1,231 @@
+"""Defines a model from its folder: configuration, backend, settings, instances."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import json_format
+
+from weft.base.errors import InternalError, InvalidArgumentError, UnavailableError, WeftError
+from weft.base.observing.logs import get_logger
+from weft.base.repository.layout import CONFIG_FILENAME
+from weft.base.signature import (
+    COLLECTS_PARAMETER,
+    EMPTY_BATCH_PARAMETER,
+    OPTIONAL_OUTPUTS_PARAMETER,
+    PROVENANCE_PARAMETER,
+    VERSION_DIGEST_PARAMETER,
+    ModelSignature,
+)
+from weft.base.text.pbtxt import parse
+from weft.serving.backends.base import (
+    Backend,
+    InstanceContext,
+    MetricExports,
+    MetricSink,
+    ModelCaller,
+    ModelContext,
+    RepositoryControl,
+    TensorBackend,
+)
+from weft.serving.backends.sequences import sequenced
+from weft.serving.config import checks, scheduling
+from weft.serving.config.batching import LAYOUT_PARAMETERS, batch_layout
+from weft.serving.config.execution import EXECUTION, INLINE, PROCESS, check_execution, execution_of
+from weft.serving.config.labels import read_labels
+from weft.serving.config.override import parse_override
+from weft.serving.config.placement import MAX_INSTANCES, place_instances
+from weft.serving.config.report import ConfigReport
+from weft.serving.config.sequence_inputs import drop_added, sequence_inputs
+from weft.serving.config.versions import select_versions
+from weft.serving.config.warmup import warmup_samples
+from weft.serving.config.warmup_samples import warmed
+from weft.serving.scheduler.settings import SchedulerSettings
+from weft_protos.model_config_pb2 import ModelConfig
+
+_log = get_logger("weft.serving.config")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDefinition:
+    """A model as configured and checked, not loaded.
+
+    Attributes:
+        config: Completed configuration, as ``ModelConfig`` answers it.
+        backend: Runs the model; warm-up included.
+        settings: Of the scheduler.
+        instances: Where it runs.
+        contexts: Of each version to be served, by version, lowest first.
+    """
+
+    config: ModelConfig
+    backend: type[Backend]
+    settings: SchedulerSettings
+    instances: tuple[InstanceContext, ...]
+    contexts: Mapping[int, ModelContext]
+
+
+def define_model(
+    directory: Path,
+    versions: Sequence[int],
+    backends: Mapping[str, type[Backend]],
+    *,
+    num_gpus: int,
+    completes: bool = True,
+    override: str | None = None,
+    max_override_instances: int = MAX_INSTANCES,
+    caller: ModelCaller | None = None,
+    metrics: MetricSink | None = None,
+    control: RepositoryControl | None = None,
+    exports: MetricExports | None = None,
+) -> ModelDefinition:
+    """Define the model in ``directory``. Blocks: reads files, may import a backend.
+
+    Args:
+        directory: ``<repository>/<model>``; its name is the model's.
+        versions: Numbers of the version folders.
+        backends: By name; reading a value may import it.
+        num_gpus: CUDA devices of this process.
+        completes: Whether what the configuration leaves out, up to the whole file, is taken from the model's files.
+        override: A configuration as JSON, in place of ``config.pbtxt``.
+        max_override_instances: Limit of the instances that ``override`` may ask for.
+        caller: Calls other models for this one.
+        metrics: Keeps the metrics of the model.
+        control: Loads and unloads other models for this one.
+        exports: Exports the metrics of the backend.
+
+    Raises:
+        PbtxtError: Every fault of the configuration, each with file, line and column.
+        WeftError: The backend could not complete the configuration.
+    """
+    config, report = _read(directory, override, completes=completes)
+    if completes and versions:
+        checks.name_backend(config, directory / str(max(versions)))
+    if override is None and not config.backend and not (directory / CONFIG_FILENAME).exists():
+        raise InvalidArgumentError(f"{directory} has no {CONFIG_FILENAME}, and {checks.TELLING_FILES}")
+    checks.check_declared(config, directory.name, backends, report)
+    selected = select_versions(config, versions, report)
+    if completes and not report.diagnostics:  # user code sees sound configurations only
+        backend = _imported(backends, config.backend)
+        if backend.completes_always or checks.is_incomplete(config):
+            declared = {tensor.name for tensor in config.input} | {tensor.name for tensor in config.output}
+            config = _complete(config, backend, directory / str(selected[-1]))
+            drop_added(config, declared)
+            checks.check_declared(config, directory.name, backends, report)
+    backend = _imported(backends, config.backend) if config.backend in backends else Backend
+    checks.check_tensors(config, report, may_lack=backend.may_lack)
+    settings = scheduling.scheduler_settings(config, report)
+    samples = warmup_samples(config, directory, report)
+    labels = {version: read_labels(config, directory, version, report) for version in selected}
+    execution = execution_of(config, backend.execution_modes)
+    instances = place_instances(
+        config,
+        num_gpus=num_gpus,
+        can_use_gpu=backend.can_use_gpu,
+        is_inline=execution == INLINE,
+        max_instances=MAX_INSTANCES if override is None else min(max_override_instances, MAX_INSTANCES),
+        report=report,
+    )
+    check_execution(config, settings, backend.execution_modes, report)
+    checks.check_cache(config, report)
+    checks.check_optional_outputs(config, report)
+    checks.check_empty_batches(config, report)
+    checks.check_decoupled(config, can_stream=backend.can_stream, report=report)
+    checks.check_iterative(config, can_reschedule=backend.can_reschedule, report=report)
+    layout = batch_layout(config, report, has_tensor_backend=issubclass(backend, TensorBackend))
+    inputs = sequence_inputs(config, directory, report)
+    if inputs is not None:
+        backend = sequenced(backend, inputs)
+        layout = replace(layout, added_inputs=inputs.input_specs, added_outputs=inputs.output_specs)
+    report.raise_if_any()
+    config.parameters.pop(COLLECTS_PARAMETER, None)
+    config.parameters.pop(VERSION_DIGEST_PARAMETER, None)  # of a configuration that a client read and gives back
+    if backend.can_collect and config.model_transaction_policy.decoupled:
+        config.parameters[COLLECTS_PARAMETER].string_value = "true"  # a router asks the configuration
+    if ignored := checks.ignored_fields(config):
+        _log.warning("%s: ignored, without effect in this version: %s", config.name, ", ".join(ignored))
+    as_json = _to_json(config)
+    ours = {*scheduling.SCHEDULING_PARAMETERS, *LAYOUT_PARAMETERS, COLLECTS_PARAMETER, OPTIONAL_OUTPUTS_PARAMETER}
+    ours.add(EMPTY_BATCH_PARAMETER)
+    parameters = {
+        key: parameter.string_value
+        for key, parameter in config.parameters.items()
+        if key not in ours and not key.startswith(PROVENANCE_PARAMETER)
+    }
+    parameters.pop(EXECUTION, None)
+    if execution == PROCESS:  # the backend's own affair
+        parameters[EXECUTION] = PROCESS
+    return ModelDefinition(
+        config=config,
+        backend=warmed(backend, samples) if samples else backend,
+        settings=settings,
+        instances=instances,
+        contexts={
+            version: ModelContext(
+                ModelSignature.from_config(config, str(version), labels[version]),
+                directory / str(version),
+                as_json,
+                parameters,
+                report.fault,
+                layout,
+                caller,
+                metrics,
+                control,
+                exports,
+            )
+            for version in selected
+        },
+    )
+
+
+def _read(directory: Path, override: str | None, *, completes: bool) -> tuple[ModelConfig, ConfigReport]:
+    """The configuration as written, an empty one without a file, and a report with the positions of its fields."""
+    if override is not None:
+        return parse_override(override), ConfigReport("config parameter")
+    path = directory / CONFIG_FILENAME
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise InvalidArgumentError(f"cannot read {path}: it is no regular file")
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        if completes:
+            return ModelConfig(), ConfigReport(str(path))
+        raise InvalidArgumentError(
+            f"there is no {path}; a model needs this file where --disable-auto-complete-config is given"
+        ) from None
+    except OSError as error:
+        raise InvalidArgumentError(f"cannot read {path}: {error.strerror}; a model needs this file") from None
+    config, positions = parse(text, ModelConfig(), file=str(path))
+    return config, ConfigReport(str(path), positions)
+
+
+def _imported(backends: Mapping[str, type[Backend]], name: str) -> type[Backend]:
+    """The backend, imported."""
+    try:
+        return backends[name]
+    except ImportError as error:
+        raise UnavailableError(f"backend '{name}' cannot be imported: {error}; install what it needs") from error
+
+
+def _complete(config: ModelConfig, backend: type[Backend], directory: Path) -> ModelConfig:
+    """The configuration as completed by the backend from the model itself."""
+    auto_complete = backend.auto_complete
+    if auto_complete is None:
+        return config
+    try:
+        return json_format.ParseDict(auto_complete(_to_json(config), directory), ModelConfig())
+    except WeftError:
+        raise
+    except json_format.ParseError as error:
+        raise InvalidArgumentError(
+            f"auto-complete of model '{config.name}' by backend '{config.backend}' gave no valid configuration: {error}"
+        ) from None
+    except BaseException as error:  # user code may do anything, and a SystemExit would end the event loop
+        failure = InternalError(f"auto-complete of model '{config.name}' by backend '{config.backend}' failed")
+        _log.exception("auto-complete failed", extra={"model": config.name, "error_id": failure.error_id})
+        raise failure from error
+
+
+def _to_json(config: ModelConfig) -> dict[str, Any]:
+    return json_format.MessageToDict(config, preserving_proto_field_name=True)

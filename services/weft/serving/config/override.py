@@ -1,0 +1,87 @@
+"""The configuration that a load gives in place of ``config.pbtxt``, as JSON."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf import json_format
+from google.protobuf.descriptor import Descriptor
+
+from weft.base.core import ParameterValue
+from weft.base.errors import InvalidArgumentError, UnsupportedError
+from weft_protos.model_config_pb2 import ModelConfig
+
+#: What protobuf's parser in C++, which Triton Inference Server has, takes beside JSON: names without quotes, strings in
+#: single quotes, a comma before the end. Strings in double quotes match first, and stay.
+_LENIENT = re.compile(r'"(?:\\.|[^"\\])*"|(\'(?:\\.|[^\'\\])*\')|([A-Za-z_]\w*)|(,)(?=\s*[}\]])')
+_QUOTE = re.compile(r'\\.|"', re.DOTALL)
+
+
+def config_override(name: str, parameters: Mapping[str, ParameterValue | bytes]) -> str | None:
+    """The configuration in the parameters of a load, in place of ``config.pbtxt``. Raises for other parameters."""
+    for key in parameters:
+        if key.startswith("file:"):
+            raise UnsupportedError(
+                f"failed to load '{name}': parameter '{key}' is not supported by this version: a restart would not "
+                "have the file; put the file into the repository"
+            )
+        if key != "config":
+            raise InvalidArgumentError(f"failed to load '{name}': unknown parameter '{key}'; a load takes 'config'")
+    config = parameters.get("config")
+    if config is not None and not isinstance(config, str):
+        raise InvalidArgumentError(
+            f"failed to load '{name}': parameter 'config' must be a string, a configuration in JSON"
+        )
+    return config
+
+
+def parse_override(text: str) -> ModelConfig:
+    """The configuration in JSON, read as protobuf's parser in C++ reads it.
+
+    Of a name that comes twice the last counts, and one value stands for a list of it.
+
+    Raises:
+        InvalidArgumentError: It is no configuration in JSON.
+    """
+    try:
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError:
+            data = json.loads(_LENIENT.sub(_strict, text))
+        if not isinstance(data, dict):
+            raise json_format.ParseError(f"it is a {type(data).__name__}, not an object")
+        return json_format.ParseDict(_listed(data, ModelConfig.DESCRIPTOR), ModelConfig())
+    except (json_format.ParseError, ValueError, RecursionError) as error:
+        raise InvalidArgumentError(f"parameter 'config' is not a model configuration in JSON: {error}") from None
+
+
+def _strict(match: re.Match[str]) -> str:
+    """JSON for what is taken beside it."""
+    single, word, comma = match.groups()
+    if single is not None:
+        inner = single[1:-1].replace("\\'", "'")
+        return f'"{_QUOTE.sub(lambda found: found[0] if len(found[0]) == 2 else chr(92) + found[0], inner)}"'
+    if word is not None:
+        return word if word in ("true", "false", "null") else f'"{word}"'
+    return "" if comma is not None else match[0]
+
+
+def _listed(data: Mapping[str, Any], message: Descriptor) -> dict[str, Any]:
+    """The data of a message, with every value of a repeated field in a list."""
+    fields = {name: field for field in message.fields for name in (field.name, field.json_name)}
+    return {key: value if key not in fields else _value(fields[key], value) for key, value in data.items()}
+
+
+def _value(field: Any, value: Any) -> Any:
+    inner = field.message_type
+    if inner is not None and inner.GetOptions().map_entry:
+        of_value = inner.fields_by_name["value"]
+        return {k: _value(of_value, v) for k, v in value.items()} if isinstance(value, dict) else value
+    if field.is_repeated and not isinstance(value, list) and value is not None:
+        value = [value]
+    if inner is None:
+        return value
+    if isinstance(value, list):
+        return [_listed(item, inner) if isinstance(item, dict) else item for item in value]
+    return _listed(value, inner) if isinstance(value, dict) else value

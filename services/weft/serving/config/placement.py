@@ -1,0 +1,122 @@
+"""Places the instances of a model on devices."""
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from weft.serving.backends.base import InstanceContext
+from weft.serving.config.rate_limits import rate_limit
+from weft.serving.config.report import ConfigReport
+from weft_protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
+
+_DEVICE = re.compile(r"nvidia\d+")
+
+#: Of one model; each is a thread or a process.
+MAX_INSTANCES = 1024
+
+
+def count_gpus(environment: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> int:
+    """Number of CUDA devices that this process may use, without a CUDA library.
+
+    Args:
+        environment: ``CUDA_VISIBLE_DEVICES`` narrows the choice as CUDA reads it; "" and "-1" hide every device.
+        devices: Folder of the device files ``nvidia0``, ``nvidia1``, ...
+    """
+    present = sum(1 for entry in devices.iterdir() if _DEVICE.fullmatch(entry.name)) if devices.is_dir() else 0
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    if visible is None or not present:
+        return present
+    asked = [item.strip() for item in visible.split(",")]
+    return len(asked[: asked.index("-1")] if "-1" in asked else [item for item in asked if item])
+
+
+def place_instances(
+    config: ModelConfig,
+    *,
+    num_gpus: int,
+    can_use_gpu: bool,
+    is_inline: bool = False,
+    max_instances: int = MAX_INSTANCES,
+    report: ConfigReport,
+) -> tuple[InstanceContext, ...]:
+    """One context for each instance of ``instance_group``; without a group, one, or one per GPU.
+
+    ``count`` is per GPU of a GPU group. KIND_AUTO takes the GPUs if there are any and the backend can use them; its
+    instances may continue on the CPU, if the library of the backend cannot use the GPU. Inline, KIND_AUTO is the CPU.
+
+    Args:
+        config: ``instance_group`` gets its default.
+        num_gpus: CUDA devices of this process.
+        can_use_gpu: Whether the backend runs on a GPU.
+        is_inline: Whether the instances execute on the event loop.
+        max_instances: Limit of all groups together.
+        report: Receives the faults.
+    """
+    if not config.instance_group:
+        config.instance_group.add()
+    instances: list[InstanceContext] = []
+    names: set[str] = set()
+    for i, group in enumerate(config.instance_group):
+        path = f"instance_group[{i}]"
+        _check_group(path, group, report)
+        wants_gpu = group.kind == ModelInstanceGroup.KIND_GPU or bool(group.gpus)
+        if wants_gpu and num_gpus and not can_use_gpu:
+            report.error(path, f"backend '{config.backend}' does not run on a GPU; use KIND_CPU")
+        if group.kind == ModelInstanceGroup.KIND_GPU and not num_gpus:
+            report.error(
+                f"{path}.kind",
+                "KIND_GPU asked for, but this machine has no GPU that is visible; use KIND_AUTO or KIND_CPU",
+            )
+        is_auto = group.kind == ModelInstanceGroup.KIND_AUTO
+        is_gpu = group.kind != ModelInstanceGroup.KIND_CPU and num_gpus > 0 and can_use_gpu
+        is_gpu = is_gpu and not (is_inline and is_auto and not group.gpus)
+        if is_gpu and not group.gpus:
+            group.gpus.extend(range(num_gpus))
+        for j, gpu in enumerate(group.gpus):
+            if is_gpu and not 0 <= gpu < num_gpus:
+                report.error(f"{path}.gpus[{j}]", f"GPU {gpu} does not exist; this machine has 0 to {num_gpus - 1}")
+        group.count = min(max(group.count, 1), MAX_INSTANCES)
+        group.name = group.name or f"{config.name}_{i}"
+        if group.name in names:
+            report.error(f"{path}.name", f"two instance groups are named '{group.name}'; names must differ")
+        names.add(group.name)
+        group.kind = ModelInstanceGroup.KIND_GPU if is_gpu else ModelInstanceGroup.KIND_CPU
+        if not is_gpu:
+            group.ClearField("gpus")
+        limit = rate_limit(f"{path}.rate_limiter", group, report)
+        places = [("GPU", gpu) for gpu in group.gpus] or [("CPU", 0)]
+        num_instances = len(instances) + len(places) * group.count
+        if num_instances > max_instances:
+            report.error(
+                f"{path}.count", f"the groups make {num_instances} instances; at most {max_instances} are allowed"
+            )
+            break
+        instances += [
+            InstanceContext(
+                f"{group.name}_{number}",
+                kind,
+                device_id,
+                limit,
+                may_use_cpu=is_auto and is_gpu,
+                is_inline=is_inline,
+            )
+            for number, (kind, device_id) in enumerate(place for place in places for _ in range(group.count))
+        ]
+    return tuple(instances)
+
+
+def _check_group(path: str, group: ModelInstanceGroup, report: ConfigReport) -> None:
+    if group.count < 0:
+        report.error(f"{path}.count", f"count must be at least 1, got {group.count}")
+    if group.count > MAX_INSTANCES:
+        report.error(f"{path}.count", f"count must be at most {MAX_INSTANCES}, got {group.count}")
+    if group.kind == ModelInstanceGroup.KIND_MODEL:
+        report.error(f"{path}.kind", "KIND_MODEL is not supported by this version; use KIND_AUTO, KIND_CPU or KIND_GPU")
+    if group.kind == ModelInstanceGroup.KIND_CPU and group.gpus:
+        report.error(f"{path}.gpus", f"gpus {list(group.gpus)} are given for KIND_CPU; use KIND_GPU or remove gpus")
+    if len(set(group.gpus)) != len(group.gpus):
+        report.error(f"{path}.gpus", f"gpus {list(group.gpus)} name a GPU twice; for more instances raise count")
+    for field, is_asked in (("passive", group.passive), ("secondary_devices", group.secondary_devices)):
+        if is_asked:
+            report.error(f"{path}.{field}", f"instance_group {field} is not supported by this version; remove it")

@@ -1,0 +1,90 @@
+"""``SchedulerSettings`` from ``dynamic_batching`` and its parameters."""
+
+from weft.serving.config.report import ConfigReport
+from weft.serving.config.sequences import MAX_BACKLOG, sequence_settings
+from weft.serving.scheduler.settings import QueuePolicy, SchedulerSettings
+from weft_protos.model_config_pb2 import ModelConfig, ModelQueuePolicy
+
+_AGING, _SPLIT, _LIMIT = "priority_aging_us", "split_large_requests", "execution_timeout_us"
+SCHEDULING_PARAMETERS = (_AGING, _SPLIT, _LIMIT, MAX_BACKLOG)
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+
+
+def scheduler_settings(config: ModelConfig, report: ConfigReport) -> SchedulerSettings:
+    """The settings of the scheduler as configured.
+
+    Args:
+        config: Its ``max_batch_size`` is complete.
+        report: Receives the faults.
+    """
+    if config.HasField("sequence_batching"):
+        return _by_sequence(config, report)
+    if MAX_BACKLOG in config.parameters:
+        report.error(
+            f"parameters[{MAX_BACKLOG}]",
+            f"parameter '{MAX_BACKLOG}' needs sequence_batching; elsewhere a queue policy has max_queue_size",
+        )
+    batching = config.dynamic_batching
+    settings = SchedulerSettings(
+        max_batch_size=config.max_batch_size,
+        is_batching=config.HasField("dynamic_batching"),
+        preferred_batch_sizes=tuple(dict.fromkeys(batching.preferred_batch_size)),
+        max_queue_delay_us=batching.max_queue_delay_microseconds,
+        preserve_ordering=batching.preserve_ordering,
+        priority_levels=batching.priority_levels,
+        default_priority_level=batching.default_priority_level,
+        default_policy=_policy(batching.default_queue_policy),
+        policies={level: _policy(policy) for level, policy in sorted(batching.priority_queue_policy.items())},
+        priority_aging_us=_microseconds(config, _AGING, report),
+        execution_timeout_us=_microseconds(config, _LIMIT, report),
+        can_split=_can_split(config, report),
+    )
+    for path, message in settings.faults():
+        report.error(path, f"{path}: {message}")
+    return settings
+
+
+def _by_sequence(config: ModelConfig, report: ConfigReport) -> SchedulerSettings:
+    """Settings of a model with ``sequence_batching``, which has neither priorities nor splitting."""
+    for key in (_AGING, _SPLIT):
+        if key in config.parameters:
+            report.error(f"parameters[{key}]", f"parameter '{key}' is not possible with sequence_batching; remove it")
+    sequences = sequence_settings(config, report)
+    oldest = config.sequence_batching.oldest
+    return SchedulerSettings(
+        max_batch_size=config.max_batch_size,
+        is_batching=True,
+        preferred_batch_sizes=tuple(
+            size for size in dict.fromkeys(oldest.preferred_batch_size) if 1 <= size <= config.max_batch_size
+        ),
+        max_queue_delay_us=sequences.max_queue_delay_us if sequences.is_direct else oldest.max_queue_delay_microseconds,
+        execution_timeout_us=_microseconds(config, _LIMIT, report),
+        sequences=sequences,
+    )
+
+
+def _microseconds(config: ModelConfig, key: str, report: ConfigReport) -> int:
+    """The value of a parameter; 0 where it is not given."""
+    if key not in config.parameters:
+        return 0
+    text = config.parameters[key].string_value
+    if not text.isdecimal() or not int(text):
+        report.error(f"parameters[{key}]", f"parameter '{key}' must be a whole number of at least 1, got '{text}'")
+        return 0
+    return int(text)
+
+
+def _can_split(config: ModelConfig, report: ConfigReport) -> bool:
+    text = config.parameters[_SPLIT].string_value if _SPLIT in config.parameters else "false"
+    if text.lower() not in _FLAGS:
+        report.error(f"parameters[{_SPLIT}]", f"parameter '{_SPLIT}' must be true or false, got '{text}'")
+    return _FLAGS.get(text.lower(), False)
+
+
+def _policy(policy: ModelQueuePolicy) -> QueuePolicy:
+    return QueuePolicy(
+        timeout_action=ModelQueuePolicy.TimeoutAction.Name(policy.timeout_action),
+        default_timeout_us=policy.default_timeout_microseconds,
+        allow_timeout_override=policy.allow_timeout_override,
+        max_queue_size=policy.max_queue_size,
+    )

@@ -1,0 +1,324 @@
+"""The serving core: the models of one repository behind the V2 interface."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from weft.base.caching.coalescing_cache import CoalescingCache
+from weft.base.classification import check_classification, classified
+from weft.base.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult, ParameterValue
+from weft.base.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError, WeftError
+from weft.base.observing.logs import get_logger
+from weft.base.repository.control import DEFAULT_POLL_S, ClientControl
+from weft.base.repository.watcher import RepositoryWatcher
+from weft.base.signature import ModelSignature
+from weft.base.statistics import ModelStatistics
+from weft.serving.backends.base import Backend
+from weft.serving.backends.custom_metrics import CustomMetrics
+from weft.serving.calls.nested_calls import Callee, NestedCalls
+from weft.serving.calls.router_callee import RouterCallee
+from weft.serving.config import ModelDefinition, config_override, define_model
+from weft.serving.config.placement import count_gpus
+from weft.serving.lifecycle.lifecycle import ManagedModel
+from weft.serving.lifecycle.model_control import ModelControl
+from weft.serving.lifecycle.repository import Fingerprint, ModelRepository
+from weft.serving.lifecycle.warm_pool import WarmLimits, WarmPool
+from weft.serving.metrics.exported_metrics import ExportedMetrics
+from weft.serving.metrics.gpu_metrics import gpu_collectors
+from weft.serving.metrics.inline_metrics import InlineCollector
+from weft.serving.metrics.warm_metrics import WarmPoolCollector
+from weft.serving.runtime.rate_limited import make_limiter
+from weft.serving.scheduler.rate_limiter import ResourceKey
+from weft.v2.client.wires import WireName
+from weft.v2.load_report import LoadReporter
+from weft.v2.security.channel import ChannelSecurity
+from weft.v2.server.server import Extension
+from weft_protos.model_config_pb2 import ModelConfig
+
+DEFAULT_RESPONSE_CACHE_BYTES = 64 << 20
+#: Of a model whose configuration a client gives; each may be a process.
+DEFAULT_MAX_INSTANCES = 16
+#: Pause between two scans when a model has changed, in seconds: one that is being copied changes meanwhile.
+SETTLE_S = 0.5
+LOAD_CONCURRENCY = 4
+DRAIN_GRACE_S = 60.0
+
+_log = get_logger("weft.serving.core")
+
+
+class ServingCore(InferenceCore):
+    """Loads the models of a repository and answers from them. Lives on one event loop; make it there.
+
+    Args:
+        repository: Folder of models.
+        backends: By name; reading a value may import it.
+        model_control: ``"none"``: load every model at start; ``"poll"``: also follow changes of the repository;
+            ``"explicit"``: load ``load_models``, and let clients load and unload.
+        load_models: Explicit mode: models to load at start; ``"*"`` is all.
+        num_gpus: CUDA devices; None means those of this machine.
+        load_concurrency: Models that load at once.
+        drain_grace_s: Time for the requests of a replaced or unloaded version, in seconds.
+        repository_poll_s: Poll mode: seconds between two readings of the repository.
+        on_demand: Limits within which models load on their first request; None: they load at once.
+        router: Address of the router, which models call other models through; "": they call ``callee``.
+        router_security: How the router is called; None: in plaintext without a key.
+        router_wire: Implementation of gRPC for these calls; None: ``default_wire``.
+        callee: Answers nested calls without a router; None: this core.
+        rate_limits: Resources that instances share, as for ``RateLimiter``; None: ``rate_limiter`` of the
+            configurations has no effect.
+        response_cache_bytes: Of the cached answers of all models.
+        completes_configs: Whether what configurations leave out is taken from the models' files.
+        max_instances: Of one model whose configuration a client gives.
+    """
+
+    def __init__(
+        self,
+        repository: Path,
+        backends: Mapping[str, type[Backend]],
+        *,
+        model_control: str = "none",
+        load_models: Sequence[str] = (),
+        num_gpus: int | None = None,
+        load_concurrency: int = LOAD_CONCURRENCY,
+        drain_grace_s: float = DRAIN_GRACE_S,
+        repository_poll_s: float = DEFAULT_POLL_S,
+        on_demand: WarmLimits | None = None,
+        router: str = "",
+        router_security: ChannelSecurity | None = None,
+        router_wire: WireName | None = None,
+        callee: Callee | None = None,
+        rate_limits: Mapping[ResourceKey, int] | None = None,
+        response_cache_bytes: int = DEFAULT_RESPONSE_CACHE_BYTES,
+        completes_configs: bool = True,
+        max_instances: int = DEFAULT_MAX_INSTANCES,
+    ) -> None:
+        self._repository = ModelRepository(repository)
+        self._backends = backends
+        self._completes_configs = completes_configs
+        self._clients = ClientControl(model_control, "service")
+        self._load_models = load_models
+        self._max_instances = max_instances
+        self._num_gpus = count_gpus() if num_gpus is None else num_gpus
+        self._slots = asyncio.Semaphore(load_concurrency)
+        self._drain_grace_s = drain_grace_s
+        self._models: dict[str, ManagedModel] = {}
+        self._followers: list[asyncio.Task[None]] = []
+        self._known: dict[str, Fingerprint] = {}
+        self._overrides: dict[str, str] = {}  # configurations that clients gave, until they unload the model
+        self._watcher = RepositoryWatcher(
+            "model repository", self._repository.fingerprints, self._known, self._take_over, SETTLE_S
+        )
+        self._repository_poll_s = repository_poll_s
+        self._pool = None if on_demand is None else WarmPool(on_demand)
+        self._limiter = None if rate_limits is None else make_limiter(rate_limits)
+        self._answers = CoalescingCache(response_cache_bytes, 0, time.monotonic_ns)
+        self._metrics = CustomMetrics()
+        self._exports = ExportedMetrics()
+        self._control = ModelControl(self, asyncio.get_running_loop())
+        self._is_started = False
+        self._router = RouterCallee(router, router_security, wire=router_wire) if router else None
+        self._caller = NestedCalls(self._router or callee or self, asyncio.get_running_loop())
+
+    async def start(self) -> None:
+        """Load the models to be served at start; the index gives the reason for each that cannot be loaded.
+
+        Raises:
+            OSError: The repository cannot be read.
+        """
+        if self._clients.mode == "poll":
+            self._known.update(await asyncio.to_thread(self._repository.fingerprints))
+        present = await asyncio.to_thread(self._repository.names)
+        for name in present:
+            self._manage(name)
+        is_all = self._clients.mode != "explicit" or "*" in self._load_models
+        wanted = present if is_all else list(dict.fromkeys(self._load_models))
+        await asyncio.gather(*(self._load_or_log(name) for name in wanted))
+        self._is_started = True
+        if self._clients.mode == "poll":
+            self._followers.append(asyncio.create_task(self._watcher.run(self._repository_poll_s)))
+        if self._pool is not None:
+            self._followers.append(asyncio.create_task(self._pool.run()))
+
+    async def close(self, *, grace_s: float) -> None:
+        """Stop every model; running requests have ``grace_s`` to end."""
+        for task in self._followers:
+            task.cancel()
+        await asyncio.gather(*self._followers, return_exceptions=True)
+        await self._clients.close()
+        await asyncio.gather(*(model.close(grace_s=grace_s) for model in self._models.values()))
+        if self._router is not None:
+            await self._router.close()
+
+    def extension(self) -> Extension:
+        """Load reports, and metrics of models, GPUs and loads on demand."""
+        warm = () if self._pool is None else (WarmPoolCollector(self._pool),)
+        reporter = LoadReporter(lambda: self.statistics("", ""))
+        inline = InlineCollector(lambda: self.statistics("", ""))
+        return Extension(reporter.add_to, (self._metrics, self._exports, inline, *gpu_collectors(), *warm))
+
+    def is_ready(self) -> bool:
+        """Whether the start has ended and every wanted model serves."""
+        return self._is_started and all(model.is_ready for model in self._models.values() if model.is_wanted)
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        """Whether the version ("" = any) serves; False for one that is not there. Raises NotFoundError."""
+        model = self._find(name)
+        if not version:
+            return any(not ready.served.outages.is_total for ready in model.ready_versions())
+        try:
+            return not model.select(version).served.outages.is_total
+        except (NotFoundError, UnavailableError):
+            return False
+
+    async def has_model(self, name: str) -> bool:
+        """Whether a model of that name is known, or is in the repository now."""
+        try:
+            return name in self._models or bool(await asyncio.to_thread(self._repository.directory, name))
+        except (NotFoundError, InvalidArgumentError):
+            return False
+
+    def signature(self, name: str, version: str) -> ModelSignature:
+        """Names, types and shapes. Raises NotFoundError or UnavailableError."""
+        return self._find(name).select(version).served.signature
+
+    def config(self, name: str, version: str) -> ModelConfig:
+        """The completed configuration. Raises NotFoundError or UnavailableError."""
+        return self._find(name).select(version).config
+
+    def index(self, *, ready_only: bool) -> list[IndexEntry]:
+        """Every version of every known model, by name."""
+        entries = [entry for _, model in sorted(self._models.items()) for entry in model.index()]
+        return [entry for entry in entries if entry.state == "READY"] if ready_only else entries
+
+    def statistics(self, name: str, version: str) -> list[ModelStatistics]:
+        """Counters of the versions that serve; may be called from any thread."""
+        if name and version:
+            return [self._find(name).select(version).served.statistics]
+        models = [self._find(name)] if name else list(self._models.values())
+        return [version.served.statistics for model in models for version in model.ready_versions()]
+
+    async def infer(self, call: InferCall, context: CallContext) -> InferResult:
+        """Answer one request. Cancelling the awaiting task withdraws it."""
+        model = self._models.get(call.model_name) or self._find(call.model_name)
+        served = model.serving(call)
+        if served.signature.is_decoupled and not served.signature.can_collect:
+            raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
+        asks_for_classes = check_classification(call.outputs) if call.outputs else False
+        result = await served.infer(call, context)
+        return await classified(result, call.outputs, served.signature) if asks_for_classes else result
+
+    async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
+        """Every response of a decoupled model; of any other the one answer."""
+        served = self._find(call.model_name).serving(call)
+        if not served.signature.is_decoupled:
+            yield await self.infer(call, context)
+            return
+        check_classification(call.outputs)
+        async with contextlib.aclosing(served.stream(call, context)) as responses:
+            async for response in responses:
+                yield await classified(response, call.outputs, served.signature)
+
+    async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
+        """Load or reload a model from its folder; a version that served before drains.
+
+        A load that has started continues if the awaiting task is cancelled.
+
+        Args:
+            name: Model name.
+            parameters: ``config``: a configuration as JSON, in place of ``config.pbtxt`` until the model is unloaded.
+
+        Raises:
+            UnavailableError: Model control is off.
+            InvalidArgumentError: Name, parameters or configuration are wrong.
+            NotFoundError: The repository has no such model.
+            WeftError: It cannot be loaded; what served before still does.
+        """
+        await self._load(name, parameters)
+
+    async def load_nested(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
+        """As ``load``, for a model that may be loading itself: it does not wait for other loads."""
+        await self._load(name, parameters, is_nested=True)
+
+    async def _load(
+        self, name: str, parameters: Mapping[str, ParameterValue | bytes], *, is_nested: bool = False
+    ) -> None:
+        self._clients.check()
+        override = config_override(name, parameters)
+        try:
+            await asyncio.to_thread(self._repository.directory, name)
+        except NotFoundError as error:
+            raise error.with_message(
+                f"failed to load '{name}', failed to poll from model repository: {error.message}"
+            ) from None
+        await self._clients.finish(self._load_as(name, override, is_nested=is_nested))
+
+    async def _load_as(self, name: str, override: str | None, *, is_nested: bool) -> None:
+        if override is None:
+            override = self._overrides.get(name)
+        await self._manage(name).load(partial(self._define, name, override), is_nested=is_nested)
+        if override is not None:
+            self._overrides[name] = override
+
+    async def unload(self, name: str, *, unload_dependents: bool) -> None:
+        """Unload every version of the model, once its requests are answered. No model depends on another here.
+
+        Raises:
+            UnavailableError: Model control is off.
+            NotFoundError: Unknown model.
+        """
+        self._clients.check()
+        await self._find(name).unload()
+        self._overrides.pop(name, None)
+
+    def _find(self, name: str) -> ManagedModel:
+        model = self._models.get(name)
+        if model is None:
+            raise NotFoundError(f"Request for unknown model: '{name}' is not found").refused()
+        return model
+
+    def _manage(self, name: str) -> ManagedModel:
+        if name not in self._models:
+            self._models[name] = ManagedModel(
+                name,
+                slots=self._slots,
+                drain_grace_s=self._drain_grace_s,
+                pool=self._pool,
+                limiter=self._limiter,
+                answers=self._answers,
+            )
+        return self._models[name]
+
+    def _define(self, name: str, override: str | None = None) -> ModelDefinition:
+        return define_model(
+            self._repository.directory(name),
+            self._repository.versions(name),
+            self._backends,
+            num_gpus=self._num_gpus,
+            completes=self._completes_configs,
+            override=override,
+            max_override_instances=self._max_instances,
+            caller=self._caller,
+            metrics=self._metrics,
+            control=self._control,
+            exports=self._exports,
+        )
+
+    async def _load_or_log(self, name: str) -> None:
+        """Load a model; the index and the log have the reason if it cannot be loaded."""
+        try:
+            await self._manage(name).load(partial(self._define, name))
+        except WeftError as error:
+            _log.error("%s", error.message, extra={"model": name})
+
+    async def _take_over(self, changes: Mapping[str, Fingerprint | None]) -> None:
+        """Load what is new or has changed, unload what is gone."""
+        await asyncio.gather(
+            *(
+                self._load_or_log(name) if fingerprint is not None else self._find(name).unload()
+                for name, fingerprint in changes.items()
+                if fingerprint is not None or name in self._models  # else it went while the service started
+            )
+        )

@@ -1,0 +1,313 @@
+"""The versions of one model, from load to unload.
+
+A load is atomic: every version of the new definition starts beside the old ones, then one assignment makes the new ones
+serve, then the old ones drain. If anything fails before that, the old ones continue to serve.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+from weft.base.caching.coalescing_cache import CoalescingCache
+from weft.base.core import IndexEntry, InferCall
+from weft.base.errors import InternalError, NotFoundError, UnavailableError, WeftError
+from weft.base.observing.logs import get_logger
+from weft.base.signature import VERSION_DIGEST_PARAMETER
+from weft.base.versions import version_number
+from weft.serving.backends.base import ModelContext
+from weft.serving.config import ModelDefinition
+from weft.serving.lifecycle.background import in_daemon_thread
+from weft.serving.lifecycle.digest import version_digest
+from weft.serving.lifecycle.on_demand import OnDemandModel
+from weft.serving.lifecycle.response_cache import CachedModel
+from weft.serving.lifecycle.version import ModelVersion, Served, VersionState
+from weft.serving.lifecycle.warm_pool import WarmPool
+from weft.serving.runtime.model import ServedModel
+from weft.serving.runtime.sequence_model import SequenceModel
+from weft.serving.scheduler.rate_limiter import RateLimiter
+from weft_protos.model_config_pb2 import ModelConfig
+
+_UNLOADED = "unloaded"
+#: Time limit for reading and completing a configuration, which may run the model's own code, in seconds.
+DEFINE_LIMIT_S = 180.0
+
+_log = get_logger("weft.serving.lifecycle")
+
+#: A definition, and the configuration of each version with its digest.
+_Digested = tuple[ModelDefinition, Mapping[int, ModelConfig]]
+
+
+class ManagedModel:
+    """One model of the repository, and the only writer of the states of its versions; lives on the event loop.
+
+    Loads and unloads of one model happen one after another.
+
+    Args:
+        name: Model name.
+        slots: Of all models: limits concurrent loads.
+        drain_grace_s: Time for the requests of a replaced or unloaded version, in seconds.
+        pool: Loads its versions on demand; None: they load at once.
+        limiter: Of the resources that all instances share; None: nothing is limited.
+        answers: Cached answers of all models.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        slots: asyncio.Semaphore,
+        drain_grace_s: float,
+        pool: WarmPool | None = None,
+        limiter: RateLimiter | None = None,
+        answers: CoalescingCache,
+    ) -> None:
+        self.name = name
+        self._answers = answers
+        self._pool = pool
+        self._limiter = limiter
+        self.is_wanted = False
+        self._slots = slots
+        self._drain_grace_s = drain_grace_s
+        self._lock = asyncio.Lock()
+        self._versions: dict[int, ModelVersion] = {}
+        self._draining: dict[ModelVersion, asyncio.Task[None]] = {}
+        # While the model has no versions, its own state and reason; else the reason why the last reload failed.
+        self._state = VersionState.UNKNOWN
+        self._reason = ""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every version that was not unloaded on purpose serves."""
+        states = [version.shown_state for version in self._versions.values() if version.reason != _UNLOADED]
+        return VersionState.READY in states and all(
+            state in (VersionState.READY, VersionState.UNLOADING) for state in states
+        )
+
+    def select(self, version: str) -> ModelVersion:
+        """The ready version asked for; "" is the highest one.
+
+        Raises:
+            InvalidArgumentError: ``version`` is no whole number of at least 1.
+            NotFoundError: There is no such version, or none that can serve.
+            UnavailableError: It is loading, unloading, or could not be loaded.
+        """
+        unknown = f"Request for unknown model: '{self.name}'"
+        if not version:
+            newest: ModelVersion | None = None
+            for known in self._versions.values():
+                if known.state is VersionState.READY and (newest is None or known.number > newest.number):
+                    newest = known
+            if newest is not None:
+                return newest
+            if self._is_changing():
+                raise UnavailableError(f"{unknown} is not at ready state; it is loading or unloading").refused()
+            raise NotFoundError(f"{unknown} has no available versions").refused()
+        number = version_number(version)
+        chosen = self._versions.get(number)
+        if chosen is None:
+            raise NotFoundError(f"{unknown} version {number} is not found").refused()
+        if chosen.state is not VersionState.READY:
+            fault = f"{unknown} version {number} is not at ready state; it is {chosen.state}"
+            raise UnavailableError(fault).refused()
+        return chosen
+
+    def serving(self, call: InferCall) -> Served:
+        """The version that answers a call: the one asked for, or a draining one that has the call's stateful sequence.
+
+        Raises as ``select``.
+        """
+        if not self._draining:
+            return self.select(call.model_version).served
+        for old in self._draining:
+            served = old.served
+            is_asked = call.model_version in ("", str(old.number))
+            if is_asked and isinstance(served, SequenceModel) and served.continues(call):
+                return served
+        return self.select(call.model_version).served
+
+    def ready_versions(self) -> list[ModelVersion]:
+        """Versions that serve, lowest first."""
+        versions = sorted(self._versions.items())
+        return [version for _, version in versions if version.state is VersionState.READY]
+
+    def index(self) -> list[IndexEntry]:
+        """One entry a version; one without a version while there is none."""
+        if not self._versions:
+            return [IndexEntry(self.name, "", self._state.value, self._reason)]
+        return [
+            IndexEntry(
+                self.name,
+                str(number),
+                version.shown_state.value,
+                version.reason or self._reason or str(version.served.outages),
+            )
+            for number, version in sorted(self._versions.items())
+        ]
+
+    async def load(self, define: Callable[[], ModelDefinition], *, is_nested: bool = False) -> None:
+        """Serve the definition, and drain the versions that served before.
+
+        Args:
+            define: Reads the definition; called on a thread.
+            is_nested: Do not wait for a slot, because another load waits for this one.
+
+        Raises:
+            WeftError: It cannot be loaded. Versions that served before still do.
+        """
+        self.is_wanted = True
+        async with self._lock:
+            if not self.ready_versions():
+                self._versions, self._state, self._reason = {}, VersionState.LOADING, ""
+            fresh: dict[int, ModelVersion] = {}
+            try:
+                async with contextlib.nullcontext() if is_nested else self._slots:
+                    fresh = self._prepare(*await self._define(partial(_digested, define)))
+                    await self._start(fresh)
+            except (WeftError, asyncio.CancelledError) as error:
+                self._note_failure(fresh, error.message if isinstance(error, WeftError) else "the load was cancelled")
+                raise
+            self._replace(fresh)
+        _log.info("loaded", extra={"model": self.name, "versions": sorted(fresh)})
+
+    async def unload(self) -> None:
+        """Stop every version, replaced ones too, once its requests are answered or the grace has passed."""
+        async with self._lock:
+            self.is_wanted = False
+            for version in self.ready_versions():
+                self._retire(version)
+            self._state, self._reason = VersionState.UNAVAILABLE, _UNLOADED
+            for version in self._versions.values():
+                version.reason = _UNLOADED
+            if self._draining:
+                await asyncio.wait(list(self._draining.values()))
+        _log.info("unloaded", extra={"model": self.name})
+
+    async def close(self, *, grace_s: float) -> None:
+        """Stop everything; running requests have ``grace_s`` to end. No request may follow."""
+        self._drain_grace_s = grace_s
+        for version in (*self._draining, *self.ready_versions()):
+            if isinstance(version.served, SequenceModel):
+                version.served.expect_no_more()
+        for version, task in list(self._draining.items()):  # begun earlier, with another grace
+            task.cancel()
+            await asyncio.wait([task])
+            self._retire(version)
+        for version in self.ready_versions():
+            self._retire(version)
+        if self._draining:
+            await asyncio.wait(list(self._draining.values()))
+
+    def _is_changing(self) -> bool:
+        states = [version.state for version in self._versions.values()] or [self._state]
+        return VersionState.LOADING in states or VersionState.UNLOADING in states
+
+    async def _define(self, define: Callable[[], _Digested]) -> _Digested:
+        prefix = f"failed to load '{self.name}', failed to poll from model repository"
+        try:
+            async with asyncio.timeout(DEFINE_LIMIT_S):
+                return await in_daemon_thread(define, name=f"define-{self.name}")
+        except TimeoutError:
+            raise UnavailableError(
+                f"{prefix}: its configuration was not complete after {DEFINE_LIMIT_S:g} s; auto_complete_config of the "
+                "model, or something that it imports, does not return"
+            ) from None
+        except WeftError as error:
+            raise error.with_message(f"{prefix}: {error.message}") from error
+        except Exception as error:
+            failure = InternalError(prefix)
+            _log.exception("load failed", extra={"model": self.name, "error_id": failure.error_id})
+            raise failure from error
+
+    def _prepare(self, definition: ModelDefinition, configs: Mapping[int, ModelConfig]) -> dict[int, ModelVersion]:
+        return {
+            number: ModelVersion(number, configs[number], self._made(definition, context))
+            for number, context in definition.contexts.items()
+        }
+
+    def _made(self, definition: ModelDefinition, context: ModelContext) -> Served:
+        served = ServedModel if definition.settings.sequences is None else SequenceModel
+        make = partial(
+            served, context, definition.backend, definition.settings, definition.instances, limiter=self._limiter
+        )
+        if self._limiter is None and any(place.rate_limit is not None for place in definition.instances):
+            _log.warning("%s: rate_limiter is without effect; start the service with --rate-limit", self.name)
+        made = make() if self._pool is None else OnDemandModel(make, context, self._pool)
+        if not definition.config.response_cache.enable:
+            return made
+        return CachedModel(made, self._answers, definition.settings.level_of)
+
+    async def _start(self, fresh: Mapping[int, ModelVersion]) -> None:
+        """Start every version; if one fails, stop them all."""
+        if not self.ready_versions():
+            self._versions = dict(fresh)
+        starting = [asyncio.create_task(version.served.start()) for version in fresh.values()]
+        try:
+            await asyncio.wait(starting)
+            for version, task in zip(fresh.values(), starting, strict=True):
+                if error := task.exception():
+                    version.reason = str(error) if isinstance(error, WeftError) else "internal error, see the log"
+            failed = [version for version in fresh.values() if version.reason]
+            if failed:
+                raise self._start_error(failed, starting)
+        except BaseException:
+            for task in starting:
+                task.cancel()
+            await asyncio.gather(*starting, return_exceptions=True)
+            await asyncio.gather(*(version.served.stop(grace_s=0) for version in fresh.values()))
+            raise
+
+    def _start_error(self, failed: Iterable[ModelVersion], starting: Iterable["asyncio.Task[None]"]) -> WeftError:
+        cause = next(error for task in starting if (error := task.exception()))
+        states = "; ".join(f"version {version.number} is at UNAVAILABLE state: {version.reason}" for version in failed)
+        message = f"load failed for model '{self.name}': {states};"
+        if isinstance(cause, WeftError):
+            return cause.with_message(message)
+        failure = InternalError(message)
+        _log.error("load failed", exc_info=cause, extra={"model": self.name, "error_id": failure.error_id})
+        return failure
+
+    def _note_failure(self, fresh: Mapping[int, ModelVersion], reason: str) -> None:
+        """Record why a load failed: of each new version, unless others still serve."""
+        if self.ready_versions():
+            self._reason = f"serving what was loaded before; the reload failed: {reason}"
+            return
+        self._versions = dict(fresh)
+        self._state, self._reason = VersionState.UNAVAILABLE, reason
+        for version in fresh.values():
+            version.state = VersionState.UNAVAILABLE
+
+    def _replace(self, fresh: Mapping[int, ModelVersion]) -> None:
+        """The one assignment that makes ``fresh`` serve."""
+        replaced = {version.number: version for version in self.ready_versions()}
+        for version in fresh.values():
+            version.state = VersionState.READY
+        self._versions = {**replaced, **fresh}
+        self._state, self._reason = VersionState.READY, ""
+        for version in replaced.values():
+            self._retire(version)
+
+    def _retire(self, version: ModelVersion) -> "asyncio.Task[None]":
+        version.state = VersionState.UNLOADING
+        task = self._draining[version] = asyncio.create_task(self._drain(version))
+        return task
+
+    async def _drain(self, version: ModelVersion) -> None:
+        try:
+            await version.served.stop(grace_s=self._drain_grace_s)
+        except Exception:
+            _log.exception("stop failed", extra={"model": self.name, "version": version.number})
+        finally:
+            version.state, version.reason = VersionState.UNAVAILABLE, _UNLOADED
+            del self._draining[version]
+
+
+def _digested(define: Callable[[], ModelDefinition]) -> _Digested:
+    """What ``define`` reads, and for each version the configuration that clients see. Blocks."""
+    definition = define()
+    configs: dict[int, ModelConfig] = {}
+    for number, context in definition.contexts.items():
+        config = configs[number] = ModelConfig()
+        config.CopyFrom(definition.config)
+        config.parameters[VERSION_DIGEST_PARAMETER].string_value = version_digest(context.directory)
+    return definition, configs

@@ -1,0 +1,96 @@
+"""The model repository on disk: its models and versions.
+
+::
+
+    <repository>/<model>/config.pbtxt               may be missing where the model's files say enough
+    <repository>/<model>/<version>/...      version: a whole number of at least 1
+"""
+
+import re
+import stat
+from pathlib import Path
+
+from weft.base.errors import InvalidArgumentError, NotFoundError
+from weft.base.repository.layout import CONFIG_FILENAME, is_ensemble
+from weft.base.versions import is_version
+
+_UNSAFE = re.compile(r"[/\\\x00-\x1f\x7f]")
+_SKIPPED = "__pycache__"
+
+#: Every file below a model's folder, with what changes when the file does: size, time, inode.
+Fingerprint = tuple[tuple[str, int, int, int], ...]
+
+
+class ModelRepository:
+    """Read-only view of a folder of models. Every method reads the disk and blocks: not for the event loop.
+
+    Args:
+        root: The folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def names(self) -> list[str]:
+        """Names of the models, sorted; without hidden folders and ensembles, which a router serves."""
+        return sorted(
+            entry.name
+            for entry in self.root.iterdir()
+            if entry.is_dir() and not entry.name.startswith(".") and entry.name != _SKIPPED and not _is_ensemble(entry)
+        )
+
+    def directory(self, name: str) -> Path:
+        """Folder of a model.
+
+        Raises:
+            InvalidArgumentError: ``name`` is no single path component.
+            NotFoundError: The repository has no such folder.
+        """
+        check_name(name)
+        directory = self.root / name
+        if not directory.is_dir():
+            raise NotFoundError(f"the repository has no folder '{name}'")
+        return directory
+
+    def versions(self, name: str) -> list[int]:
+        """Numbers of the version folders of a model, sorted; other entries are skipped."""
+        return sorted(
+            int(entry.name) for entry in self.directory(name).iterdir() if is_version(entry.name) and entry.is_dir()
+        )
+
+    def fingerprints(self) -> dict[str, Fingerprint]:
+        """Fingerprint of each model now, without files that vanish meanwhile. Raises OSError."""
+        return {name: _fingerprint(self.root / name) for name in self.names()}
+
+
+def _is_ensemble(directory: Path) -> bool:
+    """Whether the folder is the router's: an ensemble, or a graph beside models."""
+    try:
+        return is_ensemble(directory / CONFIG_FILENAME)
+    except FileNotFoundError:
+        return any(directory.glob("*/graph.pbtxt"))
+    except OSError:
+        return False  # its faults are reported at load
+
+
+def _fingerprint(directory: Path) -> Fingerprint:
+    files: list[tuple[str, int, int, int]] = []
+    for path in directory.rglob("*"):
+        if _SKIPPED in path.parts:  # written when a model.py is imported
+            continue
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            continue
+        if stat.S_ISREG(found.st_mode):
+            files.append((str(path), found.st_size, found.st_mtime_ns, found.st_ino))
+    return tuple(sorted(files))
+
+
+def check_name(name: str) -> None:
+    """Raise InvalidArgumentError unless ``name`` can name a folder directly in the repository."""
+    if not name or name.startswith(".") or len(name.encode()) > 255 or _UNSAFE.search(name):
+        raise InvalidArgumentError(
+            f"Invalid model name {name[:80]!r}: a name is one path component of 1 to 255 bytes, without '/', '\\' or "
+            "control characters, and does not start with '.'"
+        )

@@ -1,0 +1,39 @@
+"""One version of a model, and its state in the index."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from weft.serving.lifecycle.on_demand import OnDemandModel
+from weft.serving.lifecycle.response_cache import CachedModel
+from weft.serving.runtime.model import ServedModel
+from weft_protos.model_config_pb2 import ModelConfig
+
+#: Answers the requests of a version.
+Served = ServedModel | OnDemandModel | CachedModel
+
+
+class VersionState(StrEnum):
+    """States of ``RepositoryIndex``."""
+
+    UNKNOWN = ""
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+@dataclass(slots=True, eq=False)
+class ModelVersion:
+    """One version of a model, its state, and the reason where it does not serve."""
+
+    number: int
+    config: ModelConfig
+    served: Served
+    state: VersionState = VersionState.LOADING
+    reason: str = ""
+
+    @property
+    def shown_state(self) -> VersionState:
+        """The state that clients see: UNAVAILABLE for a version that has lost every instance."""
+        is_out = self.state is VersionState.READY and self.served.outages.is_total
+        return VersionState.UNAVAILABLE if is_out else self.state

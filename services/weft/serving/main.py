@@ -1,0 +1,180 @@
+"""The process of a serving service: arguments, core, server."""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from weft.base.repository.control import add_completion_argument, add_control_arguments, control_fault
+from weft.base.security.arguments import add_channel_arguments, server_fault
+from weft.serving.backends.base import Backend
+from weft.serving.calls.nested_calls import Callee
+from weft.serving.config.placement import MAX_INSTANCES
+from weft.serving.core import DEFAULT_MAX_INSTANCES, DEFAULT_RESPONSE_CACHE_BYTES, ServingCore
+from weft.serving.lifecycle.warm_pool import WarmLimits
+from weft.serving.scheduler.rate_limiter import ResourceKey, parse_limit
+from weft.v2.client.wires import WireName
+from weft.v2.security.channel import channel_security
+from weft.v2.server import server
+
+#: Default gRPC port of each service; metrics are on the next.
+GRPC_PORTS = {"preprocess": 8011, "model": 8021, "postprocess": 8031}
+
+
+def main(service: str, backends: Mapping[str, type[Backend]], argv: Sequence[str] | None = None) -> int:
+    """Serve a repository until a signal; returns the exit status: 0 stopped, 1 cannot listen, 2 wrong usage.
+
+    A model that cannot be loaded does not end the process: the service is then not ready, and log and index say why.
+
+    Args:
+        service: ``preprocess``, ``model`` or ``postprocess``.
+        backends: By name; reading a value may import it.
+        argv: Arguments; None: those of the process.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"weft.services.{service}", description=f"Serve the models of one repository ({service})."
+    )
+    add_arguments(parser)
+    grpc_port = GRPC_PORTS.get(service, 0)
+    server.add_arguments(parser, grpc_port=grpc_port, metrics_port=grpc_port + 1 if grpc_port else 0)
+    options = parser.parse_args(argv)
+    if fault := server_fault(options) or usage_fault(options):
+        print(f"weft.services.{service}: error: {fault}", file=sys.stderr)  # noqa: T201  # before the log is set up
+        return 2
+    return server.run(
+        service, lambda: make_core(options, backends, wire=options.wire), options, extend=ServingCore.extension
+    )
+
+
+def make_core(
+    options: argparse.Namespace,
+    backends: Mapping[str, type[Backend]],
+    callee: Callee | None = None,
+    *,
+    wire: WireName | None = None,
+) -> ServingCore:
+    """The core for the arguments of ``add_arguments``; on the running event loop.
+
+    Args:
+        options: Parsed, without a ``usage_fault``.
+        backends: By name.
+        callee: Answers nested calls, unless ``--router`` does.
+        wire: Implementation of gRPC for calls of the router; None: ``default_wire``.
+    """
+    return ServingCore(
+        options.repository,
+        backends,
+        model_control=options.model_control_mode,
+        load_models=options.load_model,
+        repository_poll_s=options.repository_poll_secs,
+        response_cache_bytes=options.response_cache_mib << 20,
+        max_instances=options.max_instances,
+        on_demand=_warm_limits(options) if options.load_on_demand else None,
+        router=options.router,
+        router_security=channel_security(options, "router-"),
+        router_wire=wire,
+        callee=callee,
+        rate_limits=dict(options.rate_limit_resource) if options.rate_limit == "execution_count" else None,
+        completes_configs=not options.disable_auto_complete_config,
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the models; ``weft.v2.server.server`` adds those of the server."""
+    parser.add_argument(
+        "--repository", type=Path, required=True, metavar="DIR", help="folder of models: DIR/MODEL/config.pbtxt"
+    )
+    add_control_arguments(parser, "model")
+    add_completion_argument(parser)
+    parser.add_argument(
+        "--router",
+        default="",
+        metavar="HOST:PORT",
+        help="the router, which Python models call other models and graphs through; without it they call the models of "
+        "this service",
+    )
+    add_channel_arguments(parser, "router-", "the router")
+    parser.add_argument(
+        "--response-cache-mib",
+        type=int,
+        default=DEFAULT_RESPONSE_CACHE_BYTES >> 20,
+        metavar="N",
+        help="answers that models with response_cache keep, all together, MiB (default %(default)s)",
+    )
+    parser.add_argument(
+        "--max-instances",
+        type=int,
+        default=DEFAULT_MAX_INSTANCES,
+        metavar="N",
+        help="instances that a model may have whose configuration a client gives as it loads the model "
+        "(default %(default)s)",
+    )
+    parser.add_argument(
+        "--load-on-demand",
+        action="store_true",
+        help="load each model on its first request, which waits for it; see the --warm options",
+    )
+    parser.add_argument(
+        "--warm-models", type=int, default=0, metavar="N", help="on demand: models loaded at once; 0: no limit"
+    )
+    parser.add_argument(
+        "--warm-mib",
+        type=int,
+        default=0,
+        metavar="N",
+        help="on demand: size of the files of all loaded models, MiB; 0: no limit",
+    )
+    parser.add_argument(
+        "--warm-idle-s",
+        type=float,
+        default=0.0,
+        metavar="N",
+        help="on demand: unload a model that nobody asked for so long; 0: never",
+    )
+    parser.add_argument(
+        "--rate-limit",
+        choices=("off", "execution_count"),
+        default="off",
+        help="execution_count: instances begin when they have the resources of their rate_limiter, those first that "
+        "executed least (default %(default)s)",
+    )
+    parser.add_argument(
+        "--rate-limit-resource",
+        action="append",
+        default=[],
+        type=_limit,
+        metavar="NAME:COUNT[:DEVICE]",
+        help="units of a resource, on each device or on one; may be repeated; default: what the most demanding "
+        "instance needs",
+    )
+
+
+def usage_fault(options: argparse.Namespace) -> str:
+    """The fault of these arguments; "" if there is none."""
+    if not options.repository.is_dir():
+        return f"--repository {options.repository}: there is no such folder"
+    if fault := control_fault(options, "model"):
+        return fault
+    if options.rate_limit_resource and options.rate_limit == "off":
+        return "--rate-limit-resource needs --rate-limit execution_count"
+    if options.response_cache_mib < 1:
+        return f"--response-cache-mib must be at least 1, got {options.response_cache_mib}"
+    if not 1 <= options.max_instances <= MAX_INSTANCES:
+        return f"--max-instances must be from 1 to {MAX_INSTANCES}, got {options.max_instances}"
+    limits = (options.warm_models, options.warm_mib, options.warm_idle_s)
+    if min(limits) < 0:
+        return f"--warm-models, --warm-mib and --warm-idle-s must be at least 0, got {min(limits):g}"
+    if any(limits) and not options.load_on_demand:
+        return "--warm-models, --warm-mib and --warm-idle-s need --load-on-demand"
+    return ""
+
+
+def _limit(text: str) -> tuple[ResourceKey, int]:
+    try:
+        return parse_limit(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _warm_limits(options: argparse.Namespace) -> WarmLimits:
+    return WarmLimits(options.warm_models, options.warm_mib << 20, options.warm_idle_s)

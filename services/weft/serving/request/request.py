@@ -1,0 +1,156 @@
+"""One request inside the server, from admission to answer."""
+
+import threading
+import time
+from asyncio import Future
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weft.base.core import CallContext, InferCall, InferResult, Parameters
+from weft.base.errors import WeftError
+from weft.base.tensors import Array, WireTensor, decode
+
+if TYPE_CHECKING:
+    from weft.serving.request.split import SplitRequest
+    from weft.serving.request.stream import ResponseStream
+    from weft.serving.scheduler.sequence_turn import Turn
+
+#: Guards the lists of callbacks, which are rare.
+_callbacks_lock = threading.Lock()
+
+
+class Work(NamedTuple):
+    """What a backend says of its work on one request, for its span.
+
+    Attributes:
+        name: Of the span.
+        attributes: Of the span.
+        events: By name with the time, ``time.monotonic_ns``, and attributes.
+    """
+
+    name: str
+    attributes: Mapping[str, Any]
+    events: Sequence[tuple[str, int, Mapping[str, Any]]] = ()
+
+
+@dataclass(slots=True, eq=False)
+class InferenceRequest:
+    """A validated request from admission to answer.
+
+    Times are on the clock of ``time.monotonic_ns``. The event loop owns the object; an instance thread reads it while
+    it executes it, and writes only the decoded arrays and the inputs that the server adds for a stateful sequence.
+
+    Attributes:
+        call: The request as it came; inputs are checked against the model's signature.
+        context: Deadline, headers, trace context.
+        num_rows: Batch size, 1 for a model without batch dimension.
+        priority: Level, 1 is highest; 0 where the model has no levels.
+        queue_timeout_us: Longest time in the queue in microseconds; 0 means no limit.
+        enqueue_ns: When it entered the queue.
+        start_ns: When its batch was formed; 0 while it waits.
+        num_queued_at_arrival: Requests in the queue when it came.
+        rank_ns: Place in the order of service of a queue with ageing.
+        send_by_ns: Until when it may be held back for others to join its batch.
+        expected_ns: Expected duration of its execution, from measurements; 0: not known.
+        batch_key: Requests share a batch only where this is equal; None where any two may.
+        sequence: Order of arrival in its queue, from 0.
+        is_cancelled: The caller has left; backends may check and stop early. Set by ``cancel``.
+        answer: Receives the result or the error; None outside a served model.
+        split: What the request is a part of, or was split into; None for the others.
+        stream: Takes the responses of a decoupled model; None for others, and once it is closed.
+        is_collected: The model is decoupled, and one response with everything is wanted.
+        turn: Its place in its stateful sequence; None where the model has no ``sequence_batching``.
+        describe: Set by a backend that has more to say of its work than how long it took; called at the request's end.
+    """
+
+    call: InferCall
+    context: CallContext
+    num_rows: int = 1
+    priority: int = 0
+    queue_timeout_us: int = 0
+    enqueue_ns: int = 0
+    start_ns: int = 0
+    num_queued_at_arrival: int = 0
+    rank_ns: int = 0
+    send_by_ns: int = 0
+    expected_ns: int = 0
+    batch_key: object = None
+    sequence: int = -1
+    is_cancelled: bool = False
+    answer: "Future[InferResult | WeftError] | None" = None
+    split: "SplitRequest | None" = None
+    stream: "ResponseStream | None" = None
+    is_collected: bool = False
+    turn: "Turn | None" = None
+    describe: Callable[[], Work] | None = None
+    _arrays: dict[str, Array] = field(default_factory=dict)
+    _on_cancel: list[Callable[[], None]] | None = None
+
+    @property
+    def is_withdrawn(self) -> bool:
+        """Whether the caller has left or the deadline has passed."""
+        deadline_ns = self.context.deadline_ns
+        return self.is_cancelled or (deadline_ns is not None and time.monotonic_ns() >= deadline_ns)
+
+    def cancel(self) -> None:
+        """Mark the request as cancelled and call the callbacks of ``when_cancelled``. On the event loop."""
+        self.is_cancelled = True
+        if self._on_cancel is not None:
+            self._call_back()
+
+    def when_cancelled(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once when the caller leaves, or now if it has left; from any thread, on any."""
+        with _callbacks_lock:
+            if self._on_cancel is None:
+                self._on_cancel = []
+        self._on_cancel.append(callback)
+        if self.is_cancelled:
+            self._call_back()
+
+    def forget(self, callback: Callable[[], None]) -> None:
+        """Undo ``when_cancelled``."""
+        if self._on_cancel is not None:
+            with suppress(ValueError):
+                self._on_cancel.remove(callback)
+
+    def _call_back(self) -> None:
+        with suppress(IndexError):
+            while self._on_cancel is not None:
+                self._on_cancel.pop()()
+
+    def add_inputs(self, inputs: Mapping[str, WireTensor]) -> None:
+        """Add inputs, in place of earlier ones of the same names."""
+        self.call = replace(self.call, inputs={**self.call.inputs, **inputs})
+        for name in inputs:
+            self._arrays.pop(name, None)
+
+    def array(self, name: str) -> Array:
+        """Input ``name`` as a read-only numpy array, batch dimension included; decoded once.
+
+        Raises:
+            KeyError: The request has no such input.
+            InvalidArgumentError: The bytes do not fit the shape.
+        """
+        array = self._arrays.get(name)
+        if array is None:
+            array = self._arrays[name] = decode(self.call.inputs[name], name=name)
+        return array
+
+
+@dataclass(slots=True)
+class InferenceResponse:
+    """What a backend answers to one request: outputs by name, batch dimension included."""
+
+    outputs: dict[str, Array]
+    parameters: Parameters = field(default_factory=dict)
+
+
+Outcome = InferenceResponse | WeftError
+
+#: The outcome of a request of an iterative sequence that is executed again; it is not answered yet.
+RESCHEDULED = InferenceResponse({})
+
+#: The outcome of a request of a decoupled model: its responses go through its stream.
+STREAMED = InferenceResponse({})

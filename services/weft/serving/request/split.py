@@ -1,0 +1,142 @@
+"""A request above ``max_batch_size`` as parts within it, and the answers of the parts as one."""
+
+from collections.abc import Iterator, Sequence
+from struct import Struct
+
+from weft.base.core import InferCall, InferResult
+from weft.base.errors import InvalidArgumentError, WeftError
+from weft.base.tensors import WireTensor, num_elements
+from weft.serving.request.request import InferenceRequest
+
+#: A request of more parts is refused: each waits in the queue on its own.
+MAX_PARTS = 1024
+
+_LENGTH = Struct("<I")
+
+
+def split_call(call: InferCall, num_rows: int, max_rows: int) -> list[InferCall]:
+    """Calls of at most ``max_rows`` rows each, in order; their bytes are copies.
+
+    Args:
+        call: Checked; every input has ``num_rows`` rows.
+        num_rows: Of the call.
+        max_rows: Of a part.
+
+    Raises:
+        InvalidArgumentError: There would be more than ``MAX_PARTS`` parts.
+    """
+    bounds = [*range(0, num_rows, max_rows), num_rows]
+    if len(bounds) - 1 > MAX_PARTS:
+        raise InvalidArgumentError(
+            f"inference request batch-size must be <= {MAX_PARTS * max_rows} for '{call.model_name}', which splits "
+            f"requests into at most {MAX_PARTS} parts of {max_rows} rows, got {num_rows}; send fewer rows"
+        )
+    rows = {name: list(_cut(tensor, bounds)) for name, tensor in call.inputs.items()}
+    return [
+        InferCall(
+            call.model_name,
+            call.model_version,
+            call.request_id,
+            call.parameters,
+            {name: tensors[i] for name, tensors in rows.items()},
+            call.outputs,
+        )
+        for i in range(len(bounds) - 1)
+    ]
+
+
+class SplitRequest:
+    """The parts of one request, and their answers so far.
+
+    Attributes:
+        whole: The request of the caller; it is not queued itself. Each part has its ``answer``, and this as ``split``.
+        parts: In the order of their rows; empty when the whole is answered.
+    """
+
+    def __init__(self, whole: InferenceRequest, calls: Sequence[InferCall], max_rows: int) -> None:
+        self.whole = whole
+        self.parts = [
+            InferenceRequest(
+                call,
+                whole.context,
+                min(max_rows, whole.num_rows - i * max_rows),
+                whole.priority,
+                whole.queue_timeout_us,
+                answer=whole.answer,
+                split=self,
+            )
+            for i, call in enumerate(calls)
+        ]
+        whole.split = self
+        self._results: dict[InferenceRequest, InferResult] = {}
+
+    def add(self, part: InferenceRequest, outcome: InferResult | WeftError) -> InferResult | WeftError | None:
+        """Add the answer of a part; returns that of the whole once known: the first error, or the joined results."""
+        if isinstance(outcome, WeftError):
+            return self.error_of(part, outcome)
+        self._results[part] = outcome
+        if len(self._results) < len(self.parts):
+            return None
+        try:
+            return _joined([self._results[other] for other in self.parts])
+        except InvalidArgumentError as error:
+            return error
+
+    def error_of(self, part: InferenceRequest, error: WeftError) -> WeftError:
+        """The error of a part as that of the whole: it says which rows failed."""
+        start = 0
+        for other in self.parts:
+            if other is part:
+                last, num_rows = start + part.num_rows - 1, self.whole.num_rows
+                return error.with_message(f"rows {start} to {last} of {num_rows}: {error.message}")
+            start += other.num_rows
+        return error
+
+    def close(self) -> None:
+        """Release the parts, once the whole is answered: the objects no longer refer to each other."""
+        self.parts = []
+        self.whole.split = None
+        self._results.clear()
+
+
+def _cut(tensor: WireTensor, bounds: Sequence[int]) -> Iterator[WireTensor]:
+    """The rows of a tensor between each two neighbours of ``bounds``."""
+    datatype, shape, data = tensor
+    offsets = _offsets(data, shape, bounds) if datatype == "BYTES" else [len(data) // shape[0] * row for row in bounds]
+    for i in range(len(bounds) - 1):
+        yield WireTensor(datatype, (bounds[i + 1] - bounds[i], *shape[1:]), data[offsets[i] : offsets[i + 1]])
+
+
+def _offsets(data: bytes, shape: Sequence[int], bounds: Sequence[int]) -> list[int]:
+    """Where in the data of BYTES elements the rows of ``bounds`` begin."""
+    per_row = num_elements(shape[1:])
+    offsets, offset, element = [], 0, 0
+    for row in bounds:
+        while element < row * per_row:
+            offset += 4 + _LENGTH.unpack_from(data, offset)[0]
+            element += 1
+        offsets.append(offset)
+    return offsets
+
+
+def _joined(results: Sequence[InferResult]) -> InferResult:
+    """One result with the rows of all.
+
+    Raises:
+        InvalidArgumentError: The parts have different outputs, or rows of different shape.
+    """
+    first = results[0]
+    outputs: dict[str, WireTensor] = {}
+    given = {name: tensor for result in reversed(results) for name, tensor in reversed(result.outputs.items())}
+    for name, (datatype, shape, _) in reversed(given.items()):
+        tensors = [result.outputs.get(name) for result in results]
+        shapes = {None if tensor is None else (tensor.datatype, *tensor.shape[1:]) for tensor in tensors}
+        if shapes != {(datatype, *shape[1:])} or not shape:
+            raise InvalidArgumentError(
+                f"the parts of the request cannot be joined: output '{name}' has rows of shapes "
+                f"{sorted(map(str, shapes))}; send at most as many rows as the model's max_batch_size in one request"
+            )
+        joined = [tensor for tensor in tensors if tensor is not None]
+        num_rows = sum(tensor.shape[0] for tensor in joined)
+        outputs[name] = WireTensor(datatype, (num_rows, *shape[1:]), b"".join([tensor.data for tensor in joined]))
+    return InferResult(first.model_name, first.model_version, first.request_id, first.parameters, outputs)

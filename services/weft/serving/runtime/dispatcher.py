@@ -1,0 +1,326 @@
+"""The dispatching half of a loaded model version: from its queue over batches and instances to the answers."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from weft.base.errors import UnavailableError
+from weft.base.observing import telemetry
+from weft.base.observing.logs import get_logger
+from weft.base.statistics import ModelStatistics
+from weft.serving.backends.base import Backend, InstanceContext, ModelContext
+from weft.serving.request.request import InferenceRequest
+from weft.serving.runtime import spans
+from weft.serving.runtime.alarm import Alarm
+from weft.serving.runtime.answers import Answers
+from weft.serving.runtime.decoupled import DecoupledRequests
+from weft.serving.runtime.execution import BackgroundThread, BatchExecution
+from weft.serving.runtime.idle import IdleInstances
+from weft.serving.runtime.instance import Instance
+from weft.serving.runtime.outages import Outages
+from weft.serving.runtime.overruns import LIMIT_NS, Overruns
+from weft.serving.runtime.rate_limited import idle_instances
+from weft.serving.runtime.recorder import Recorder
+from weft.serving.scheduler.batcher import Batcher, Waiting, holding, make_batcher
+from weft.serving.scheduler.execution_times import ExecutionTimes
+from weft.serving.scheduler.grouping import LengthBuckets
+from weft.serving.scheduler.queue import PriorityQueue, RequestQueue
+from weft.serving.scheduler.rate_limiter import RateLimiter
+from weft.serving.scheduler.retry_after import RetryAfter
+from weft.serving.scheduler.settings import SchedulerSettings, num_to_hold
+from weft.serving.scheduler.slots import SlotBatcher
+
+_LOG = get_logger("weft.serving")
+
+#: Least time that backends get to close.
+_MIN_CLOSE_S = 5.0
+
+
+class Dispatcher:
+    """Forms batches of the requests in its queue, runs them on the instances, and answers the requests.
+
+    Every method is called on one event loop. Model code runs on the threads of the instances, and that of inline
+    instances in ``dispatch``, a batch in each turn of the event loop.
+
+    Args:
+        context: The model version.
+        backend: The class that runs it.
+        settings: Queue and batching.
+        places: Where to run it, at least one.
+        statistics: Of the version.
+        limiter: Of the resources that instances share; None: nothing is limited.
+
+    Attributes:
+        loop: The event loop.
+        queue: Requests that wait for an instance.
+        answers: Ends requests.
+        decoupled: Requests of a decoupled model that have not ended.
+        outages: Instances that are lost.
+        recorder: Writes the statistics.
+        times: How long executions took.
+        retry_after: The hint for a request that finds the queue full.
+        is_open: Whether the model accepts requests; if not, it forms batches without delay.
+        is_due: Whether ``dispatch`` runs again in this turn of the event loop.
+        num_slots: As of ``Backend.num_slots``.
+    """
+
+    def __init__(
+        self,
+        context: ModelContext,
+        backend: type[Backend],
+        settings: SchedulerSettings,
+        places: Sequence[InstanceContext],
+        statistics: ModelStatistics,
+        limiter: RateLimiter | None,
+    ) -> None:
+        self._signature = signature = context.signature
+        self._settings = settings
+        self._statistics = statistics
+        limit_s = settings.execution_timeout_us / 1e6
+        self.num_slots = backend.num_slots(context)
+        is_limited = any(place.is_inline or place.rate_limit is not None for place in places)
+        is_apart = not (is_limited or self.num_slots or signature.is_decoupled or num_to_hold())
+        self._background_level = settings.background_level if is_apart else 0
+        has_background = self._background_level > 0
+        self._instances = [
+            Instance(
+                context, backend, place, self._on_executed, self._on_outage, limit_s, has_background=has_background
+            )
+            for place in places
+        ]
+        self.loop = asyncio.get_running_loop()
+        self.queue = self._make_queue()
+        self._idle = idle_instances(limiter, self._instances, places, lambda: self.queue, self.dispatch)
+        self._slots = SlotBatcher(settings, self.num_slots, self._idle) if self.num_slots else None
+        self._batcher = self._make_batcher(context.layout.buckets)
+        self._background: IdleInstances[BackgroundThread] = IdleInstances()
+        #: Who is idle, and the requests that wait for them.
+        self._lines: list[tuple[IdleInstances[Any], Waiting]] = [(self._idle, self.queue)]
+        self._running: dict[Instance | BackgroundThread, Sequence[InferenceRequest]] = {}
+        self._overruns = Overruns(statistics) if any(place.is_inline for place in places) else None
+        self.recorder = Recorder(statistics)
+        self.answers = Answers(signature.name, self.recorder, is_ordered=settings.preserve_ordering, drop=self.drop)
+        self.decoupled = DecoupledRequests(
+            signature,
+            self.recorder,
+            withdraw=self.answers.withdraw,
+            on_end=self._on_stream_end,
+            checks_outputs=backend.checks_outputs,
+        )
+        self.outages = Outages(signature.name, len(places))
+        self.times = ExecutionTimes()
+        num_at_once = len(places) * max(self.num_slots, 1)
+        self.retry_after = RetryAfter(num_at_once, has_sequences=settings.sequences is not None)
+        self.is_open = self.is_due = False
+        self._alarm: Alarm | None = None
+        self._drained = asyncio.Event()
+        statistics.count_pending_by_level = self.queue.num_by_level
+        statistics.occupancy = self._occupancy
+
+    def _make_queue(self) -> RequestQueue:
+        return PriorityQueue(self._settings)
+
+    def _make_batcher(self, buckets: LengthBuckets | None) -> Batcher:
+        if self._slots is not None:
+            return holding(self._slots, num_to_hold())
+        return make_batcher(self._settings, buckets, num_to_hold=num_to_hold())
+
+    async def start(self) -> None:
+        """Load every instance, one after another, and open the model.
+
+        Raises:
+            WeftError: Why an instance cannot be loaded; those loaded before are closed again.
+        """
+        self._alarm = Alarm(asyncio.get_running_loop(), self.dispatch)
+        try:
+            self._idle.open()
+            for instance in self._instances:
+                await instance.load()
+        except BaseException:
+            await self._close(_MIN_CLOSE_S)
+            raise
+        self._idle.extend(self._instances)
+        self._open_background()
+        self.is_open = True
+
+    def _open_background(self) -> None:
+        """Have the lowest level wait for the background, if every instance has one."""
+        background = [instance.background for instance in self._instances if instance.background is not None]
+        if len(background) == len(self._instances) and isinstance(self.queue, PriorityQueue):
+            level = self._background_level
+            self._background.extend(background)
+            self._lines = [
+                (self._idle, self.queue.within(0, level - 1)),
+                (self._background, self.queue.within(level, level)),
+            ]
+
+    async def stop(self, *, grace_s: float) -> None:
+        """Close the model: answer the requests that it has accepted, then close the backends.
+
+        Args:
+            grace_s: Time in seconds for queued and running requests; those not answered by then fail with
+                UnavailableError.
+        """
+        self.is_open = False
+        end_s = time.monotonic() + grace_s
+        self.dispatch()
+        if not self._drained.is_set():
+            try:
+                async with asyncio.timeout(grace_s):
+                    await self._drained.wait()
+            except TimeoutError:
+                self._abandon()
+        await self._close(max(end_s - time.monotonic(), _MIN_CLOSE_S))
+
+    def not_ready(self) -> UnavailableError:
+        """Error for a request that the model does not accept, or did not answer in time before it stopped."""
+        return UnavailableError(
+            f"model '{self._signature.name}' version {self._signature.version} is not at ready state: it is loading or "
+            "being unloaded; try again later"
+        )
+
+    def check_call(self, request: InferenceRequest) -> None:
+        """Raise ResourceExhaustedError for a nested call that waits for the resources of its own caller."""
+        self._idle.check_call(request)
+
+    def request_added(self, now_ns: int) -> None:
+        """Dispatch the queue, to which a request was added, as soon as that is of use."""
+        if not (self._idle or self._background):
+            self._wake_at(self.queue.next_expiry_ns(), now_ns)
+        elif not self._settings.is_batching:
+            self.dispatch()
+        else:
+            self.dispatch_soon()  # requests that arrive in the same turn of the loop may share a batch
+
+    def dispatch_soon(self) -> None:
+        """Call ``dispatch`` once, after what the event loop does in this turn."""
+        if not self.is_due:
+            self.is_due = True
+            self.loop.call_soon(self.dispatch)
+
+    def dispatch(self) -> None:
+        """Answer expired requests, give idle instances what they may run now, and set the alarm for the rest."""
+        self.is_due = False
+        queue, now_ns = self.queue, time.monotonic_ns()
+        expiry_ns = queue.next_expiry_ns()
+        if expiry_ns is not None and expiry_ns <= now_ns:
+            for request, error in queue.expire(now_ns):
+                self.answers.fail(request, error, now_ns)
+        for idle, waiting in self._lines:
+            wake_ns = None
+            while idle and len(waiting):
+                requests, wake_ns, wanted = self._batcher.next_batch(waiting, now_ns, may_wait=self.is_open)
+                if not requests:
+                    break
+                queue.take(requests, now_ns)
+                instance = idle.take(wanted)
+                if self._slots is not None:
+                    self._slots.enter(requests, instance)
+                self._running[instance] = requests
+                instance.execute(requests)
+                if self._overruns is not None:
+                    break  # it has executed; where more is waiting, others get a turn of the event loop first
+            if wake_ns is not None:
+                self._wake_at(wake_ns, now_ns)
+        if expiry_ns is not None:
+            self._wake_at(queue.next_expiry_ns(), now_ns)
+        if not self.is_open:
+            self._check_drained()
+
+    def drop(self, request: InferenceRequest) -> None:
+        """Take a request whose caller has left out of the queue, or flag it if it runs."""
+        request.cancel()
+        self.queue.remove(request)
+
+    def _wake_at(self, at_ns: int | None, now_ns: int) -> None:
+        if at_ns is not None and self._alarm is not None:
+            self._alarm.set(at_ns, now_ns)
+
+    def _on_executed(self, instance: Instance | BackgroundThread, execution: BatchExecution) -> None:
+        """A batch has run: give the instance the next one first, then answer the members."""
+        del self._running[instance]
+        if isinstance(instance, Instance):
+            self._idle.give_back(instance, is_lost=instance in self.outages.reasons)
+        else:
+            self._background.append(instance)
+        if self._overruns is None:
+            self.dispatch()
+        elif self.queue.num_waiting or not self.is_open:
+            self.dispatch_soon()
+        requests = execution.requests
+        if not requests:
+            return
+        duration_ns = execution.end_ns - execution.start_ns
+        if self._overruns is not None and duration_ns > LIMIT_NS:
+            self._overruns.add(duration_ns, execution.end_ns)
+        if self._slots is None:  # else the requests still run
+            self.retry_after.measured(len(requests), duration_ns)
+        if execution.num_rows:
+            self.recorder.executed(execution)
+        if not execution.has_failed and isinstance(instance, Instance):  # in the background they wait for others
+            self.times.add(execution.num_rows, duration_ns, execution.end_ns)
+        self.answers.deliver(execution)
+        if telemetry.is_enabled():
+            spans.record_execution(
+                self._signature.name, instance.name, execution, is_decoupled=self._signature.is_decoupled
+            )
+
+    def _on_stream_end(self, request: InferenceRequest) -> None:
+        """A request of a decoupled model has ended: free its slot, if it had one."""
+        if self._slots is not None and self._slots.leave(request):
+            self.retry_after.measured(1, time.monotonic_ns() - request.start_ns)
+            self.dispatch_soon()
+        self._check_drained()
+
+    def _on_outage(self, instance: Instance, reason: str) -> None:
+        """The instance is lost, or ("") back; requests that no instance is left for fail."""
+        if not reason:
+            self.outages.end(instance)
+            self._statistics.restart_count += not instance.is_hung  # else it was never loaded again
+            if instance not in self._running:
+                self._idle.append(instance)
+            self.dispatch()
+            return
+        self.outages.begin(instance, reason, is_hung=instance.is_hung)
+        self._idle.discard(instance)
+        if self.outages.is_total:
+            for request in list(self.queue):
+                self.answers.withdraw(request, self.outages.error())
+            self._check_drained()
+
+    def _abandon(self) -> None:
+        """Fail every request that waits or runs."""
+        now_ns = time.monotonic_ns()
+        running = [request for requests in self._running.values() for request in requests]
+        for request in [*self.queue, *running, *self.decoupled.unfinished]:
+            self.drop(request)
+            if request.answer is not None and not request.answer.done():
+                self.answers.fail(request, self.not_ready(), now_ns)
+
+    def _check_drained(self) -> None:
+        if not (self.is_open or self._running or self.queue.num_waiting or self.decoupled.unfinished):
+            self._drained.set()
+
+    async def _close(self, grace_s: float) -> None:
+        """Close every idle backend, for at most ``grace_s`` seconds; the others close when they return."""
+        if self._alarm is not None:
+            self._alarm.close()
+            self._alarm = None
+        self._idle.close()
+        closing = [(instance, instance.close()) for instance in self._instances]
+        idle = [closed for instance, closed in closing if instance not in self._running and not instance.is_loading]
+        if idle:
+            await asyncio.wait(idle, timeout=grace_s)
+        for instance, closed in closing:
+            if not closed.done():
+                _LOG.warning("instance %s still runs; it closes when its model returns", instance.name)
+                instance.abort()
+
+    def _occupancy(self) -> float:
+        """As ``ModelStatistics.occupancy``."""
+        num_instances, num_waiting = len(self._instances), self.queue.num_waiting
+        if self._slots is not None:
+            return (len(self._slots) + num_waiting) / (num_instances * self.num_slots)
+        num_rows = num_instances * max(self._settings.max_batch_size, 1)
+        return min(len(self._running) / num_instances, 1.0) + num_waiting / num_rows

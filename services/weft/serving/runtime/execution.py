@@ -1,0 +1,180 @@
+"""Runs batches on a backend: one outcome for each request, whatever the backend does; also in the background."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from weft.base.core import InferResult
+from weft.base.errors import InternalError, WeftError
+from weft.base.observing.logs import get_logger
+from weft.base.observing.telemetry import trace_id_of
+from weft.base.signature import ModelSignature
+from weft.serving.backends.base import Backend, Batch, TensorBackend
+from weft.serving.request.request import RESCHEDULED, STREAMED, InferenceRequest, InferenceResponse, Outcome
+from weft.serving.runtime.outputs import OutputEncoder
+
+_LOG = get_logger("weft.serving")
+
+
+@dataclass(slots=True)
+class BatchExecution:
+    """A batch that was run. Times are those of ``time.monotonic_ns`` and never decrease from field to field.
+
+    Attributes:
+        requests: Members that were run, in batch order; those cancelled before are not among them.
+        answers: One for each member; None for one that is executed again.
+        num_rows: Sum of the members' batch sizes, and of the rows between them; 0 where no backend has run them.
+        start_ns: The instance started the batch.
+        infer_start_ns: Inputs were ready.
+        infer_end_ns: The model had run.
+        end_ns: Outputs were encoded.
+    """
+
+    requests: list[InferenceRequest]
+    answers: list[InferResult | WeftError | None]
+    num_rows: int
+    start_ns: int
+    infer_start_ns: int
+    infer_end_ns: int
+    end_ns: int
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether every member, of at least one, failed."""
+        return isinstance(self.answers[0], WeftError) and all(isinstance(other, WeftError) for other in self.answers)
+
+
+class BatchRunner:
+    """Executes batches of one instance, on its thread.
+
+    Args:
+        signature: Of the model, as clients see it.
+        instance: Name, for the log.
+        checks_outputs: As of the backend.
+    """
+
+    def __init__(self, signature: ModelSignature, instance: str, *, checks_outputs: bool = True) -> None:
+        self._signature = signature
+        self._instance = instance
+        self._encoder = OutputEncoder(signature, is_checked=checks_outputs)
+
+    def run(self, backend: Backend, requests: Sequence[InferenceRequest]) -> BatchExecution:
+        """Execute the requests that are not cancelled, and encode their answers."""
+        members = [request for request in requests if not request.is_cancelled]
+        batch = Batch(members)
+        outcomes = self._outcomes(backend, batch) if members else []
+        executed_ns = time.monotonic_ns()
+        infer_start_ns, infer_end_ns = batch.infer_start_ns, batch.infer_end_ns
+        if not batch.start_ns <= infer_start_ns <= infer_end_ns <= executed_ns:  # a backend that does not measure them
+            infer_start_ns = min(max(infer_start_ns, batch.start_ns), executed_ns)
+            infer_end_ns = min(max(infer_end_ns or executed_ns, infer_start_ns), executed_ns)
+        answers = list(map(self._answer, members, outcomes))
+        end_ns = time.monotonic_ns()
+        return BatchExecution(members, answers, batch.num_rows, batch.start_ns, infer_start_ns, infer_end_ns, end_ns)
+
+    def _outcomes(self, backend: Backend, batch: Batch) -> Sequence[Outcome]:
+        """One outcome for each member, whatever the backend does."""
+        error: WeftError
+        is_last_try = len(batch.requests) == 1 or not backend.is_repeatable
+        try:
+            outcomes: Any = backend.execute(batch)
+            if (type(outcomes) is list or isinstance(outcomes, Sequence)) and len(outcomes) == len(batch.requests):
+                return outcomes
+            got = len(outcomes) if isinstance(outcomes, Sequence) else type(outcomes).__name__
+            error = InternalError(
+                f"model '{self._signature.name}' answered a batch of {len(batch.requests)} requests with {got} "
+                "outcomes; it must give one for each request, in order"
+            )
+            if is_last_try:
+                self.log(error)
+        except WeftError as raised:
+            error = raised.with_message(raised.message)  # without the traceback, which holds the batch
+            if is_last_try and isinstance(raised, InternalError):
+                self.log(raised, raised)
+        except BaseException as exception:
+            error = InternalError(f"model '{self._signature.name}' failed to execute the request")
+            if is_last_try:
+                self.log(error, exception, trace_id=trace_id_of(batch.requests[0].context.trace_context))
+        if not is_last_try:
+            _LOG.warning("a batch of %d failed, each request runs alone: %s", len(batch.requests), error.message)
+            return [outcome for request in batch.requests for outcome in self._outcomes(backend, Batch([request]))]
+        # A copy for each member: an exception that is raised in several tasks mixes up their tracebacks.
+        return [error.with_message(error.message) for _ in batch.requests]
+
+    def _answer(self, request: InferenceRequest, outcome: Outcome) -> InferResult | WeftError | None:
+        if isinstance(outcome, WeftError):
+            return outcome
+        if outcome is RESCHEDULED:
+            return None
+        if outcome is STREAMED:
+            return InferResult(self._signature.name, self._signature.version, request.call.request_id, is_null=True)
+        try:
+            if not isinstance(outcome, InferenceResponse):
+                raise InternalError(
+                    f"model '{self._signature.name}' answered a request with {type(outcome).__name__}; it must "
+                    "be an InferenceResponse or a WeftError"
+                )
+            return self._encoder.encode(request, outcome)
+        except InternalError as error:
+            self.log(error)
+            return error
+        except Exception as exception:
+            failure = InternalError(f"an output of model '{self._signature.name}' cannot be encoded")
+            self.log(failure, exception)
+            return failure
+
+    def log(self, error: InternalError, cause: BaseException | None = None, **fields: str) -> None:
+        """Log an error with its id, model and instance."""
+        extra = {"error_id": error.error_id, "model": self._signature.name, "instance": self._instance, **fields}
+        _LOG.error(error.message, exc_info=cause, extra=extra)
+
+
+class BackgroundThread:
+    """Executes batches whose computation the operating system runs only while a processor has nothing else to do.
+
+    What other threads compute goes on as if it were not there, also in the middle of its batch: ``SCHED_IDLE``, see
+    sched(7), which every Linux process may choose for a thread, and none may undo. The rest of an execution has a
+    thread of usual priority: it holds the GIL, for which others would wait as long as it waits for a processor.
+
+    Args:
+        runner: Of its own.
+        name: Of the instance whose backend it shares.
+        report: Called on the thread with each execution.
+    """
+
+    def __init__(
+        self, runner: BatchRunner, name: str, report: Callable[["BackgroundThread", BatchExecution], None]
+    ) -> None:
+        self.name = name
+        self._runner = runner
+        self._report = report
+        self._usual = ThreadPoolExecutor(1, f"{name}_background")
+        self._idle = ThreadPoolExecutor(1, f"{name}_idle")
+        self._backend: TensorBackend | None = None
+
+    def start(self, backend: TensorBackend) -> bool:
+        """Start the threads; returns whether this operating system can run one in the background."""
+        try:
+            self._idle.submit(lambda: os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))).result()
+        except (AttributeError, OSError):  # no Linux, or one that forbids it
+            self._idle.shutdown()
+            return False
+        self._backend = backend.in_background(lambda run: self._idle.submit(run).result())
+        return True
+
+    def execute(self, requests: Sequence[InferenceRequest]) -> None:
+        """Run the requests as one batch after earlier ones."""
+        self._usual.submit(self._run, requests)
+
+    def close(self) -> None:
+        """Wait until the earlier batches have run, and end the threads."""
+        self._usual.shutdown()
+        self._idle.shutdown()
+        self._backend = None
+
+    def _run(self, requests: Sequence[InferenceRequest]) -> None:
+        if self._backend is not None:
+            self._report(self, self._runner.run(self._backend, requests))

@@ -1,0 +1,299 @@
+"""One instance of a model: a thread that loads the backend, runs batches one after another, and closes it.
+
+An instance that is inline runs its batches on the event loop.
+"""
+
+import asyncio
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from weft.base.core import InferResult
+from weft.base.errors import InternalError, InvalidArgumentError, UnavailableError, WeftError
+from weft.base.observing.logs import get_logger
+from weft.serving.backends.base import Backend, InstanceContext, ModelContext, TensorBackend
+from weft.serving.backends.loading import why_unreadable
+from weft.serving.request.request import InferenceRequest
+from weft.serving.runtime.execution import BackgroundThread, BatchExecution, BatchRunner
+from weft.serving.runtime.outages import PAUSES_S, STABLE_S
+
+_LOG = get_logger("weft.serving")
+
+
+class _ClosedError(Exception):
+    """The instance is closed."""
+
+
+class Instance:
+    """Owns one backend object and the only thread that touches it.
+
+    That of an inline instance loads it, loads it again when it is lost, and closes it; ``execute`` runs the batch.
+
+    Args:
+        model: What to load.
+        backend: The class that runs it.
+        context: Where to run it.
+        report: Called on the event loop once for each batch of ``execute``; by that method itself where it is inline.
+        report_outage: Called on the event loop with the reason when the backend is lost, before ``report`` if that was
+            in a batch, and after each attempt to load it again; with "" when that succeeded. Also when a batch runs
+            for too long, and with "" when it ends after all.
+        execution_timeout_s: Longest execution; the backend then aborts the batch, if it can. 0: no limit.
+        has_background: Run batches in the background too, if the backend can.
+
+    Attributes:
+        background: Runs batches beside those of ``execute``, and reports them itself; None where the backend, or the
+            operating system, cannot. Known once it is loaded.
+        is_hung: Whether a batch runs for longer than that.
+    """
+
+    def __init__(
+        self,
+        model: ModelContext,
+        backend: type[Backend],
+        context: InstanceContext,
+        report: Callable[["Instance | BackgroundThread", BatchExecution], None],
+        report_outage: Callable[["Instance", str], None] = lambda instance, reason: None,
+        execution_timeout_s: float = 0.0,
+        *,
+        has_background: bool = False,
+    ) -> None:
+        self.name = context.name
+        self._model = model
+        self._backend_class = backend
+        self._context = context
+        self._report = report
+        self._report_outage = report_outage
+        self._runner = BatchRunner(model.signature, context.name, checks_outputs=backend.checks_outputs)
+        self._inbox: SimpleQueue[Sequence[InferenceRequest] | None] = SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loaded: asyncio.Future[WeftError | None] | None = None
+        self._closed: asyncio.Future[None] | None = None
+        self._loaded_s = 0.0
+        self._abort: Callable[[], None] | None = None
+        self._inline: Backend | None = None  # while it may execute on the event loop
+        self._execution_timeout_s = execution_timeout_s
+        self._started_s: float | None = None  # the batch that runs, by the clock of the loop; only with a limit
+        self._overdue: asyncio.TimerHandle | None = None
+        self.is_hung = False
+        self._has_background = has_background
+        self.background: BackgroundThread | None = None
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether ``load`` of the backend may still run: it has not ended, or its caller has left."""
+        return self._loaded is not None and (not self._loaded.done() or self._loaded.cancelled())
+
+    async def load(self) -> None:
+        """Load the backend, which then waits for batches.
+
+        Raises:
+            WeftError: The backend's own error, or an InternalError with the cause. The thread has ended.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._loaded = self._loop.create_future()
+        self._closed = self._loop.create_future()
+        # A daemon, so that a model that never returns cannot keep the process alive after the grace of a shutdown.
+        threading.Thread(target=self._run, name=self.name, daemon=True).start()
+        error = await self._loaded
+        if error is not None:
+            raise error
+
+    def execute(self, requests: Sequence[InferenceRequest]) -> None:
+        """Run the requests as one batch after earlier ones; ``report`` gets the outcome."""
+        backend = self._inline
+        if backend is not None:
+            execution = self._runner.run(backend, requests)
+            if backend.why_lost():
+                self._on_lost()
+            self._report(self, execution)
+            return
+        if self._execution_timeout_s and self._loop is not None:
+            self._started_s = self._loop.time()
+            if self._overdue is None:
+                self._overdue = self._loop.call_later(self._execution_timeout_s, self._check_overdue, self._loop)
+        self._inbox.put(requests)
+
+    def close(self) -> "asyncio.Future[None]":
+        """Close the backend after earlier batches; the future is done when it is closed, or was never loaded."""
+        self._inline = None
+        if self._closed is None:
+            self._closed = asyncio.get_running_loop().create_future()
+            self._closed.set_result(None)
+        self._inbox.put(None)
+        return self._closed
+
+    def _run(self) -> None:
+        try:
+            model = replace(self._model, signature=self._model.signature.for_backend())
+            backend = self._backend_class(model, self._context)
+            backend.on_lost = self._on_lost
+            self._abort = backend.abort
+            backend.load()
+        except WeftError as error:
+            fault = why_unreadable(self._model.directory)
+            self._on_loop(_resolve, self._loaded, InvalidArgumentError(fault) if fault else error)
+        except BaseException as exception:  # even SystemExit from user code must not leave the loader waiting
+            where = f"model '{self._model.signature.name}' failed to load on instance {self.name}"
+            cause = why_unreadable(self._model.directory) or f"{type(exception).__name__}: {exception}"
+            failure = InternalError(f"{where}: {cause}")
+            self._runner.log(failure, exception)
+            self._on_loop(_resolve, self._loaded, failure)
+        else:
+            self._loaded_s = time.monotonic()
+            if self._context.is_inline:
+                self._inline = backend
+            if self._has_background and isinstance(backend, TensorBackend) and backend.can_share_processor():
+                self._start_background(backend)
+            self._on_loop(_resolve, self._loaded, None)
+            self._serve(backend)
+            self._inline = None
+            del backend  # it is gone, not only closed, when ``close`` ends
+        self._abort = None
+        self._on_loop(_resolve, self._closed, None)
+
+    def _start_background(self, backend: TensorBackend) -> None:
+        runner = BatchRunner(self._model.signature, self.name, checks_outputs=self._backend_class.checks_outputs)
+        background = BackgroundThread(runner, self.name, lambda *execution: self._on_loop(self._report, *execution))
+        if background.start(backend):
+            self.background = background
+
+    def _on_lost(self) -> None:
+        """Have the thread load the backend again; until then it gets the batches. Any thread."""
+        self._inline = None
+        self._inbox.put(())
+
+    def abort(self) -> None:
+        """Abort a load, batch or close that does not end, if the backend can."""
+        if self._abort is not None:
+            self._abort()
+
+    def _serve(self, backend: Backend) -> None:
+        num_losses = 0
+        requests = self._inbox.get()
+        while requests is not None:
+            execution = self._runner.run(backend, requests) if requests and not backend.why_lost() else None
+            if loss := backend.why_lost():
+                self._report_loss(loss)
+            if execution is not None:
+                self._on_loop(self._end_execution, execution)
+                requests = ()
+            del execution  # an idle instance keeps no tensors in memory
+            if loss:
+                num_losses = num_losses + 1 if time.monotonic() - self._loaded_s < STABLE_S else 1
+                requests = self._load_again(backend, loss, num_losses, requests)
+                if self._context.is_inline and requests is not None:
+                    self._inline = backend
+            else:
+                requests = self._inbox.get()
+        if self.background is not None:
+            self.background.close()
+        try:
+            backend.close()
+        except BaseException as exception:
+            self._runner.log(InternalError(f"model '{self._model.signature.name}' raised in close"), exception)
+
+    def _report_loss(self, reason: str) -> None:
+        _LOG.error("%s", reason, extra={"model": self._model.signature.name, "instance": self.name})
+        self._on_loop(self._begin_outage, reason)
+
+    def _begin_outage(self, reason: str) -> None:
+        self.is_hung = False
+        self._report_outage(self, reason)
+
+    def _check_overdue(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Look at the batch that runs; the timer may be that of an earlier one."""
+        self._overdue = None
+        if self._started_s is None:
+            return
+        left_s = self._started_s + self._execution_timeout_s - loop.time()
+        if left_s > 0.001:  # event loops count timers in milliseconds
+            self._overdue = loop.call_later(left_s, self._check_overdue, loop)
+        else:
+            self._hang()
+
+    def _hang(self) -> None:
+        """Report that the batch has run for too long, and abort it where that is possible."""
+        self.is_hung = True
+        start = datetime.now(UTC) - timedelta(seconds=self._execution_timeout_s)
+        reason = (
+            f"instance {self.name} of model '{self._model.signature.name}' has executed one batch since "
+            f"{start.isoformat(timespec='milliseconds')}, longer than its execution_timeout_us, and takes no other"
+        )
+        _LOG.error("%s", reason, extra={"model": self._model.signature.name, "instance": self.name})
+        self._report_outage(self, reason)
+        self.abort()
+
+    def _end_execution(self, execution: BatchExecution) -> None:
+        self._started_s = None
+        if self.is_hung:
+            _LOG.warning("instance %s has ended the batch after all, and takes others", self.name)
+            self._report_outage(self, "")
+            self.is_hung = False
+        self._report(self, execution)
+
+    def _load_again(
+        self, backend: Backend, loss: str, num_losses: int, held: Sequence[InferenceRequest]
+    ) -> Sequence[InferenceRequest] | None:
+        """Try until the lost backend is loaded; returns the batch that came before the loss was known.
+
+        That batch, which may be ``held`` already, fails with the first attempt. None: the instance is closed.
+        """
+        for attempt in itertools.count(num_losses - 1):
+            pause_s = PAUSES_S[min(attempt - 1, len(PAUSES_S) - 1)] if attempt else 0.0
+            try:
+                held = self._next_within(pause_s) or held
+                backend.load()
+            except _ClosedError:
+                self._fail(held)
+                return None
+            except BaseException as error:  # what user code raises must not end the attempts
+                reason = f"it cannot be loaded again: {error.message if isinstance(error, WeftError) else repr(error)}"
+                self._report_loss(f"{loss}; {reason}")
+                self._fail(held)
+                held = ()
+            else:
+                self._loaded_s = time.monotonic()
+                self._on_loop(self._report_outage, self, "")
+                return held
+        return None
+
+    def _next_within(self, pause_s: float) -> Sequence[InferenceRequest]:
+        """Wait so long, for a batch. Raises _ClosedError when the instance is closed meanwhile."""
+        held: Sequence[InferenceRequest] = ()
+        end_s = time.monotonic() + pause_s
+        while True:
+            try:
+                requests = self._inbox.get(timeout=max(0.0, end_s - time.monotonic()))
+            except Empty:
+                return held
+            if requests is None:
+                self._fail(held)
+                raise _ClosedError
+            held = requests or held
+
+    def _fail(self, requests: Sequence[InferenceRequest]) -> None:
+        """Fail a batch that has no backend."""
+        members = [request for request in requests if not request.is_cancelled]
+        if requests:
+            error = UnavailableError(f"instance {self.name} of model '{self._model.signature.name}' is lost")
+            answers: list[InferResult | WeftError | None] = [error.with_message(error.message) for _ in members]
+            now_ns = time.monotonic_ns()
+            self._on_loop(self._end_execution, BatchExecution(members, answers, 0, now_ns, now_ns, now_ns, now_ns))
+
+    def _on_loop(self, function: Callable[..., None], *args: Any) -> None:
+        """Call ``function`` on the event loop, unless that is closed: then nobody waits any longer."""
+        if self._loop is not None:
+            try:
+                self._loop.call_soon_threadsafe(function, *args)
+            except RuntimeError:
+                _LOG.debug("instance %s: the event loop is closed", self.name)
+
+
+def _resolve(future: "asyncio.Future[Any]", result: object) -> None:
+    if not future.done():
+        future.set_result(result)

@@ -1,0 +1,250 @@
+"""One loaded model version, and its admitting half: checks requests, queues them, and awaits their answers."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import ClassVar
+
+from weft.base.core import CallContext, InferCall, InferResult
+from weft.base.errors import InternalError, RequestCancelledError, ResourceExhaustedError, UnsupportedError, WeftError
+from weft.base.statistics import ModelStatistics
+from weft.base.validation import scheduling_parameters
+from weft.serving.backends.base import Backend, InstanceContext, ModelContext
+from weft.serving.request.call_path import CALL_PATH_HEADER, SelfCalls
+from weft.serving.request.request import InferenceRequest
+from weft.serving.request.split import SplitRequest
+from weft.serving.runtime.call_validation import CallValidation, CheckedCall
+from weft.serving.runtime.dispatcher import Dispatcher
+from weft.serving.scheduler.admission import DeadlineAdmission
+from weft.serving.scheduler.grouping import make_batch_key
+from weft.serving.scheduler.rate_limiter import RateLimiter
+from weft.serving.scheduler.settings import SchedulerSettings
+
+#: The answer to come.
+_Answer = asyncio.Future[InferResult | WeftError]
+
+
+class ServedModel:
+    """Answers requests for one model version, in batches, by its instances.
+
+    Admits requests: validates them, splits those that are too large, queues them, and takes out of the queue those
+    whose caller has left. ``Dispatcher`` does the rest. Every method is called on one event loop.
+
+    Args:
+        context: The model version.
+        backend: The class that runs it.
+        settings: Queue and batching.
+        instances: Where to run it, at least one.
+        statistics: Of this version when it was loaded before; None: new ones.
+        limiter: Of the resources that instances share; None: nothing is limited.
+
+    Raises:
+        InvalidArgumentError: The settings cannot be served.
+    """
+
+    dispatcher_class: ClassVar[type[Dispatcher]] = Dispatcher
+
+    def __init__(
+        self,
+        context: ModelContext,
+        backend: type[Backend],
+        settings: SchedulerSettings,
+        instances: Sequence[InstanceContext],
+        statistics: ModelStatistics | None = None,
+        limiter: RateLimiter | None = None,
+    ) -> None:
+        self.signature = signature = context.signature
+        settings.validate(signature.name)
+        self.statistics = statistics or ModelStatistics(signature.name, signature.version)
+        self._settings = settings
+        dispatcher = self.dispatcher_class(context, backend, settings, instances, self.statistics, limiter)
+        self._dispatcher = dispatcher
+        self.outages = dispatcher.outages
+        self._queue = dispatcher.queue
+        self._validation = CallValidation(signature, settings)
+        self._deadlines = DeadlineAdmission(settings, len(instances), dispatcher.times)
+        self._self_calls = SelfCalls(signature.name, [place.origin(signature) for place in instances])
+        is_keyed = settings.is_batching and not dispatcher.num_slots
+        self._batch_key = make_batch_key(signature.for_backend(), context.layout.buckets) if is_keyed else None
+
+    async def start(self) -> None:
+        """Load every instance, one after another, and accept requests.
+
+        Raises:
+            WeftError: Why an instance cannot be loaded; those loaded before are closed again.
+        """
+        await self._dispatcher.start()
+
+    async def stop(self, *, grace_s: float) -> None:
+        """Accept no more requests, answer those accepted before, and close the backends.
+
+        Args:
+            grace_s: Time in seconds for queued and running requests; those not answered by then fail with
+                UnavailableError. Batches are formed without delay meanwhile.
+        """
+        await self._dispatcher.stop(grace_s=grace_s)
+
+    async def infer(self, call: InferCall, context: CallContext) -> InferResult:
+        """Validate, queue and execute one request; returns its answer, of a decoupled model all responses as one.
+
+        Cancelling the awaiting task takes the request out of the queue at once; one that runs is flagged, and its
+        answer dropped. Neither touches the other members of its batch.
+
+        Raises:
+            InvalidArgumentError: The request does not fit the model.
+            ResourceExhaustedError: Its queue is full; carries ``retry_after_ms``.
+            DeadlineExceededError: Its deadline or its queue timeout passed before it was executed, or it cannot be met.
+            UnavailableError: The model is not ready, or is being stopped.
+            InternalError: The model failed; the log has the cause under the same error id.
+            WeftError: Any other error that the model answered with.
+        """
+        if self.signature.is_decoupled:
+            return await self._collected(call, context)
+        validation = self._validation
+        if validation.checks_strings and validation.has_many_strings(call):
+            request, answer = await self._accepted(call, context)
+        else:
+            try:
+                request, answer = self._admit(validation.check(call), context)
+            except WeftError as error:
+                self._dispatcher.recorder.failed(error, context.arrival_ns, time.monotonic_ns())
+                raise
+        try:
+            outcome = await answer
+        except asyncio.CancelledError:
+            if answer.cancelled():  # else it was answered, and counted, in the same turn of the loop
+                self._dispatcher.answers.withdraw(request, _cancelled())
+            raise
+        if isinstance(outcome, WeftError):
+            # A copy: this frame holds the answer, and an error that is raised holds its frames; the two together would
+            # keep the request's tensors in memory until the garbage collector comes by.
+            raise outcome.with_message(outcome.message)
+        return outcome
+
+    async def stream(
+        self, call: InferCall, context: CallContext, *, is_collected: bool = False
+    ) -> AsyncGenerator[InferResult, None]:
+        """The responses of a decoupled model as it sends them, the last with ``is_final``.
+
+        The model waits while ``weft.serving.request.stream.MAX_WAITING`` of them have not been read. Closing the
+        generator, or cancelling the task that awaits it, withdraws the request as in ``infer``; later responses are
+        dropped.
+
+        Args:
+            call: The request.
+            context: Of the call.
+            is_collected: One response with everything is wanted, of a model that ``can_collect``.
+
+        Raises:
+            WeftError: As ``infer``, also after some responses.
+        """
+        request, answer = await self._accepted(call, context, is_collected=is_collected)
+        stream = request.stream
+        if stream is None:
+            raise UnsupportedError(f"model '{self.signature.name}' is not decoupled")
+        try:
+            async for result in stream:
+                yield result
+        finally:
+            if not (stream.is_over or answer.done()):
+                self._dispatcher.answers.withdraw(request, _cancelled())
+            stream.close()
+
+    async def _collected(self, call: InferCall, context: CallContext) -> InferResult:
+        """The one response of a decoupled model to a request that is collected."""
+        async with aclosing(self.stream(call, context, is_collected=True)) as responses:
+            async for response in responses:
+                if response.error is not None:
+                    raise response.error
+                if not response.is_null:
+                    response.is_final = True
+                    return response
+        raise InternalError(f"model '{self.signature.name}' sent no response")
+
+    async def _accepted(
+        self, call: InferCall, context: CallContext, *, is_collected: bool = False
+    ) -> tuple[InferenceRequest, _Answer]:
+        """The request, validated and queued, and its answer to come; one that is refused counts as failed."""
+        validation = self._validation
+        try:
+            if validation.checks_strings and validation.has_many_strings(call):
+                checked = await asyncio.to_thread(validation.check, call)
+            else:
+                checked = validation.check(call)
+            return self._admit(checked, context, is_collected=is_collected)
+        except WeftError as error:
+            self._dispatcher.recorder.failed(error, context.arrival_ns, time.monotonic_ns())
+            raise
+        except asyncio.CancelledError:
+            self._dispatcher.recorder.failed(_cancelled(), context.arrival_ns, time.monotonic_ns())
+            raise
+
+    def _admit(
+        self, checked: CheckedCall, context: CallContext, *, is_collected: bool = False
+    ) -> tuple[InferenceRequest, _Answer]:
+        """The request, in the queue, and its answer to come."""
+        call, num_rows, parts = checked
+        dispatcher = self._dispatcher
+        if not dispatcher.is_open:
+            raise dispatcher.not_ready().refused()
+        if self.outages.is_total:
+            raise self.outages.error().refused()
+        priority, timeout_us = scheduling_parameters(call.parameters) if call.parameters else (0, 0)
+        request = InferenceRequest(call, context, num_rows, priority, timeout_us, is_collected=is_collected)
+        if CALL_PATH_HEADER in context.headers:
+            self._self_calls.check(request, self._queue)
+            dispatcher.check_call(request)
+        answer = request.answer = dispatcher.loop.create_future()
+        if self.signature.is_decoupled:
+            dispatcher.decoupled.open(request)
+        now_ns = time.monotonic_ns()
+        if parts:
+            self._enqueue_parts(SplitRequest(request, parts, self._settings.max_batch_size), now_ns)
+        else:
+            self._enqueue(request, now_ns)
+        if request.stream is not None:
+            dispatcher.decoupled.add(request)
+        dispatcher.request_added(now_ns)
+        return request, answer
+
+    def _enqueue(self, request: InferenceRequest, now_ns: int) -> None:
+        dispatcher = self._dispatcher
+        if self._batch_key is not None:
+            request.batch_key = self._batch_key(request.call.inputs)
+        if request.context.deadline_ns is not None and not dispatcher.num_slots:  # how long a stream takes is unknown
+            self._deadlines.check(request, self._queue, now_ns)
+        try:
+            self._queue.add(request, now_ns)
+        except ResourceExhaustedError as error:
+            if dispatcher.is_due:  # it may be full only of what a free instance is about to take
+                dispatcher.dispatch()
+                self._enqueue(request, now_ns)
+                return
+            error.retry_after_ms = dispatcher.retry_after.hint_ms(self._queue.num_waiting)
+            raise
+        if self._settings.preserve_ordering:
+            dispatcher.answers.expect(request)
+
+    def _enqueue_parts(self, split: SplitRequest, now_ns: int) -> None:
+        """Queue every part; or none, and raise the error of the first that cannot be."""
+        whole = split.whole
+        limit = self._settings.policy_of(self._settings.level_of(whole.priority)).max_queue_size
+        if 0 < limit < len(split.parts):
+            raise ResourceExhaustedError(
+                f"Exceeds maximum queue size: {whole.num_rows} rows are {len(split.parts)} requests of at most "
+                f"{self._settings.max_batch_size} rows, {limit} may wait; send fewer rows in one request"
+            )
+        try:
+            for part in split.parts:
+                self._enqueue(part, now_ns)
+                whole.priority, whole.enqueue_ns = part.priority, now_ns
+        except WeftError:
+            self._dispatcher.answers.forget(split)
+            if whole.answer is not None:
+                whole.answer.cancel()  # nobody awaits the answer of a part that runs already
+            raise
+
+
+def _cancelled() -> RequestCancelledError:
+    return RequestCancelledError("the request was cancelled")

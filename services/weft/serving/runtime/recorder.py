@@ -1,0 +1,132 @@
+"""Writes ``ModelStatistics`` so that queue and compute never exceed a request's whole time."""
+
+import time
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from weft.base.errors import WeftError
+from weft.base.observing.telemetry import trace_id_of
+from weft.base.statistics import (
+    LATENCY_BUCKETS_S,
+    MAX_COUNTED_LEVEL,
+    BatchStatistics,
+    LatencyHistogram,
+    ModelStatistics,
+    ResponseStatistics,
+    failure_reason,
+)
+from weft.serving.request.request import InferenceRequest
+from weft.serving.request.stream import Sent
+from weft.serving.runtime.execution import BatchExecution
+
+_NS_PER_S = 1e9
+#: Responses of one request that have counters of their own; later ones share the last.
+_MAX_COUNTED_RESPONSES = 1024
+
+
+#: Of requests, their time in the queue, and their execution.
+_Histograms = tuple[LatencyHistogram, LatencyHistogram, LatencyHistogram]
+
+
+class Recorder:
+    """The only writer of one model's counters."""
+
+    def __init__(self, statistics: ModelStatistics) -> None:
+        self._statistics = statistics
+        self._counters = (
+            statistics.success,
+            statistics.queue,
+            statistics.compute_input,
+            statistics.compute_infer,
+            statistics.compute_output,
+        )
+        self._histograms: dict[int, _Histograms] = {}  # by level: request, queue, compute
+
+    def executed(self, execution: BatchExecution) -> None:
+        """Count a batch that was executed, with or without success."""
+        statistics = self._statistics
+        statistics.execution_count += 1
+        statistics.last_inference_ms = time.time_ns() // 1_000_000
+        batch = statistics.batches.get(execution.num_rows)
+        if batch is None:
+            batch = statistics.batches[execution.num_rows] = BatchStatistics()
+        infer_start_ns, infer_end_ns = execution.infer_start_ns, execution.infer_end_ns
+        batch.add(infer_start_ns - execution.start_ns, infer_end_ns - infer_start_ns, execution.end_ns - infer_end_ns)
+
+    def succeeded(self, requests: Sequence[InferenceRequest], execution: BatchExecution, now_ns: int) -> None:
+        """Count requests that are answered at ``now_ns`` with what ``execution`` gave."""
+        start_ns, end_ns = execution.start_ns, execution.end_ns
+        compute_s = (end_ns - start_ns) / _NS_PER_S
+        compute_bucket = bisect_left(LATENCY_BUCKETS_S, compute_s)
+        num_rows = total_ns = queue_ns = 0
+        for request in requests:
+            context, enqueue_ns = request.context, request.enqueue_ns
+            arrival_ns = context.arrival_ns
+            own_total_ns = now_ns - (arrival_ns if arrival_ns < enqueue_ns else enqueue_ns)
+            num_rows += request.num_rows
+            total_ns += own_total_ns
+            queue_ns += start_ns - enqueue_ns
+            level = request.priority if request.priority < MAX_COUNTED_LEVEL else MAX_COUNTED_LEVEL
+            histograms = self._histograms.get(level)
+            if histograms is None:
+                histograms = self._histograms[level] = self._make_histograms(level)
+            of_request, of_queue, of_compute = histograms
+            total_s, queue_s = own_total_ns / _NS_PER_S, (start_ns - enqueue_ns) / _NS_PER_S
+            if context.trace_context is None:  # as ``observe`` does it, without its calls
+                of_request.counts[bisect_left(LATENCY_BUCKETS_S, total_s)] += 1
+                of_request.sum_s += total_s
+                of_queue.counts[bisect_left(LATENCY_BUCKETS_S, queue_s)] += 1
+                of_queue.sum_s += queue_s
+                of_compute.counts[compute_bucket] += 1
+                of_compute.sum_s += compute_s
+                continue
+            trace_id, unix_time_s = trace_id_of(context.trace_context), time.time()
+            of_request.observe(total_s, trace_id, unix_time_s)
+            of_queue.observe(queue_s, trace_id, unix_time_s)
+            of_compute.observe(compute_s, trace_id, unix_time_s)
+        num_requests = len(requests)
+        self._statistics.inference_count += num_rows
+        success, queue, compute_input, compute_infer, compute_output = self._counters
+        success.count += num_requests
+        success.total_ns += total_ns
+        queue.count += num_requests
+        queue.total_ns += queue_ns
+        compute_input.count += num_requests
+        compute_input.total_ns += num_requests * (execution.infer_start_ns - start_ns)
+        compute_infer.count += num_requests
+        compute_infer.total_ns += num_requests * (execution.infer_end_ns - execution.infer_start_ns)
+        compute_output.count += num_requests
+        compute_output.total_ns += num_requests * (end_ns - execution.infer_end_ns)
+
+    def responded(self, request: InferenceRequest, number: int, sent: Sent, before_ns: int) -> None:
+        """Count a response of a decoupled model; the one before it was sent at ``before_ns``."""
+        response = self._response(number)
+        infer_ns = sent.sent_ns - max(before_ns, request.start_ns)
+        response.compute_infer.add(infer_ns)
+        if not isinstance(sent.answer, WeftError) and sent.answer.error is None and sent.answer.is_null:
+            response.empty_response.add(infer_ns)
+            return
+        response.compute_output.add(sent.encode_ns)
+        whole = (
+            response.fail if isinstance(sent.answer, WeftError) or sent.answer.error is not None else response.success
+        )
+        whole.add(infer_ns + sent.encode_ns)
+
+    def dropped(self, number: int, since_ns: int, now_ns: int) -> None:
+        """Count a response of a decoupled model whose caller has left."""
+        self._response(number).cancel.add(now_ns - since_ns)
+
+    def failed(self, error: WeftError, arrival_ns: int, now_ns: int) -> None:
+        """Count a request that is answered at ``now_ns`` with an error."""
+        self._statistics.record_failure(failure_reason(error.code), now_ns - arrival_ns)
+
+    def _response(self, number: int) -> ResponseStatistics:
+        return self._statistics.responses.setdefault(min(number, _MAX_COUNTED_RESPONSES - 1), ResponseStatistics())
+
+    def _make_histograms(self, level: int) -> _Histograms:
+        statistics = self._statistics
+        return (
+            statistics.request_latency.setdefault(level, LatencyHistogram()),
+            statistics.queue_latency.setdefault(level, LatencyHistogram()),
+            statistics.compute_latency.setdefault(level, LatencyHistogram()),
+        )

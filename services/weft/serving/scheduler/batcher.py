@@ -1,0 +1,171 @@
+"""Which requests form the next batch, or until when to wait for more: policy only, which does not change the queue.
+
+The outcomes are those of Triton Inference Server's dynamic batcher. A batch is a prefix of the order of service: no
+request is overtaken by a later one of its level. Length buckets change that: there it is a prefix of its bucket.
+"""
+
+from collections.abc import Hashable, Iterable, Sized
+from itertools import islice
+from typing import NamedTuple, Protocol
+
+from weft.serving.request.request import InferenceRequest
+from weft.serving.scheduler.grouping import LengthBuckets
+from weft.serving.scheduler.settings import SchedulerSettings
+
+#: Requests considered for the batch of one bucket, so that a long queue does not delay the instances.
+_MAX_LOOKAHEAD = 1024
+
+
+class BatchDecision(NamedTuple):
+    """What an idle instance executes.
+
+    Attributes:
+        requests: Execute these now, in this order; empty: nothing now.
+        wait_until_ns: If ``requests`` is empty: ask again at this time; None: ask again when a request arrives.
+        instance: Which idle instance executes them; None: any.
+    """
+
+    requests: list[InferenceRequest]
+    wait_until_ns: int | None = None
+    instance: Hashable = None
+
+
+class Waiting(Sized, Iterable[InferenceRequest], Protocol):
+    """Requests in the order of service."""
+
+
+class Batcher(Protocol):
+    """Decides what an idle instance executes."""
+
+    def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> BatchDecision:
+        """The decision at ``now_ns``; with ``may_wait=False`` no request is held back for others."""
+
+
+class SingleBatcher:
+    """Executes each request alone, in the order of service: models without ``dynamic_batching``."""
+
+    def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> BatchDecision:
+        """The first request, or nothing."""
+        for request in queue:
+            return BatchDecision([request])
+        return BatchDecision([])
+
+
+class DynamicBatcher:
+    """Collects a batch until it is full, has a preferred size, cannot grow, or a member has waited long enough.
+
+    Args:
+        settings: ``dynamic_batching`` of the model.
+    """
+
+    def __init__(self, settings: SchedulerSettings) -> None:
+        self._max_rows = max(settings.max_batch_size, 1)
+        self._preferred = frozenset(settings.preferred_batch_sizes or (self._max_rows,))
+        self._max_preferred = max(self._preferred)
+        self._has_delay = settings.max_queue_delay_us > 0
+
+    def next_batch(
+        self, queue: Waiting, now_ns: int, *, may_wait: bool = True, max_rows: int | None = None
+    ) -> BatchDecision:
+        """The next batch; or nothing, and until when the requests that could be in it may be held back.
+
+        ``max_rows`` limits it; None: ``max_batch_size`` does.
+        """
+        if not self._has_delay and len(queue) == 1:
+            return BatchDecision(list(queue))
+        batch, num_best, send_by_ns, is_closed = self._collect(queue, self._max_rows if max_rows is None else max_rows)
+        if not batch:
+            return BatchDecision([])
+        is_late = not may_wait or (self._has_delay and send_by_ns <= now_ns)
+        if num_best and not is_late:
+            return BatchDecision(batch[:num_best])
+        if is_closed or is_late or not self._has_delay:
+            return BatchDecision(batch)
+        return BatchDecision([], send_by_ns)
+
+    def _collect(
+        self, queue: Iterable[InferenceRequest], max_rows: int
+    ) -> tuple[list[InferenceRequest], int, int, bool]:
+        """The longest batch, its best prefix (0 = none), until when it may wait, and whether it cannot grow."""
+        batch: list[InferenceRequest] = []
+        num_rows = num_best = send_by_ns = 0
+        batch_key: object = None
+        for request in queue:
+            grown = num_rows + request.num_rows
+            if not batch:
+                send_by_ns = request.send_by_ns
+                batch_key = request.batch_key
+            else:
+                if grown > self._max_preferred and not num_best:
+                    num_best = len(batch)
+                if grown > max_rows or request.batch_key != batch_key:
+                    return batch, num_best, send_by_ns, True
+                send_by_ns = min(send_by_ns, request.send_by_ns)
+            batch.append(request)
+            num_rows = grown
+            if num_rows in self._preferred:
+                num_best = len(batch)
+        return batch, num_best, send_by_ns, num_rows >= min(self._max_preferred, max_rows)
+
+
+class BucketBatcher:
+    """Forms a batch in each length bucket by itself; the bucket whose first request is served first has precedence.
+
+    A full batch does not wait for one of another bucket that does.
+
+    Args:
+        settings: ``dynamic_batching`` of the model.
+        buckets: How large their batches may be.
+    """
+
+    def __init__(self, settings: SchedulerSettings, buckets: LengthBuckets) -> None:
+        self._max_rows = max(settings.max_batch_size, 1)
+        self._buckets = buckets
+        self._dynamic = DynamicBatcher(settings)
+
+    def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> BatchDecision:
+        """The next batch of the first bucket that has one; or nothing, and until when to wait."""
+        waiting: dict[object, list[InferenceRequest]] = {}
+        for request in islice(queue, _MAX_LOOKAHEAD):
+            waiting.setdefault(request.batch_key, []).append(request)
+        wait_until_ns: int | None = None
+        for key, requests in waiting.items():
+            max_rows = self._buckets.max_rows(key, self._max_rows)
+            decision = self._dynamic.next_batch(requests, now_ns, may_wait=may_wait, max_rows=max_rows)
+            if decision.requests:
+                return decision
+            if decision.wait_until_ns is not None and (wait_until_ns is None or decision.wait_until_ns < wait_until_ns):
+                wait_until_ns = decision.wait_until_ns
+        return BatchDecision([], wait_until_ns)
+
+
+class HoldingBatcher:
+    """Forms no batch until so many requests are queued for the first time; for tests.
+
+    Args:
+        batcher: Forms the batches from then on.
+        num_to_hold: Number of requests.
+    """
+
+    def __init__(self, batcher: Batcher, num_to_hold: int) -> None:
+        self._batcher = batcher
+        self._num_to_hold = num_to_hold
+
+    def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> BatchDecision:
+        """Nothing, or the next batch of the batcher."""
+        if may_wait and len(queue) < self._num_to_hold:
+            return BatchDecision([])
+        self._num_to_hold = 0
+        return self._batcher.next_batch(queue, now_ns, may_wait=may_wait)
+
+
+def holding(batcher: Batcher, num_to_hold: int) -> Batcher:
+    """The batcher, which holds its first batch back until so many requests are queued; 0: it does not."""
+    return HoldingBatcher(batcher, num_to_hold) if num_to_hold else batcher
+
+
+def make_batcher(settings: SchedulerSettings, buckets: LengthBuckets | None = None, *, num_to_hold: int = 0) -> Batcher:
+    """The batcher for a model's settings."""
+    if not settings.is_batching:
+        return SingleBatcher()
+    return holding(DynamicBatcher(settings) if buckets is None else BucketBatcher(settings, buckets), num_to_hold)

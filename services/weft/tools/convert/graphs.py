@@ -1,0 +1,196 @@
+"""The graphs of a file, as text."""
+
+import errno
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from weft.base.errors import InvalidArgumentError
+from weft.base.signature import ModelSignature
+from weft.base.text.pbtxt import parse
+from weft.language.syntax.source import ModelCatalog
+from weft.tools.convert import kserve, seldon_v1
+from weft.tools.convert.draft import CHECK, DIFFERS, Draft
+from weft.tools.convert.seldon_v2.experiment import draft_experiment
+from weft.tools.convert.seldon_v2.flow import PipelineFlow, read_flow
+from weft.tools.convert.seldon_v2.models import read_model
+from weft.tools.convert.seldon_v2.pipeline import draft_pipeline
+from weft.tools.convert.shared import Interface
+from weft.tools.convert.wiring import wire
+from weft.tools.convert.writer import write
+from weft.tools.convert.yaml_tree import MAX_FILE_BYTES, Source, YamlValue, shortened
+from weft.tools.lock import LockCatalog
+from weft.tools.offline import GRAPH_FILENAME, OfflineCatalog
+from weft_protos import graph_pb2 as pb
+
+_SELDON_2 = "mlops.seldon.io"
+#: Beside ``List``: what kubectl writes for several objects of one kind.
+_LISTS = ("InferenceGraphList", "SeldonDeploymentList", "PipelineList", "ExperimentList", "ModelList")
+#: What a converter reads, for messages.
+KINDS = "InferenceGraph of KServe, no SeldonDeployment of Seldon Core 1 and no Pipeline or Experiment of Seldon Core 2"
+
+
+def read_source(data: bytes, name: str) -> Source:
+    """The text of a file.
+
+    Args:
+        data: Its bytes; of a file beyond the limit, at least ``MAX_FILE_BYTES + 1`` of them.
+        name: For messages.
+
+    Raises:
+        InvalidArgumentError: It is too long, or not UTF-8.
+    """
+    if len(data) > MAX_FILE_BYTES:
+        raise InvalidArgumentError(f"{name} has more than {MAX_FILE_BYTES >> 20} MiB, the limit")
+    try:
+        return Source(data.decode("utf-8-sig"), name)
+    except UnicodeDecodeError as error:
+        byte = f"byte 0x{data[error.start]:02x} at offset {error.start}"
+        raise InvalidArgumentError(f"{name} is not UTF-8 text: {byte}") from error
+
+
+def signatures_for(repository: Path | None, lock: Path | None) -> ModelCatalog | None:
+    """The models of a lock file or of a repository; None where neither is given.
+
+    Raises:
+        OSError: The file or folder cannot be read.
+        PbtxtError: It is no lock file.
+    """
+    if lock is not None:
+        return LockCatalog(lock)
+    if repository is None:
+        return None
+    if not repository.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such folder", str(repository))
+    return _DeclaredModels(repository)
+
+
+def convert(source: Source, documents: list[YamlValue], catalog: ModelCatalog | None, stem: str) -> dict[str, str]:
+    """Text of each graph by name; faults are reported to ``source``.
+
+    Args:
+        source: The file.
+        documents: Its documents; those of other kinds are left out.
+        catalog: Signatures of models; None: not known.
+        stem: Name of a graph without one in the file.
+    """
+    return _FileConversion(source, catalog, stem).run(list(_objects(source, documents)))
+
+
+class _FileConversion:
+    """The documents of one file, which may name one another."""
+
+    def __init__(self, source: Source, catalog: ModelCatalog | None, stem: str) -> None:
+        self._source = source
+        self._catalog = catalog
+        self._stem = stem
+        self._flows: dict[str, PipelineFlow] = {}
+        self._models: dict[str, str] = {}
+        self._graphs: dict[str, Interface | None] = {}
+        self._read: dict[tuple[str, str], Callable[[YamlValue], Draft | None]] = {
+            (kserve.API_GROUP, kserve.KIND): self._kserve,
+            (seldon_v1.API_GROUP, seldon_v1.KIND): self._seldon_v1,
+            (_SELDON_2, "Pipeline"): self._pipeline,
+            (_SELDON_2, "Experiment"): self._experiment,
+        }
+
+    def run(self, documents: list[YamlValue]) -> dict[str, str]:
+        source = self._source
+        for document in documents:
+            if _kind(document) == (_SELDON_2, "Model"):
+                name, remark = read_model(source, document)
+                self._models |= {name: remark} if remark else {}
+            elif _kind(document) == (_SELDON_2, "Pipeline"):
+                self._read_flow(document)
+        texts: dict[str, str] = {}
+        # Experiments last: they may split between pipelines.
+        for document in sorted(documents, key=lambda one: _kind(one) == (_SELDON_2, "Experiment")):
+            draft_of = self._read.get(_kind(document))
+            source.left_out = []
+            draft = draft_of(document) if draft_of else None
+            if draft is None or source.has_errors:
+                continue
+            draft.remarks += [CHECK + DIFFERS + text for text in source.left_out]
+            if draft.name in texts:
+                source.error(document, f"a second graph is called '{draft.name}'")
+            known = draft.inputs is not None and draft.outputs is not None
+            self._graphs[draft.name] = (
+                Interface(dict(draft.inputs or {}), dict(draft.outputs or {}), draft.max_batch_size) if known else None
+            )
+            text = write(draft, f"{_kind(document)[1]} '{draft.name}' in {Path(source.file).name}")
+            parse(text, pb.Graph(), file=GRAPH_FILENAME)  # what is written can be read
+            texts[draft.name] = text
+        return texts
+
+    def _kserve(self, document: YamlValue) -> Draft | None:
+        return self._wired(kserve.draft_kserve(self._source, document, self._stem))
+
+    def _seldon_v1(self, document: YamlValue) -> Draft | None:
+        return self._wired(seldon_v1.draft_seldon(self._source, document, self._stem))
+
+    def _experiment(self, document: YamlValue) -> Draft | None:
+        return self._wired(draft_experiment(self._source, document, self._name_of(document)))
+
+    def _pipeline(self, document: YamlValue) -> Draft | None:
+        flow = next((one for one in self._flows.values() if one.value is document), None)
+        if flow is None or self._source.has_errors:
+            return None
+        self._source.left_out += flow.left_out
+        return draft_pipeline(self._source, flow, self._flows, self._catalog, self._graphs, self._models)
+
+    def _read_flow(self, document: YamlValue) -> None:
+        self._source.left_out = []
+        flow = read_flow(self._source, document, self._name_of(document))
+        if flow is not None and flow.name in self._flows:
+            self._source.error(document, f"a second pipeline is called '{shortened(flow.name)}'")
+        elif flow is not None:
+            flow.left_out = self._source.left_out
+            self._flows[flow.name] = flow
+
+    def _name_of(self, document: YamlValue) -> str:
+        source = self._source
+        metadata = source.mapping(document.entries["metadata"], "metadata") if "metadata" in document.entries else {}
+        name = source.string(metadata.get("name"), "metadata.name")
+        if not name:
+            kind = _kind(document)[1]
+            source.warning(document, f"the {kind} has no metadata.name; it is called '{shortened(self._stem)}'")
+        return name or self._stem
+
+    def _wired(self, draft: Draft | None) -> Draft | None:
+        if draft is not None and not self._source.has_errors:
+            wire(self._source, draft, self._catalog, self._graphs)
+        return draft
+
+
+def kinds_of(documents: Sequence[YamlValue]) -> list[str]:
+    """The kinds of the documents, each once."""
+    return list(dict.fromkeys(_kind(document)[1] or "no kind" for document in documents))
+
+
+def _objects(source: Source, documents: list[YamlValue]) -> Iterator[YamlValue]:
+    """Documents, those inside lists of Kubernetes among them."""
+    for document in documents:
+        kind = _kind(document)[1]
+        if kind not in ("List", *_LISTS):
+            yield document
+            continue
+        for item in source.sequence(document.entries.get("items"), "items"):
+            if item.kind == "mapping" and kind in _LISTS:  # the items of such a list may say no kind
+                of_list = {"kind": YamlValue("plain", item.line, item.column, kind.removesuffix("List"))}
+                item.entries = {**of_list, "apiVersion": document.entries.get("apiVersion", document), **item.entries}
+            yield item
+
+
+def _kind(document: YamlValue) -> tuple[str, str]:
+    """API group and kind of a document."""
+    given = document.entries if document.kind == "mapping" else {}
+    version, kind = (given[name].text if name in given else "" for name in ("apiVersion", "kind"))
+    return version.partition("/")[0], kind
+
+
+class _DeclaredModels(OfflineCatalog):
+    """The models of a repository, without those whose configuration leaves their tensors to the backend."""
+
+    def find(self, model_name: str, version: str) -> tuple[str, ModelSignature] | None:
+        """Service and signature of a model; version "" means the highest."""
+        found = super().find(model_name, version)
+        return None if model_name in self.undeclared else found

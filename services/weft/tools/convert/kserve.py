@@ -1,0 +1,254 @@
+"""``InferenceGraph`` of KServe (serving.kserve.io/v1alpha1) as a draft.
+
+The comments in a draft say where KServe differs. A Switch that matches nothing is an error in both.
+
+Source:
+    https://github.com/kserve/kserve/blob/master/cmd/router/main.go
+    https://github.com/kserve/kserve/blob/master/pkg/apis/serving/v1alpha1/inference_graph.go
+"""
+
+import re
+from urllib.parse import urlsplit
+
+from weft.base.text.pbtxt import suggestion
+from weft.language.compiler.names import MAX_DEPTH
+from weft.language.compiler.resolve import MAX_ENTRIES
+from weft.router.operators import ENSEMBLE, SEQUENCE, SPLITTER, SWITCH
+from weft.tools.convert.draft import Draft, DraftCondition, DraftNode, DraftStep, check, legal_name
+from weft.tools.convert.kserve_sequence import shape_sequence
+from weft.tools.convert.yaml_tree import Source, YamlValue, shortened
+
+API_GROUP = "serving.kserve.io"
+KIND = "InferenceGraph"
+_KINDS = {"Sequence": SEQUENCE, "Switch": SWITCH, "Splitter": SPLITTER, "Ensemble": ENSEMBLE}
+#: What says how many replicas run where is no part of a graph.
+_SPEC_FIELDS = frozenset(
+    {"nodes", "timeout", "routerTimeouts", "resources", "affinity", "tolerations", "nodeSelector", "nodeName"}
+    | {"serviceAccountName", "minReplicas", "maxReplicas", "scaleTarget", "scaleMetric"}
+)
+_NODE_FIELDS = frozenset({"routerType", "steps"})
+_TARGETS = ("serviceName", "serviceUrl", "nodeName")
+_STEP_FIELDS = frozenset({*_TARGETS, "name", "data", "weight", "condition", "dependency", "mapPredictionsToInstances"})
+_RESPONSE, _REQUEST = "$response", "$request"
+_URL_MODEL = re.compile(r"/v(?:1|2)/models/(?P<name>[^/:]+)(?:/versions/\d+)?(?:[:/](?:predict|infer))?/?")
+
+_KEYED = "KServe keys the answers by step; here an output is called step.tensor"
+
+
+def draft_kserve(source: Source, document: YamlValue, fallback_name: str) -> Draft | None:
+    """The graph of one document; None where an error was reported."""
+    return _KserveConversion(source).run(document, fallback_name)
+
+
+class _KserveConversion:
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._specs: dict[str, YamlValue] = {}
+        self._names: dict[str, str] = {}
+        self._fed_by_answers: set[str] = set()
+        self._call_timeout_ms = 0
+
+    def run(self, document: YamlValue, fallback_name: str) -> Draft | None:
+        source = self._source
+        metadata = source.mapping(document.entries.get("metadata", document), "metadata")
+        spec_value = document.entries.get("spec")
+        if spec_value is None:
+            source.error(document, "the InferenceGraph has no 'spec'")
+            return None
+        spec = source.mapping(spec_value, "spec")
+        nodes_value = spec.get("nodes")
+        if nodes_value is None:
+            source.error(spec_value, "the spec has no 'nodes'")
+            return None
+        self._specs = source.mapping(nodes_value, "nodes")
+        draft = Draft("", document)
+        name = source.string(metadata.get("name"), "metadata.name")
+        if not name:
+            source.warning(document, f"the InferenceGraph has no metadata.name; it is called '{fallback_name}'")
+        draft.name = legal_name(source, metadata.get("name", document), name or fallback_name, (), draft.remarks)
+        draft.timeout_ms = round(1000 * (source.number(spec.get("timeout"), "timeout") or 0))
+        timeouts = spec.get("routerTimeouts")
+        if timeouts is not None:
+            seconds = source.number(source.mapping(timeouts, "routerTimeouts").get("serviceClient"), "serviceClient")
+            self._call_timeout_ms = round(1000 * (seconds or 0))
+        if len(self._specs) > MAX_ENTRIES:
+            source.error(nodes_value, f"{len(self._specs)} nodes; the limit of Weft is {MAX_ENTRIES}")
+            return None
+        if "root" not in self._specs:
+            hint = suggestion("root", self._specs)
+            source.error(nodes_value, f"there is no node 'root', which is where KServe begins{hint}")
+            return None
+        source.unknown(spec, _SPEC_FIELDS, "the spec")
+        reached = self._reach()
+        remarks: dict[str, list[str]] = {name: [] for name in reached}
+        for name in reached:
+            self._names[name] = legal_name(source, self._specs[name], name, self._names.values(), remarks[name])
+        for name in reached:
+            self._node(draft, name, remarks[name])
+        for name in self._specs:
+            if name not in reached:
+                check(source, self._specs[name], draft.remarks, f"no step reaches node '{name}'; it was left out")
+        return draft
+
+    def _reach(self) -> list[str]:
+        """Names of the nodes that requests reach, root first; cycles and unknown names are reported."""
+        reached: dict[str, None] = {}
+        trail: list[str] = []
+
+        def visit(name: str) -> None:
+            reached.setdefault(name)
+            trail.append(name)
+            for index, step in enumerate(self._steps(name)):
+                target = self._target_node(step)
+                value = step.entries.get("nodeName", step)
+                if not target:
+                    continue
+                if self._feeds_answer(name, index, step):
+                    self._fed_by_answers.add(target)
+                if target in trail:
+                    shown = " -> ".join([*trail[trail.index(target) :], target])
+                    self._source.error(value, f"cycle: {shortened(shown)}; KServe would call it without end")
+                elif target not in self._specs:
+                    hint = suggestion(target, self._specs)
+                    self._source.error(value, f"unknown node '{shortened(target)}'{hint}")
+                elif len(trail) >= MAX_DEPTH:
+                    self._source.error(value, f"nodes are nested deeper than {MAX_DEPTH}, the limit of Weft")
+                elif target not in reached:
+                    visit(target)
+            trail.pop()
+
+        visit("root")
+        return list(reached)
+
+    def _steps(self, node: str) -> list[YamlValue]:
+        steps = self._specs[node].entries.get("steps")
+        return [step for step in (steps.items if steps is not None else []) if step.kind == "mapping"]
+
+    def _target_node(self, step: YamlValue) -> str:
+        value = step.entries.get("nodeName")
+        return value.text if value is not None and value.kind in ("text", "plain") else ""
+
+    def _feeds_answer(self, node: str, index: int, step: YamlValue) -> bool:
+        """Whether the step's node reads the answer of another step, not the client's request."""
+        data, kind = step.entries.get("data"), self._specs[node].entries.get("routerType")
+        is_answer = data is not None and data.text == _RESPONSE and index > 0
+        return (is_answer and kind is not None and kind.text == "Sequence") or node in self._fed_by_answers
+
+    def _node(self, draft: Draft, name: str, remarks: list[str]) -> None:
+        source, value = self._source, self._specs[name]
+        entries = source.mapping(value, f"node '{name}'")
+        source.unknown(entries, _NODE_FIELDS, f"node '{shortened(name)}'")
+        kind_value = entries.get("routerType")
+        if kind_value is None:
+            source.error(value, f"node '{shortened(name)}' has no 'routerType'")
+            return
+        kind = source.choice(kind_value, "routerType", tuple(_KINDS))
+        given = source.sequence(entries.get("steps"), "steps")
+        if not 0 < len(given) <= MAX_ENTRIES:
+            text = f"has {len(given)} steps, the limit of Weft is {MAX_ENTRIES}" if given else "has no 'steps'"
+            source.error(value, f"node '{shortened(name)}' {text}")
+            return
+        # Of an unknown kind what is wrong with its steps is found all the same.
+        node = DraftNode(self._names[name], _KINDS.get(kind, SPLITTER), value, remarks=remarks)
+        draft.nodes[node.name] = node
+        is_request = name not in self._fed_by_answers
+        for index, step_value in enumerate(given):
+            step = self._step(node, index, step_value, is_request=is_request)
+            if step is not None:
+                node.steps.append(step)
+        if node.kind is SEQUENCE:
+            shape_sequence(self._source, draft, node, self._names.values())
+        elif node.kind is ENSEMBLE:
+            node.remarks.append(_KEYED)
+        elif kind and node.kind is SPLITTER:
+            self._splitter(node)
+
+    def _step(self, node: DraftNode, index: int, value: YamlValue, *, is_request: bool) -> DraftStep | None:
+        source = self._source
+        entries = source.mapping(value, "a step")
+        source.unknown(entries, _STEP_FIELDS, "the step")
+        targets = [name for name in _TARGETS if source.string(entries.get(name), name)]
+        if len(targets) != 1:
+            have = " and ".join(targets) or "none"
+            hint = "; 'service' and 'routes' are the spelling of KServe before 0.9" if "service" in entries else ""
+            source.error(value, f"a step has one of {', '.join(_TARGETS)}; this one has {have}{hint}")
+            return None
+        target = entries[targets[0]].text
+        step = DraftStep("", value)
+        if targets[0] == "nodeName":
+            step.node = self._names.get(target, target)
+        else:
+            step.model = self._model(step, entries[targets[0]], target, is_url=targets[0] == "serviceUrl")
+            step.timeout_ms = self._call_timeout_ms
+        given = source.string(entries.get("name"), "name")
+        name_value = entries.get("name", value)
+        taken = [other.name for other in node.steps]
+        step.name = legal_name(source, name_value, given or self._unnamed(step, taken), taken, step.remarks)
+        self._read_fields(node, index, step, entries, is_request=is_request)
+        return step
+
+    def _unnamed(self, step: DraftStep, taken: list[str]) -> str:
+        base = step.model or step.node
+        return next(name for name in (base, *(f"{base}-{i}" for i in range(2, len(taken) + 3))) if name not in taken)
+
+    def _model(self, step: DraftStep, value: YamlValue, target: str, *, is_url: bool) -> str:
+        if not is_url:
+            return target
+        parts = urlsplit(target) if "[" not in target else urlsplit("")
+        found = _URL_MODEL.fullmatch(parts.path)
+        if found:
+            step.remarks.append(f"KServe called {target}; here the router finds the model on one of its targets")
+            return found["name"]
+        name = (parts.hostname or "").partition(".")[0] or "unknown"
+        text = f"which model answers at {target} is not known; '{name}' is a guess"
+        check(self._source, value, step.remarks, text)
+        return name
+
+    def _read_fields(
+        self, node: DraftNode, index: int, step: DraftStep, entries: dict[str, YamlValue], *, is_request: bool
+    ) -> None:
+        source = self._source
+        data = source.string(entries.get("data"), "data")
+        dependency = entries.get("dependency")
+        is_hard = dependency is not None and source.choice(dependency, "dependency", ("Soft", "Hard")) == "Hard"
+        condition = source.string(entries.get("condition"), "condition")
+        weight = source.number(entries.get("weight"), "weight")
+        if node.kind is SEQUENCE:
+            step.is_soft = not is_hard
+            if data == _RESPONSE and index > 0:
+                step.reads = (index - 1,)
+            elif data not in ("", _REQUEST, _RESPONSE):
+                text = f"KServe knows no data '{data}' and hands the step what the node got"
+                check(source, entries["data"], step.remarks, text)
+            if condition and index == 0:
+                text = "KServe fails every request here: the first step has no answer before it to ask the condition of"
+                check(source, entries["condition"], step.remarks, text)
+            if condition:
+                step.proceed = DraftCondition(condition, entries["condition"], is_request=False)
+            return
+        if node.kind is SWITCH:
+            step.proceed = DraftCondition(condition, entries.get("condition", step.value), is_request=is_request)
+        elif condition:
+            step.remarks.append(f"KServe ignores the condition {condition} of a step of this kind")
+        if node.kind is SPLITTER:
+            step.weight = weight
+        elif weight is not None:
+            step.remarks.append(f"KServe ignores the weight {weight:g} of a step of this kind")
+        if node.kind is ENSEMBLE:
+            step.is_soft = not is_hard
+
+    def _splitter(self, node: DraftNode) -> None:
+        total = 0.0
+        for step in list(node.steps):
+            if step.weight is None:
+                self._source.error(step.value, f"step '{step.name}' of a Splitter has no weight")
+            elif step.weight < 0:
+                self._source.error(step.value.entries["weight"], f"weight {step.weight:g} is below 0")
+            elif step.weight == 0:
+                text = f"step '{step.name}' has weight 0: nothing is sent to it, and it was left out"
+                check(self._source, step.value.entries["weight"], node.remarks, text)
+                node.steps.remove(step)
+            total += step.weight or 0
+        if total != 100 and not self._source.has_errors:
+            text = f"the weights add up to {total:g}; KServe wants 100, here a share is the weight divided by the sum"
+            check(self._source, node.value, node.remarks, text)

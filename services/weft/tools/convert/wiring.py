@@ -1,0 +1,341 @@
+"""Tensors of a draft: inputs and outputs of each node, maps of names, conditions as CEL.
+
+KServe and Seldon pass whole messages on; Weft passes tensors by name. With the signatures of all models the names are
+known: a tensor with two producers is renamed, an input with another name than its source is mapped. Without signatures
+the draft is wired by name, and remarks say what is missing.
+"""
+
+import json
+from collections.abc import Mapping
+
+from weft.base.tensors import FLOATS, INTEGERS
+from weft.language.syntax.source import ModelCatalog
+from weft.router.operators import ENSEMBLE
+from weft.tools.convert.conditions import Body, translate
+from weft.tools.convert.draft import (
+    CHECK,
+    NODE_INPUT,
+    Draft,
+    DraftCombine,
+    DraftCondition,
+    DraftNode,
+    DraftStep,
+    DraftTensor,
+    Tensors,
+    check,
+    differs,
+)
+from weft.tools.convert.shared import Interface, fits, listed, merged, shared_inputs, shared_outputs
+from weft.tools.convert.yaml_tree import Source
+
+#: Of a graph whose models have no signatures.
+NO_TYPES = (
+    "the file has no types. Say what a request brings and what an answer has, or convert again with --lock FILE or "
+    "--repository DIR"
+)
+
+
+_ONE_ROW = (
+    "there a request of several rows goes one way as a whole; here it is refused. With 'per_row: true' each row goes "
+    "its own way"
+)
+_FAILED = "where a step fails softly KServe puts its error body under the step's key; here its outputs are absent then"
+
+
+def wire(
+    source: Source, draft: Draft, catalog: ModelCatalog | None, graphs: Mapping[str, Interface | None] | None = None
+) -> None:
+    """Give the draft its inputs, outputs, maps and conditions, as far as its models and graphs are known."""
+    _Wiring(source, draft, catalog, graphs or {}).run()
+
+
+def interface_of(catalog: ModelCatalog | None, model: str) -> Interface | None:
+    """Tensors of a model; None if they are not known."""
+    found = catalog.find(model, "") if catalog is not None else None
+    if found is None:
+        return None
+    signature = found[1]
+    is_batched = signature.max_batch_size > 0
+    return Interface(
+        {s.name: DraftTensor(s.datatype, s.dims, is_batched, s.is_optional) for s in signature.inputs},
+        {s.name: DraftTensor(s.datatype, s.dims, is_batched, s.is_optional) for s in signature.outputs},
+        signature.max_batch_size,
+    )
+
+
+class _Wiring:
+    def __init__(
+        self, source: Source, draft: Draft, catalog: ModelCatalog | None, graphs: Mapping[str, Interface | None]
+    ) -> None:
+        self._graphs = graphs
+        self._source = source
+        self._draft = draft
+        self._catalog = catalog
+        self._done: dict[str, Interface | None] = {}
+        self._unknown: dict[str, None] = {}
+        self._batch_sizes: list[int] = []
+
+    def run(self) -> None:
+        draft = self._draft
+        interface = self._node("root", None)
+        if interface is None:
+            text = NO_TYPES
+            if self._catalog is not None:
+                names = ", ".join(self._unknown)
+                text = f"no signature of {names}, so the graph's tensors are not known. Say what a request brings and "
+                text += "what an answer has"
+            check(self._source, draft.value, draft.remarks, text)
+            return
+        draft.inputs, draft.outputs = interface.inputs, interface.outputs
+        draft.max_batch_size = min(self._batch_sizes, default=0)
+        for node in draft.nodes.values():
+            if node.reads_one_row and draft.max_batch_size > 1:
+                differs(self._source, node.value, node.remarks, _ONE_ROW)
+        if not draft.outputs:
+            check(
+                self._source, draft.value, draft.remarks, "the root's steps have no output in common; name them alike"
+            )
+
+    def _node(self, name: str, given: Tensors | None) -> Interface | None:
+        """Wire a node, once; ``given`` are the tensors that the step which calls it reads, None if not known."""
+        if name not in self._done:
+            node = self._draft.nodes[name]
+            if node.kind.plan.is_pipeline:
+                self._done[name] = self._sequence(node, given)
+            elif node.kind is ENSEMBLE:
+                self._done[name] = self._ensemble(node, given)
+            else:
+                self._done[name] = self._alternatives(node, given)
+        return self._done[name]
+
+    def _target(self, step: DraftStep, given: Tensors | None) -> Interface | None:
+        if step.node:
+            return self._node(step.node, given)
+        if step.graph:
+            interface = self._graphs.get(step.graph)
+            if interface is None:
+                self._unknown.setdefault(step.graph)
+            else:
+                self._batch_sizes.append(interface.max_batch_size)
+            return interface
+        interface = interface_of(self._catalog, step.model)
+        if interface is None:
+            self._unknown.setdefault(step.model)
+            return None
+        self._batch_sizes.append(interface.max_batch_size)
+        return interface
+
+    def _sequence(self, node: DraftNode, given: Tensors | None) -> Interface | None:
+        found: list[Interface | None] = []
+        for step in node.steps:
+            read = [given if i == NODE_INPUT else _outputs(found[i]) for i in step.reads]
+            known = [tensors for tensors in read if tensors is not None]
+            merged = {name: tensor for tensors in reversed(known) for name, tensor in tensors.items()}
+            found.append(self._target(step, merged if len(known) == len(read) else None))
+        interfaces = [one for one in found if one is not None]
+        interface = None
+        if len(interfaces) == len(found):
+            inputs = _own_inputs(node.steps, interfaces)
+            names = self._name_outputs(node, interfaces, inputs)
+            for step, one in zip(node.steps, interfaces, strict=True):
+                self._map_inputs(step, one, interfaces, names, inputs)
+            skipped = next((i for i, step in enumerate(node.steps) if step.proceed is not None), len(node.steps))
+            outputs = {
+                names[i][name]: one._replace(is_optional=one.is_optional or i >= skipped)
+                for i in (*node.answers, _last(node))
+                for name, one in interfaces[i].outputs.items()
+            }
+            interface = Interface(inputs, outputs)
+        for i, step in enumerate(node.steps):
+            if step.needs is not None:
+                step.when = _answered(node.steps[step.needs].name)
+            if step.proceed is not None:
+                before = found[i - 1] if i else None
+                body = Body("inputs", _outputs(before), node.steps[i - 1].output_map if i else {})
+                text = self._cel(step, step.proceed, body) if i else f"CHECK({json.dumps(step.proceed.text)})"
+                step.when = f"{step.when} && {f'({text})' if ' || ' in text else text}" if step.when else text
+                node.reads_one_row |= body.is_of_one_row
+        return interface
+
+    def _name_outputs(self, node: DraftNode, interfaces: list[Interface], inputs: Tensors) -> list[dict[str, str]]:
+        """Name every output in the node; on a clash the last step keeps its name and the others change."""
+        names: list[dict[str, str]] = [{} for _ in interfaces]
+        taken = set(inputs)
+        last = _last(node)
+        for i in (last, *(i for i in range(len(interfaces)) if i != last)):
+            step = node.steps[i]
+            if step.shadow_percent:
+                continue
+            for output in interfaces[i].outputs:
+                name = output
+                if name in taken and not (i == last and name in inputs):  # the last step may work in place
+                    name = f"{step.name}_{output}"
+                    while name in taken:
+                        name += "_"
+                    step.output_map[output] = name
+                    if i in node.answers:
+                        text = f"two answers have a tensor '{output}'; that of '{step.name}' is '{name}' here"
+                        differs(self._source, step.value, step.remarks, text)
+                taken.add(name)
+                names[i][output] = name
+        return names
+
+    def _map_inputs(
+        self,
+        step: DraftStep,
+        interface: Interface,
+        interfaces: list[Interface],
+        names: list[dict[str, str]],
+        inputs: Tensors,
+    ) -> None:
+        """Map inputs whose source has another name; one input and one output without a counterpart belong together."""
+        open_inputs: list[str] = []
+        used: set[str] = set()
+        for name, tensor in interface.inputs.items():
+            source = next((names[i][name] for i in step.reads if i != NODE_INPUT and name in names[i]), None)
+            if source is None and NODE_INPUT in step.reads and name in inputs:
+                continue
+            if source is None:
+                if not tensor.is_optional:
+                    open_inputs.append(name)
+                continue
+            used.add(source)
+            if source != name:
+                step.input_map[name] = source
+        if not open_inputs:
+            return
+        sources = [
+            (names[i][name], one) for i in step.reads if i != NODE_INPUT for name, one in interfaces[i].outputs.items()
+        ]
+        left = [(name, one) for name, one in sources if name not in used]
+        if len(open_inputs) == len(left) == 1 and fits(left[0][1], interface.inputs[open_inputs[0]]):
+            step.input_map[open_inputs[0]] = left[0][0]
+            return
+        given = listed(name for name, _ in left)
+        text = f"nothing that the step reads is called {listed(open_inputs)}; map it from one of: {given}"
+        check(self._source, step.value, step.remarks, text)
+
+    def _alternatives(self, node: DraftNode, given: Tensors | None) -> Interface | None:
+        found = [self._target(step, given) for step in node.steps]
+        interfaces = [one for one in found if one is not None]
+        is_known = len(interfaces) == len(found) > 0
+        inputs = shared_inputs(node.steps, interfaces) if is_known else None
+        for step in node.steps:
+            if step.proceed is not None:
+                body = Body("inputs", given if given is not None else inputs)
+                step.when = self._cel(step, step.proceed, body)
+                node.reads_one_row |= body.is_of_one_row
+                if step.when == "true" and step is node.steps[-1]:
+                    step.when, step.is_otherwise = "", True
+                if inputs is not None and body.tensors is not None:
+                    inputs.update({name: body.tensors[name] for name in body.read if name in body.tensors})
+        if node.routed_by is not None:
+            route = self._route(node, node.routed_by)
+            if inputs is not None and route is not None:
+                inputs[route[0]] = route[1]
+        outputs = shared_outputs(self._source, node, node.steps, interfaces) if is_known else None
+        for step, interface in zip(node.steps, found, strict=True):
+            if step.stop is not None:
+                body = Body("outputs", _outputs(interface), step.output_map)
+                step.accept = self._cel(step, step.stop, body, is_negated=True)
+                node.reads_one_row |= body.is_of_one_row
+        return Interface(inputs, outputs) if inputs is not None and outputs is not None else None
+
+    def _cel(self, step: DraftStep, condition: DraftCondition, body: Body, *, is_negated: bool = False) -> str:
+        text = translate(condition, body, is_negated=is_negated)
+        step.remarks += dict.fromkeys(body.notes)
+        for remark in dict.fromkeys(body.remarks):
+            check(self._source, condition.value, step.remarks, remark)
+        return text
+
+    def _route(self, node: DraftNode, router: DraftStep) -> tuple[str, DraftTensor] | None:
+        """The answer of a Seldon router, which becomes ``on``."""
+        interface = self._target(router, None)
+        if interface is not None and len(interface.outputs) == 1:
+            name, tensor = next(iter(interface.outputs.items()))
+            reference = f"inputs.{name}" if name.isidentifier() else f"inputs[{json.dumps(name)}]"
+            node.on = reference + "[0]" * len(tensor.dims)
+            node.reads_one_row = True
+            if tensor.datatype.startswith("U"):
+                for step in node.steps:
+                    step.cases = tuple(case for case in step.cases if case != "-1")
+            return name, tensor
+        node.on = "inputs.ROUTE[0]"
+        text = f"'ROUTE' stands for the output of '{router.name}' with the number of the child; write its name"
+        check(self._source, router.value, node.remarks, text)
+        return None
+
+    def _ensemble(self, node: DraftNode, given: Tensors | None) -> Interface | None:
+        interfaces = [one for step in node.steps if (one := self._target(step, given)) is not None]
+        is_known = len(interfaces) == len(node.steps)
+        inputs = shared_inputs(node.steps, interfaces) if is_known else {}
+        if any(step.is_soft for step in node.steps):
+            node.remarks.append(_FAILED)
+        if node.combiner is None:
+            steps = zip(node.steps, interfaces, strict=False)
+            outputs = {
+                f"{step.name}.{name}": tensor._replace(is_optional=tensor.is_optional or step.is_soft)
+                for step, one in steps
+                for name, tensor in one.outputs.items()
+            }
+            return Interface(inputs, outputs) if is_known else None
+        offered = shared_outputs(self._source, node, node.steps, interfaces) if is_known else None
+        if isinstance(node.combiner, DraftStep):
+            interface = self._target(node.combiner, None)
+            node.combines, outputs = _custom(node.combiner, interface, offered)
+            is_known = is_known and interface is not None
+        else:
+            numbers = {n: t for n, t in (offered or {}).items() if t.datatype in FLOATS | INTEGERS}
+            node.combines, outputs = [self._average(node, name, tensor) for name, tensor in numbers.items()], numbers
+        if not node.combines:
+            remark = CHECK + "write the name of the tensor that the members give and that is combined"
+            custom = node.combiner if isinstance(node.combiner, DraftStep) else None
+            node.combines = [DraftCombine("OUTPUT", "CUSTOM" if custom else "AVERAGE", "", custom, [remark])]
+            self._source.warning(node.value, f"which tensor '{node.name}' combines is not known")
+        return Interface(inputs, outputs) if is_known else None
+
+    def _average(self, node: DraftNode, name: str, tensor: DraftTensor) -> DraftCombine:
+        combine = DraftCombine(name, "AVERAGE")
+        if tensor.datatype in INTEGERS:
+            text = f"the mean of '{name}', {tensor.datatype}, is rounded here; if it is a label, write VOTE for AVERAGE"
+            check(self._source, node.value, combine.remarks, text)
+        return combine
+
+
+def _last(node: DraftNode) -> int:
+    """The step of a sequence that answers."""
+    return max((i for i, step in enumerate(node.steps) if not step.shadow_percent), default=0)
+
+
+def _answered(step: str) -> str:
+    return f"has(steps.{step})" if step.isidentifier() else f"has(steps[{json.dumps(step)}])"
+
+
+def _outputs(interface: Interface | None) -> dict[str, DraftTensor] | None:
+    return interface.outputs if interface is not None else None
+
+
+def _own_inputs(steps: list[DraftStep], interfaces: list[Interface]) -> dict[str, DraftTensor]:
+    """Inputs of a sequence: the tensors that its steps read from outside."""
+    return merged(
+        {
+            name: tensor
+            for name, tensor in one.inputs.items()
+            if not any(i != NODE_INPUT and name in interfaces[i].outputs for i in step.reads)
+        }
+        for step, one in zip(steps, interfaces, strict=True)
+        if NODE_INPUT in step.reads
+    )
+
+
+def _custom(
+    combiner: DraftStep, interface: Interface | None, offered: Tensors | None
+) -> tuple[list[DraftCombine], dict[str, DraftTensor]]:
+    """A combine for each output of the model that combines."""
+    if interface is None or not offered:
+        return [], {}
+    source = next(iter(offered))
+    wanted = [name for name in interface.inputs if name not in ("MASK", *offered)]
+    if source not in interface.inputs and wanted:
+        combiner.input_map[wanted[0]] = source
+    return [DraftCombine(name, "CUSTOM", source, combiner) for name in interface.outputs], dict(interface.outputs)

@@ -1,0 +1,290 @@
+"""YAML as a tree in which every value knows its line and column, with limits on size and depth.
+
+Of PyYAML only the parser's events are used. Its loaders keep no positions, and recurse: ``yaml.load`` of 100,000 ``[``
+with ``CSafeLoader`` ends the process with a segmentation fault (PyYAML 6).
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.base.text.pbtxt import Diagnostic, suggestion
+
+#: Kubernetes itself takes objects of 1.5 MiB at most.
+MAX_FILE_BYTES = 2 << 20
+_MAX_DEPTH = 64
+#: Values of one document, those that aliases repeat counted again.
+_MAX_VALUES = 100_000
+_NULLS = ("", "~", "null", "Null", "NULL")
+
+
+@dataclass(slots=True, eq=False)
+class YamlValue:
+    """One value of a file.
+
+    Attributes:
+        kind: "mapping", "list", "text" for a scalar that is quoted, "plain" for one that is not.
+        line, column: 1-based.
+        text: Of a scalar.
+        entries: Of a mapping, without those that are null.
+        items: Of a list.
+        num_values: This one and those below it.
+    """
+
+    kind: str
+    line: int
+    column: int
+    text: str = ""
+    entries: dict[str, "YamlValue"] = field(default_factory=dict)
+    items: list["YamlValue"] = field(default_factory=list)
+    num_values: int = 1
+
+    @property
+    def is_null(self) -> bool:
+        """Whether it is null."""
+        return self.kind == "plain" and self.text in _NULLS
+
+
+class UnreadableError(Exception):
+    """The file is no YAML that can be read; ``diagnostic`` says why and where."""
+
+    def __init__(self, diagnostic: Diagnostic) -> None:
+        self.diagnostic = diagnostic
+        super().__init__(diagnostic.message)
+
+
+class Source:
+    """One YAML file and the diagnostics about it.
+
+    A value of a wrong type is reported and read as an empty one, so that one run finds every error.
+
+    Args:
+        text: Of the file.
+        file: Its name, for messages.
+
+    Attributes:
+        diagnostics: Errors and warnings so far.
+        left_out: What fields were not read so far, of the document that is read.
+    """
+
+    def __init__(self, text: str, file: str) -> None:
+        self.file = file
+        self.diagnostics: list[Diagnostic] = []
+        self.left_out: list[str] = []
+        self._lines = text.splitlines()
+        self._text = text
+
+    @property
+    def has_errors(self) -> bool:
+        """Whether anything found is an error."""
+        return any(found.severity == "error" for found in self.diagnostics)
+
+    def documents(self) -> list[YamlValue]:
+        """Every document that is not empty. Raises UnreadableError."""
+        return list(_documents(self._text, self))
+
+    def error(self, value: YamlValue, message: str) -> None:
+        """Report an error at a value."""
+        self.diagnostics.append(self.found(value.line, value.column, message))
+
+    def warning(self, value: YamlValue, message: str) -> None:
+        """Report a warning at a value."""
+        self.diagnostics.append(self.found(value.line, value.column, message, severity="warning"))
+
+    def found(self, line: int, column: int, message: str, severity: str = "error") -> Diagnostic:
+        """A diagnostic that shows its line."""
+        shown = self._lines[line - 1] if 0 < line <= len(self._lines) else ""
+        text = "".join(character if character.isprintable() else " " for character in message)
+        return Diagnostic(self.file, line, column, text, severity=severity, source_line=shown)
+
+    def unreadable(self, line: int, column: int, message: str) -> UnreadableError:
+        """The error that ends the reading."""
+        hint = "; it looks like a Helm template: render it first, with `helm template`" if "{{" in self._text else ""
+        return UnreadableError(self.found(line, column, message + hint))
+
+    def mapping(self, value: YamlValue, what: str) -> dict[str, YamlValue]:
+        """Entries of a mapping."""
+        return value.entries if self._is(value, ("mapping",), f"{what} must be a mapping") else {}
+
+    def sequence(self, value: YamlValue | None, what: str) -> list[YamlValue]:
+        """Items of a list; none where it is not given."""
+        return value.items if value and self._is(value, ("list",), f"{what} must be a list") else []
+
+    def string(self, value: YamlValue | None, what: str) -> str:
+        """Text of a scalar; "" where it is not given."""
+        return value.text if value and self._is(value, ("text", "plain"), f"{what} must be a string") else ""
+
+    def number(self, value: YamlValue | None, what: str) -> float | None:
+        """A finite number; None where it is not given."""
+        text = self.string(value, what)
+        if not text or value is None:
+            return None
+        try:
+            number = float(text)
+        except ValueError:
+            number = float("nan")
+        if not abs(number) < float("inf"):
+            self.error(value, f"{what} must be a number, got '{shortened(text)}'")
+            return None
+        return number
+
+    def boolean(self, value: YamlValue | None, what: str) -> bool:
+        """True or false; false where it is not given."""
+        text = self.string(value, what).lower()
+        if value is not None and text not in ("true", "false", ""):
+            self.error(value, f"{what} must be true or false, got '{shortened(text)}'")
+        return text == "true"
+
+    def choice(self, value: YamlValue, what: str, allowed: tuple[str, ...]) -> str:
+        """One of ``allowed``; "" and an error where it is another."""
+        text = self.string(value, what)
+        if text not in allowed and value.kind in ("text", "plain"):
+            self.error(value, f"unknown {what} '{shortened(text)}'{suggestion(text, allowed)}")
+            return ""
+        return text
+
+    def unknown(self, entries: dict[str, YamlValue], known: frozenset[str], what: str) -> None:
+        """Warn of fields that the converter does not read."""
+        for name, value in entries.items():
+            if name not in known:
+                hint = suggestion(name, known).partition("; use one of")[0]
+                text = f"unknown field '{shortened(name)}' of {what} is left out{hint}"
+                self.left_out.append(text)
+                self.warning(value, text)
+
+    def _is(self, value: YamlValue, kinds: tuple[str, ...], message: str) -> bool:
+        if value.kind in kinds and not value.is_null:
+            return True
+        if not value.is_null:
+            got = "a string" if value.kind in ("text", "plain") else f"a {value.kind}"
+            self.error(value, f"{message}, got {got}")
+        return False
+
+
+def shortened(text: str) -> str:
+    """One printable line of at most 80 characters."""
+    line = "".join(character if character.isprintable() else " " for character in text)
+    return line if len(line) <= 80 else line[:77] + "..."
+
+
+@dataclass(slots=True)
+class _Open:
+    """A list or mapping that is still being read; ``key`` is a key whose value is next."""
+
+    value: YamlValue
+    anchor: str
+    key: YamlValue | None = None
+    merged: list[YamlValue] = field(default_factory=list)
+
+
+def _documents(text: str, source: Source) -> Iterator[YamlValue]:
+    """Build the documents from parser events: without recursion, and with a limit on depth and size."""
+    import yaml  # noqa: PLC0415  # an extra: only this command needs it
+
+    builder = _TreeBuilder(source)
+    try:
+        for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+            builder.take(event)
+            if isinstance(event, yaml.DocumentEndEvent) and builder.document and not builder.document.is_null:
+                yield builder.document
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line, column = (mark.line + 1, mark.column + 1) if mark else (0, 0)
+        problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
+        raise source.unreadable(line, column, f"not YAML: {problem}") from None
+
+
+class _TreeBuilder:
+    def __init__(self, source: Source) -> None:
+        self.document: YamlValue | None = None
+        self._source = source
+        self._anchors: dict[str, YamlValue | None] = {}
+        self._open: list[_Open] = []
+        self._handlers: dict[str, Callable[[Any, int, int], None]] = {
+            "DocumentStartEvent": self._start_document,
+            "ScalarEvent": self._scalar,
+            "SequenceStartEvent": self._start_list,
+            "MappingStartEvent": self._start_mapping,
+            "SequenceEndEvent": self._end,
+            "MappingEndEvent": self._end,
+            "AliasEvent": self._alias,
+        }
+
+    def take(self, event: Any) -> None:
+        handler = self._handlers.get(type(event).__name__)
+        if handler is not None:
+            handler(event, event.start_mark.line + 1, event.start_mark.column + 1)
+
+    def _start_document(self, event: Any, line: int, column: int) -> None:
+        self.document, self._anchors, self._open = None, {}, []
+
+    def _scalar(self, event: Any, line: int, column: int) -> None:
+        is_plain = bool(event.implicit[0]) and event.style in (None, "")
+        value = YamlValue("plain" if is_plain else "text", line, column, event.value)
+        if event.anchor:
+            self._anchors[event.anchor] = value
+        self._place(value, line, column)
+
+    def _start_list(self, event: Any, line: int, column: int) -> None:
+        self._push(event, YamlValue("list", line, column))
+
+    def _start_mapping(self, event: Any, line: int, column: int) -> None:
+        self._push(event, YamlValue("mapping", line, column))
+
+    def _push(self, event: Any, value: YamlValue) -> None:
+        if len(self._open) >= _MAX_DEPTH:
+            self._refuse(value.line, value.column, f"nested deeper than {_MAX_DEPTH}")
+        if event.anchor:
+            self._anchors[event.anchor] = None
+        self._open.append(_Open(value, event.anchor or ""))
+
+    def _end(self, event: Any, line: int, column: int) -> None:
+        done = self._open.pop()
+        for mapping in done.merged:
+            for name, inherited in mapping.entries.items():
+                done.value.entries.setdefault(name, inherited)
+        if done.anchor:
+            self._anchors[done.anchor] = done.value
+        self._place(done.value, line, column)
+
+    def _alias(self, event: Any, line: int, column: int) -> None:
+        if event.anchor not in self._anchors:
+            self._refuse(line, column, f"unknown anchor '{shortened(event.anchor)}'")
+        value = self._anchors[event.anchor]
+        if value is None:
+            self._refuse(line, column, f"anchor '{shortened(event.anchor)}' contains itself")
+        else:
+            self._place(value, line, column)
+
+    def _place(self, value: YamlValue, line: int, column: int) -> None:
+        """Add a finished value to the list or mapping around it."""
+        if not self._open:
+            self.document = value
+            return
+        around = self._open[-1]
+        around.value.num_values += value.num_values
+        if around.value.num_values > _MAX_VALUES:
+            self._refuse(line, column, f"more than {_MAX_VALUES} values, those that aliases repeat counted again")
+        if around.value.kind == "list":
+            around.value.items.append(value)
+        elif around.key is None:
+            if value.kind not in ("text", "plain"):
+                self._refuse(value.line, value.column, f"a key must be a string, got a {value.kind}")
+            around.key = value
+        else:
+            key, around.key = around.key, None
+            self._enter(around, key, value)
+
+    def _enter(self, around: _Open, key: YamlValue, value: YamlValue) -> None:
+        if key.text == "<<" and key.kind == "plain":
+            given = value.items if value.kind == "list" else [value]
+            if any(one.kind != "mapping" for one in given):
+                self._refuse(value.line, value.column, "'<<' takes a mapping, or a list of mappings")
+            around.merged += given
+        elif key.text in around.value.entries:
+            self._source.error(key, f"'{shortened(key.text)}' is given twice")
+        elif not value.is_null:
+            around.value.entries[key.text] = value
+
+    def _refuse(self, line: int, column: int, message: str) -> None:
+        raise self._source.unreadable(line, column, message)

@@ -1,0 +1,280 @@
+"""Where everything stands: rows from top to bottom, boxes within boxes, edges between the rows.
+
+Every edge keeps a place of its own in each row that it passes, as wide as its label where it has one. So neither an
+edge nor a text can lie over a box or another text.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from weft.tools.draw.diagram import Edge, Group, Item
+from weft.tools.draw.measure import LINE_HEIGHT, text_width, wrapped
+from weft.tools.draw.ranks import Row, longest_path_ranks, ordered, spread
+
+TITLE_SIZE, TEXT_SIZE, LABEL_SIZE = 13.0, 11.0, 10.0
+PADDING = 10.0
+#: From an edge to its label.
+LABEL_INDENT = 6.0
+_COLUMN_GAP, _THREAD = 18.0, 5.0
+#: Between rows: at least, and how much more for each unit that an edge goes sideways there, at most.
+_ROW_GAP, _SLOPE, _MAX_ROW_GAP = 18.0, 0.12, 64.0
+#: Between two edges that meet the same border: at least, and where there is room; and from them to its corners.
+_PORT_GAP, _WIDE_PORT_GAP, _CORNER = 14.0, 54.0, 18.0
+#: An edge is drawn straight where it passes rows, rather than boxes in the middle of their neighbours; once the boxes
+#: have their places they keep them.
+_BEND_WEIGHT, _KEEP_WEIGHT = 6.0, 100.0
+#: How far an arrow goes straight down before it ends.
+_LANDING = 9.0
+_NUM_PASSES = 12
+
+Point = tuple[float, float]
+
+
+@dataclass(slots=True)
+class PlacedBox:
+    """A box with its place.
+
+    Attributes:
+        box: What is drawn.
+        x, y: Upper left corner, relative to the box around it until ``moved`` makes it absolute.
+        lines: Small text below the title, wrapped.
+        header_height: Of title and text.
+        children, routes: Of a group.
+    """
+
+    box: Item | Group
+    lines: list[str]
+    header_height: float
+    width: float
+    height: float
+    x: float = 0.0
+    y: float = 0.0
+    children: "list[PlacedBox]" = field(default_factory=list)
+    routes: "list[Route]" = field(default_factory=list)
+
+    def moved(self, x: float, y: float) -> None:
+        """Everything in the box is shifted."""
+        self.x, self.y = self.x + x, self.y + y
+        for child in self.children:
+            child.moved(x, y)
+        for route in self.routes:
+            route.points = [(px + x, py + y) for px, py in route.points]
+            route.label = (route.label[0] + x, route.label[1] + y)
+
+
+@dataclass(slots=True)
+class Route:
+    """The way of an edge.
+
+    Attributes:
+        points: First and last lie on the borders of its ends. Between points 2k and 2k+1 the way is straight, between
+            2k+1 and 2k+2 it is a curve from downwards to downwards; of a back edge everything is straight.
+        lines: The label, wrapped.
+        label: Upper left corner of the label.
+    """
+
+    edge: Edge
+    points: list[Point]
+    lines: list[str]
+    label: Point = (0.0, 0.0)
+
+
+def lay_out(diagram: Group) -> PlacedBox:
+    """The whole drawing, its upper left corner at (0, 0)."""
+    return _placed(diagram)
+
+
+def label_size(lines: Sequence[str]) -> tuple[float, float]:
+    """Width and height of an edge's label."""
+    width = max((text_width(line, LABEL_SIZE) for line in lines), default=0.0)
+    return width, len(lines) * LABEL_SIZE * LINE_HEIGHT
+
+
+def _placed(box: Item | Group) -> PlacedBox:
+    lines = wrapped(box.lines)
+    title = f"{box.title}  {box.kind}" if isinstance(box, Group) else box.title
+    widths = [text_width(title, TITLE_SIZE, is_bold=True), *(text_width(line, TEXT_SIZE) for line in lines)]
+    header = (TITLE_SIZE + len(lines) * TEXT_SIZE) * LINE_HEIGHT + PADDING
+    place = PlacedBox(box, lines, header, max(widths) + 4 * PADDING, header + PADDING / 2)
+    if isinstance(box, Group):
+        _Layers(box, place).fill()
+    return place
+
+
+@dataclass(slots=True)
+class _Vertex:
+    """A box, or an edge where it passes a row: ``left`` and ``right`` of its anchor, the line or the box's middle."""
+
+    left: float
+    right: float
+    height: float
+    x: float = 0.0
+
+
+class _Layers:
+    """Fills the place of a group: rows of vertices, of which the first are its items in their order."""
+
+    def __init__(self, group: Group, place: PlacedBox) -> None:
+        self._group = group
+        self._place = place
+        self._items = [_placed(item) for item in group.items]
+        self._index = {item.id: i for i, item in enumerate(group.items)}
+        for ends in ([edge.source for edge in group.edges], [edge.target for edge in group.edges]):
+            for item, i in self._index.items():
+                self._items[i].width = max(self._items[i].width, (ends.count(item) - 1) * _PORT_GAP + 2 * _CORNER)
+        self._vertices = [_Vertex(item.width / 2, item.width / 2, item.height) for item in self._items]
+        self._forward = [edge for edge in group.edges if not edge.is_back]
+        self._rows: list[Row] = []
+        self._row_of: dict[int, int] = {}
+        self._chains: list[list[int]] = []
+        self._labels: list[tuple[int, list[str]]] = []
+        self._leads: dict[int, int] = {}
+
+    def fill(self) -> None:
+        place = self._place
+        self._make_rows()
+        above: dict[int, list[int]] = {v: [] for v in range(len(self._vertices))}
+        below: dict[int, list[int]] = {v: [] for v in range(len(self._vertices))}
+        for chain in self._chains:
+            for upper, lower in pairwise(chain):
+                below[upper].append(lower)
+                above[lower].append(upper)
+        self._rows = ordered(self._rows, above, below)
+        self._row_of = {v: i for i, row in enumerate(self._rows) for v in row}
+        self._set_columns(above, below)
+        left = min(v.x - v.left for v in self._vertices)
+        right = max(v.x + v.right for v in self._vertices)
+        shift = PADDING - left + max(0.0, (place.width - 2 * PADDING - (right - left)) / 2)
+        for vertex in self._vertices:
+            vertex.x += shift
+        ways = self._ways()
+        heights = [max((self._vertices[v].height for v in row), default=0.0) for row in self._rows]
+        tops = self._tops(ways, heights)
+        for v, item in enumerate(self._items):
+            item.moved(self._vertices[v].x - self._vertices[v].left, tops[self._row_of[v]])
+        place.children = self._items
+        place.routes = self._routes(ways, tops, heights)
+        place.width = max(place.width, right - left + 2 * PADDING)
+        place.height = tops[-1] + heights[-1] + PADDING
+        for edge in self._group.edges:
+            if edge.is_back:
+                self._add_back_edge(edge)
+
+    def _make_rows(self) -> None:
+        """Items in every second row, edges in all that they pass; the label in one of the others."""
+        ends = [(self._index[edge.source], self._index[edge.target]) for edge in self._forward]
+        count = len(self._items)
+        is_node = self._group.kind != "fallback"
+        ranks = longest_path_ranks(count, ends, [int(is_node and i > 0) for i in range(count)])
+        if is_node and count > 1:  # nothing stands beside the exit
+            ranks[-1] = max(ranks[:-1]) + 1
+        self._rows = [[] for _ in range(2 * max(ranks) + 1)]
+        for v, rank in enumerate(ranks):
+            self._rows[2 * rank].append(v)
+        for edge, (source, target) in zip(self._forward, ends, strict=True):
+            lines = wrapped(edge.lines)
+            is_exit = is_node and target == count - 1
+            labelled = 2 * ranks[source] + 1 if is_exit else 2 * ranks[target] - 1
+            chain = [source]
+            for row in range(2 * ranks[source] + 1, 2 * ranks[target]):
+                width, height = label_size(lines) if row == labelled else (0.0, 0.0)
+                self._vertices.append(_Vertex(_THREAD, width + LABEL_INDENT if width else _THREAD, height))
+                chain.append(len(self._vertices) - 1)
+                self._rows[row].append(chain[-1])
+            self._chains.append([*chain, target])
+            self._labels.append((chain[labelled - 2 * ranks[source]], lines))
+            self._leads.update(zip(chain[1:], chain if is_exit else [*chain[2:], target], strict=False))
+
+    def _set_columns(self, above: dict[int, list[int]], below: dict[int, list[int]]) -> None:
+        """Every vertex as near to the middle of its neighbours as its row allows."""
+        vertices = self._vertices
+        gaps = [[vertices[u].right + vertices[v].left + _COLUMN_GAP for u, v in pairwise(row)] for row in self._rows]
+        weights = [[self._weight(v) for v in row] for row in self._rows]
+        for row, weight, gap in zip(self._rows, weights, gaps, strict=True):
+            for v, x in zip(row, spread([0.0] * len(row), weight, gap), strict=True):
+                vertices[v].x = x
+        for step in range(_NUM_PASSES):
+            rows = list(zip(self._rows, weights, gaps, strict=True))
+            for row, weight, gap in rows if step % 2 == 0 else reversed(rows):
+                wanted = []
+                for v in row:
+                    near = (above, below)[step % 2][v] or [*above[v], *below[v]]
+                    mass = [self._weight(u) * self._weight(v) for u in near]
+                    total = sum(vertices[u].x * m for u, m in zip(near, mass, strict=True))
+                    wanted.append(total / sum(mass) if near else vertices[v].x)
+                for v, x in zip(row, spread(wanted, weight, gap), strict=True):
+                    vertices[v].x = x
+
+        self._straighten(gaps)
+
+    def _straighten(self, gaps: Sequence[Sequence[float]]) -> None:
+        """Edges stand below the box that they leave, or above the one that they go to, as far as there is room."""
+        for step in (-1, 1):
+            for i in range(len(self._rows))[::-step]:
+                row = [self._vertices[v] for v in self._rows[i]]
+                leads = [self._leads.get(v, -1) for v in self._rows[i]]
+                is_led = [lead >= 0 and self._row_of[lead] == i + step for lead in leads]
+                wanted = [
+                    self._vertices[lead].x if led else vertex.x
+                    for vertex, lead, led in zip(row, leads, is_led, strict=True)
+                ]
+                weights = [1.0 if led else _KEEP_WEIGHT for led in is_led]
+                for vertex, x in zip(row, spread(wanted, weights, gaps[i]), strict=True):
+                    vertex.x = x
+
+    def _weight(self, vertex: int) -> float:
+        return 1.0 if vertex < len(self._items) else _BEND_WEIGHT
+
+    def _ways(self) -> list[list[float]]:
+        """Of each edge, where it meets the borders of its ends and passes the rows between: as straight as can be."""
+        ways = [[self._vertices[v].x for v in chain] for chain in self._chains]
+        for end, beside in ((0, 1), (-1, -2)):
+            edges_at: dict[int, list[int]] = {}
+            for i, chain in enumerate(self._chains):
+                edges_at.setdefault(chain[end], []).append(i)
+            for v, edges in edges_at.items():
+                box, last = self._vertices[v], len(edges) - 1
+                room = box.left + box.right - 2 * _CORNER
+                gap = min(_WIDE_PORT_GAP, room / max(1, last))
+                edges.sort(key=lambda i: ways[i][beside])
+                ports = spread([ways[i][beside] for i in edges], [1.0] * len(edges), [gap] * last)
+                low = box.x - box.left + _CORNER
+                for at, (i, x) in enumerate(zip(edges, ports, strict=True)):
+                    ways[i][end] = min(max(x, low + at * gap), low + room - (last - at) * gap)
+        return ways
+
+    def _tops(self, ways: Sequence[Sequence[float]], heights: Sequence[float]) -> list[float]:
+        """Upper end of each row: the further edges go sideways above it, the more room there is."""
+        sideways = [0.0] * len(self._rows)
+        for chain, way in zip(self._chains, ways, strict=True):
+            for lower, (x, to_x) in zip(chain[1:], pairwise(way), strict=True):
+                sideways[self._row_of[lower]] = max(sideways[self._row_of[lower]], abs(x - to_x))
+        tops = [self._place.header_height]
+        for height, distance in zip(heights, sideways[1:], strict=False):
+            tops.append(tops[-1] + height + min(_ROW_GAP + _SLOPE * distance, _MAX_ROW_GAP))
+        return tops
+
+    def _routes(self, ways: Sequence[Sequence[float]], tops: Sequence[float], heights: Sequence[float]) -> list[Route]:
+        routes = []
+        for edge, chain, way, (at, lines) in zip(self._forward, self._chains, ways, self._labels, strict=True):
+            source, rows = self._items[chain[0]], [self._row_of[v] for v in chain]
+            points = [(way[0], source.y + source.height), (way[0], tops[rows[0]] + heights[rows[0]])]
+            for x, row in zip(way[1:-1], rows[1:-1], strict=True):
+                points += [(x, tops[row]), (x, tops[row] + heights[row])]
+            points += [(way[-1], tops[rows[-1]] - _LANDING), (way[-1], tops[rows[-1]])]
+            routes.append(Route(edge, points, lines, (self._vertices[at].x + LABEL_INDENT, tops[self._row_of[at]])))
+        return routes
+
+    def _add_back_edge(self, edge: Edge) -> None:
+        """From the exit to the entry, which have their rows to themselves, along the right border."""
+        place = self._place
+        source, target = self._items[self._index[edge.source]], self._items[self._index[edge.target]]
+        lines = wrapped(edge.lines)
+        width, height = label_size(lines)
+        x = place.width + PADDING
+        low, high = source.y + source.height / 2, target.y + target.height / 2
+        points = [(source.x + source.width, low), (x, low), (x, high), (target.x + target.width, high)]
+        label = (x + LABEL_INDENT, (low + high - height) / 2)
+        place.routes.append(Route(edge, points, lines, label))
+        place.width = x + LABEL_INDENT + width + PADDING

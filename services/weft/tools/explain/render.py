@@ -1,0 +1,141 @@
+"""An explanation as text or JSON."""
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from weft.language.description import counted
+from weft.tools.explain.cost import count_calls, longest
+from weft.tools.explain.entry import ExplainedStep, Fate
+
+_MARKS = {
+    Fate.RUNS: "+",
+    Fate.MAYBE: "?",
+    Fate.SKIPPED: "-",
+    Fate.PRUNED: "-",
+    Fate.FAILS: "!",
+    Fate.ON_ERROR: "~",
+    Fate.SHADOW: "~",
+}
+_NAMED = (Fate.SKIPPED, Fate.PRUNED, Fate.FAILS, Fate.ON_ERROR)
+_MAX_PATHS = 3
+_MAX_CHARS = 200
+_LEGEND = "+ runs   ? may run   - does not   ! fails   ~ after a failure, or a copy"
+
+
+def render_text(entry: ExplainedStep, num_rows: int | None) -> str:
+    """The tree of steps, then calls and time at worst."""
+    batch = "" if num_rows is None else f"  batch of {counted(num_rows, 'row')}"
+    lines = [f"{entry.target}{batch}", *_lines(entry, "", "", is_root=True), "", _LEGEND]
+    if entry.failure is not None:
+        lines.append(f"the request fails: {entry.failure.message}")
+    calls = count_calls(entry)
+    worst = f", {calls.worst} with every retry, hedge and fallback" if calls.worst != calls.usual else ""
+    copies = f", and {calls.shadows} for shadows" if calls.shadows else ""
+    units = dict.fromkeys(_units(entry))
+    each = f", with one {' and one '.join(units)}" if units else ""
+    lines.append(f"calls at most: {calls.usual}{worst}{copies}{each}")
+    lines.append(f"time at most: {_time_text(entry)}{each}")
+    return "\n".join(lines) + "\n"
+
+
+def _units(entry: ExplainedStep) -> Iterator[str]:
+    """What steps run once for, each, where only the data says how many there are."""
+    if entry.fate.can_run:
+        yield from filter(None, (entry.stream and f"response of {entry.stream}", entry.each))
+        for child in entry.children:
+            yield from _units(child)
+
+
+def _lines(entry: ExplainedStep, head: str, indent: str, *, is_root: bool = False) -> Iterator[str]:
+    what = entry.kind if is_root else f"-> {entry.target}"
+    kind = f" [{entry.kind}]" if not is_root and entry.kind != "model" else ""
+    fate = entry.fate.value if entry.fate in _NAMED else ""
+    reasons = ": ".join(filter(None, (fate, "; ".join(entry.why))))
+    mark = "" if is_root and entry.fate is Fate.RUNS else f"{_MARKS[entry.fate]} "
+    yield _cut(f"{head}{mark}{entry.name} {what}{kind}{'  ' * bool(reasons)}{reasons}")
+    bar = f"{indent}{'│' if entry.children else ' '}    "
+    for text in _details(entry, is_root=is_root):
+        yield _cut(f"{bar}{text}")
+    for child in entry.children:
+        is_last = child is entry.children[-1]
+        yield from _lines(child, indent + ("└─ " if is_last else "├─ "), indent + ("   " if is_last else "│  "))
+
+
+def _details(entry: ExplainedStep, *, is_root: bool) -> Iterator[str]:
+    yield from entry.decisions
+    if entry.depends_on:
+        yield f"? depends on {', '.join(entry.depends_on)}"
+    for one in entry.left_out:
+        if one.depends_on:
+            yield f"? output {one.name} may be left out: depends on {', '.join(one.depends_on)}"
+        else:
+            yield f"output {one.name} is left out"
+    yield from (f"may fail: {text}" for text in entry.may_fail)
+    notes = list(entry.notes)
+    own = max(entry.step.timeout_ms if entry.step is not None else 0, entry.node.timeout_ms if entry.node else 0)
+    if entry.deadline_ms is not None and (is_root or 0 < entry.deadline_ms < own):
+        notes.append(f"at most {entry.deadline_ms:g} ms{'' if is_root else ' are left by what is around it'}")
+    if notes:
+        yield "; ".join(notes)
+
+
+def _cut(line: str) -> str:
+    """A line that fits on a screen; JSON has it in full."""
+    return line if len(line) <= _MAX_CHARS else line[: _MAX_CHARS - 1] + "…"
+
+
+def _time_text(entry: ExplainedStep) -> str:
+    """The limit that counts, and the path that may use it up."""
+    span, limit = longest(entry), entry.deadline_ms
+    if not span.parts:
+        return "0 ms: no step runs"
+    if math.isinf(span.ms):
+        endless = [path for path, ms in span.parts if math.isinf(ms)]
+        more = f" and {len(endless) - _MAX_PATHS} more" if len(endless) > _MAX_PATHS else ""
+        reason = f"{', '.join(endless[:_MAX_PATHS])}{more} without timeout"
+    else:
+        reason = " + ".join(f"{path} {ms:g} ms" for path, ms in span.parts)
+    if limit is not None and limit < span.ms:
+        return f"{limit:g} ms, the deadline; the longest path: {reason}"
+    return f"no limit: {reason}" if math.isinf(span.ms) else f"{span.ms:g} ms: {reason}"
+
+
+def render_json(entry: ExplainedStep, num_rows: int | None) -> str:
+    """The same as one object."""
+    calls, span = count_calls(entry), longest(entry)
+    bounds = [ms for ms in (span.ms, entry.deadline_ms) if ms is not None and not math.isinf(ms)]
+    found = {
+        "graph": entry.target,
+        "num_rows": num_rows,
+        "num_calls": calls.usual,
+        "num_calls_worst": calls.worst,
+        "num_shadow_calls": calls.shadows,
+        "max_ms": min(bounds, default=None),
+        "longest_path": [{"path": path, "ms": None if math.isinf(ms) else ms} for path, ms in span.parts],
+        "root": _as_json(entry),
+    }
+    return json.dumps(found, indent=2, ensure_ascii=False) + "\n"
+
+
+def _as_json(entry: ExplainedStep) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "name": entry.name,
+        "path": entry.path,
+        "target": entry.target,
+        "kind": entry.kind,
+        "fate": entry.fate.value,
+        "why": entry.why,
+        "depends_on": entry.depends_on,
+        "stream": entry.stream or None,
+        "each": entry.each or None,
+        "decisions": entry.decisions,
+        "policies": entry.notes,
+        "deadline_ms": entry.deadline_ms,
+        "error": entry.failure.message if entry.failure is not None else None,
+        "left_out": [{"output": one.name, "depends_on": list(one.depends_on)} for one in entry.left_out],
+        "possible_errors": entry.may_fail,
+        "steps": [_as_json(child) for child in entry.children],
+    }
+    return {key: value for key, value in found.items() if value not in (None, [])}

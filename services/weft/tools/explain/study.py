@@ -1,0 +1,213 @@
+"""What a node may do: it runs once for each way, and the runs are laid side by side."""
+
+import contextlib
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from weft.base.core import RequestedOutput
+from weft.base.errors import WeftError
+from weft.base.tensors import NUMPY_BY_DATATYPE, WireTensor, encode
+from weft.language.description import slot_name
+from weft.language.plan import Frame, GraphPlan, NodePlan, StepPlan
+from weft.router.reporting.path import SKIPPED, NodeRecord, StepRecord
+from weft.router.requests.selection import Selections
+from weft.router.steps import GraphRequest, Node, Run
+from weft.router.steps.reshaping import reshape_slots
+from weft.tools.explain.question import Question
+from weft.tools.explain.rewrite import OneNode, Rewriter
+from weft.tools.explain.stand_ins import Scene
+from weft.tools.explain.values import Knowledge, Known, Unknown, joined, key_of, placeholder
+from weft.tools.explain.ways import Call, Decision, Evaluation, Forks, TimelessLoop, Way, follow
+
+_START_NS = 1 << 60
+_NS_PER_MS = 1_000_000
+
+
+class Study:
+    """The ways of a node with some inputs.
+
+    Args:
+        node: The node.
+        ways: All that were followed.
+        is_cut: Whether there are more.
+
+    Attributes:
+        error: Why it fails for certain; None if it may not.
+        possible_errors: Those that unknown values may lead to.
+        counted: What holds of all these is certain. On the others the request ends because a call fails or is late,
+            which can happen to every call.
+        outputs: What the node gives, by slot.
+        may_be_empty: Whether it streams, and may give no response.
+    """
+
+    def __init__(self, node: NodePlan, ways: list[Way], *, is_cut: bool) -> None:
+        self.ways = ways
+        self.is_cut = is_cut
+        plain = [way for way in ways if not way.has_trouble]
+        self.error = ways[0].error if all(way.error is not None for way in plain) else None
+        self.possible_errors = [] if self.error else [way.error for way in plain if way.error is not None]
+        self.counted = [way for way in ways if self.error or way.error is None or not way.has_trouble]
+        self._counted = set(map(id, self.counted))
+        self._forks = Forks(ways)
+        ended = [way for way in self.counted if way.error is None]
+        done = [way for way in ended if not way.is_empty] or ended
+        self.may_be_empty = len(done) < len(ended) or any(way.is_empty for way in done)
+        self.outputs = {slot: joined(_given(way, slot, node) for way in done) for _, slot in node.outputs}
+
+    def runs(self, step: StepPlan) -> list[list[StepRecord]]:
+        """For each way, the records of a step that ran."""
+        return [
+            [record for record in way.record.steps if record.name == step.name and record.status != SKIPPED]
+            for way in self.ways
+        ]
+
+    def calls(self, step: StepPlan) -> list[Call]:
+        """What the stand-in of a step was called with, on all ways."""
+        return [call for way in self.ways for call in way.calls if call.step is step]
+
+    def is_certain(self, holds: Sequence[bool]) -> bool:
+        """Whether something holds that has a value for each way."""
+        return all(value for way, value in zip(self.ways, holds, strict=True) if id(way) in self._counted)
+
+    def deciding(self, holds: Sequence[bool]) -> list[Decision]:
+        """What it depends on."""
+        counted = [id(way) in self._counted for way in self.ways]
+        return self._forks.deciding(
+            [value if is_counted else None for value, is_counted in zip(holds, counted, strict=True)]
+        )
+
+    def evaluations(self, owner: StepPlan | NodePlan, name: str) -> list[Evaluation]:
+        """What was found of a condition, on all ways."""
+        return [one for way in self.ways for one in way.verdicts.get((id(owner), name), ())]
+
+
+class Studies:
+    """Studies the nodes of a graph for one request.
+
+    Args:
+        plan: The graph.
+        question: The request.
+    """
+
+    def __init__(self, plan: GraphPlan, question: Question) -> None:
+        self._scene = scene = Scene(question.judge, self._outcome, question.gives)
+        self._rewriter = Rewriter(scene)
+        self._question = question
+        self._root = self._rewriter.node(plan.root)
+        self._assembly = OneNode(replace(plan, root=self._root, cache=None), self._rewriter, scene)
+        selections = Selections(self._assembly.plan, self._assembly.opened(self._root))
+        asked = [RequestedOutput(name, {}) for name in question.outputs]
+        self._selection = selections.of(asked) if asked else selections.all
+        self._nodes: dict[int, Node] = {id(self._root): self._selection.node}
+        self._known: dict[Hashable, Study] = {}
+        self._loop = TimelessLoop()
+        live = {step.name for step in self._selection.node.plan.steps}
+        #: Names of the root's steps that no output asked for needs.
+        self.pruned = {step.name for step in plan.root.steps if step.name not in live}
+
+    def close(self) -> None:
+        """Nothing is studied any more."""
+        self._loop.close()
+
+    def root(self, limit_ms: float | None) -> Study:
+        """The root, with the inputs of the request."""
+        frame: Frame = [None] * self._root.num_slots
+        for name, slot in self._root.inputs:
+            frame[slot] = self._question.inputs.get(name)
+        reshape_slots(frame, self._root.reshaped_inputs)
+        return self._study(self._root, frame, None if limit_ms is None else int(limit_ms * _NS_PER_MS))
+
+    def inside(self, step: StepPlan, study: Study) -> Study:
+        """The node in the place of a step that ran: as it is with any of the inputs that it ran with."""
+        plan, calls = self._rewriter.nodes[id(step)], study.calls(step)
+        frames = [call.frame for call in calls if call.frame is not None]
+        limits = [call.limit_ns for call in calls]
+        limit_ns = None if None in limits else max((limit for limit in limits if limit is not None), default=None)
+        return self._study(plan, [joined(tensors) for tensors in zip(*frames, strict=True)], limit_ns)
+
+    def _outcome(self, plan: NodePlan, frame: Frame, limit_ns: int | None) -> Study | None:
+        return self._known.get(_key(plan, frame, limit_ns))
+
+    def _study(self, plan: NodePlan, frame: Frame, limit_ns: int | None) -> Study:
+        key = _key(plan, frame, limit_ns)
+        if key not in self._known:
+            if id(plan) not in self._nodes:
+                self._nodes[id(plan)] = self._assembly.opened(plan)
+            ways, is_cut = follow(lambda script: self._followed(script, plan, frame, limit_ns), _facts)
+            self._known[key] = Study(plan, ways, is_cut=is_cut)
+        return self._known[key]
+
+    def _followed(self, script: tuple[int, ...], plan: NodePlan, frame: Frame, limit_ns: int | None) -> Way:
+        """The way of a script; nodes inside that it comes to are studied first."""
+        while True:
+            way = Way(script, _START_NS, NodeRecord(plan.name, plan.path_form), frame.copy())
+            for slot in plan.counts_read:
+                way.frame[slot] = _counted(way, plan, way.frame[slot])
+            self._scene.way = way
+            self._loop.run_until_complete(self._run(way, plan, limit_ns))
+            if way.missing is None:
+                return way
+            self._study(*way.missing)
+
+    async def _run(self, way: Way, plan: NodePlan, limit_ns: int | None) -> None:
+        scope, selection = self._question.judge.scope, self._selection
+        request = GraphRequest(scope, {}, pins=self._question.pins, captures=selection.captures)
+        run = Run(way.frame, request, None if limit_ns is None else _START_NS + limit_ns, None, way.record)
+        try:
+            node = self._nodes[id(plan)]
+            if plan.streams:
+                way.is_empty = True
+                async with contextlib.aclosing(node.responses(run)) as responses:
+                    async for response in responses:
+                        way.frame[:], way.is_empty = response.frame, False
+            else:
+                await node.run(run)
+        except WeftError as error:
+            way.is_unclear = error.code == "INTERNAL"  # of placeholders that do not fit together
+            way.error = None if way.is_unclear else error
+        for copy in way.copies:
+            await copy
+
+
+def _key(plan: NodePlan, frame: Frame, limit_ns: int | None) -> Hashable:
+    return id(plan), tuple(key_of(frame[slot]) for _, slot in plan.inputs), limit_ns
+
+
+def _counted(way: Way, plan: NodePlan, tensor: WireTensor | None) -> WireTensor | None:
+    """A tensor that says how much a node has to do; where only a model knows, all that there may be, or nothing."""
+    if not isinstance(tensor, Unknown):
+        return tensor
+    is_nothing = way.ask((id(plan), tensor.known.origins), tensor.known.origins)
+    return encode(np.zeros(tensor.shape, NUMPY_BY_DATATYPE[tensor.datatype])) if is_nothing else None
+
+
+def _given(way: Way, slot: int, node: NodePlan) -> WireTensor | None:
+    """What a way leaves in a slot; of a tensor that was computed no more is known than its type."""
+    tensor = way.frame[slot]
+    if way.is_unclear and tensor is None and slot in node.specs:
+        return placeholder(node.specs[slot], None, f"{node.specs[slot].name} of {node.name}", is_open=True)
+    if tensor is None or isinstance(tensor, (Known, Unknown)):
+        return tensor
+    sources = [one.known for one in way.frame if isinstance(one, Unknown)]
+    is_sized = all(min(source.shape, default=0) >= 0 for source in sources)
+    known = Knowledge(
+        tensor.shape if is_sized else (-1,) * len(tensor.shape),
+        (f"{slot_name(node, slot)} of {node.name}",),
+        any(source.may_be_absent for source in sources),
+    )
+    return Unknown.of(tensor.datatype, known, tensor.shape)
+
+
+def _facts(way: Way) -> set[Hashable]:
+    """What a way shows."""
+    facts: set[Hashable] = {("error", way.error.message) if way.error else "ends"}
+    facts.update(("runs", step.name, step.status, step.is_missing) for step in way.record.steps)
+    facts.update(("cancelled", name) for name in way.cancelled)
+    facts.update((site, tuple(one.verdicts)) for site, found in way.verdicts.items() for one in found)
+    for call in way.calls:
+        facts.add((id(call.step), call.limit_ns, None if call.frame is None else tuple(map(key_of, call.frame))))
+    if way.error is None:
+        facts.update((slot, key_of(tensor)) for slot, tensor in enumerate(way.frame))
+    return facts

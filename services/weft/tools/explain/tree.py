@@ -1,0 +1,267 @@
+"""The tree of steps, from what was found of each node."""
+
+from collections.abc import Iterator, Sequence
+
+from weft.base.errors import WeftError
+from weft.language.plan import GraphPlan, NodePlan, StepPlan
+from weft.router.reporting.path import StepRecord
+from weft.router.requests.routes import ROUTE_HEADER
+from weft.router.steps import ConditionFailedError
+from weft.tools.explain.entry import ExplainedStep, Failure, Fate, LeftOut, entry_of, make_unsure, skipped
+from weft.tools.explain.question import Question, least
+from weft.tools.explain.stand_ins import AGAIN
+from weft.tools.explain.study import Studies, Study
+from weft.tools.explain.values import Unknown
+from weft.tools.explain.ways import LATE, MAX_WAYS, ORDER, STREAM
+from weft.tools.explain.words import own_conditions, reasons, summary, verdict_text
+from weft.tools.wording import limit_texts
+
+
+def explain(plan: GraphPlan, question: Question) -> ExplainedStep:
+    """The root's entry."""
+    root = plan.root
+    limit = question.judge.remaining_ms
+    label = f"{plan.signature.name}/{plan.signature.version}"
+    entry = ExplainedStep(root.name, root.path, label, root.kind, deadline_ms=limit, node=root)
+    entry.notes = limit_texts(0, plan.max_inflight)
+    if plan.signature.is_decoupled:
+        entry.decisions.append("answers with a stream of responses")
+    if plan.cache is not None:
+        entry.notes.append(f"whole answers: {plan.cache.text()}")
+    studies = Studies(plan, question)
+    try:
+        study = studies.root(limit)
+        _Tree(plan, question, studies).fill(entry, root, study, limit)
+    finally:
+        studies.close()
+    if entry.failure is not None:
+        entry.fate = Fate.FAILS
+    else:
+        entry.left_out = list(_left_out(plan, question, study))
+    return entry
+
+
+def _left_out(plan: GraphPlan, question: Question, study: Study) -> Iterator[LeftOut]:
+    """Optional outputs asked for that the answer lacks, or may lack."""
+    slots = dict(plan.root.outputs)
+    for spec in plan.signature.outputs:
+        if not spec.is_optional or (question.outputs and spec.name not in question.outputs):
+            continue
+        given = [way.frame[slots[spec.name]] for way in study.ways]
+        lacks = [tensor is None for tensor in given]
+        ended = [number for number, way in enumerate(study.ways) if way.error is None and not way.is_empty]
+        is_clear = not study.is_cut and not any(study.ways[number].is_unclear for number in ended)
+        found = {lacks[number] for number in ended}
+        unsure = [one.known.origins for one in given if isinstance(one, Unknown) and one.known.may_be_absent]
+        if found == {True} and is_clear:
+            yield LeftOut(spec.name)
+        elif True in found or unsure or not is_clear:
+            origins = [*(one.origins for one in study.deciding(lacks)), *unsure]
+            some = dict.fromkeys(origin for ones in origins for origin in ones)
+            yield LeftOut(spec.name, tuple(some) or ("which way it goes",))
+
+
+class _Tree:
+    """Fills the entries of one graph."""
+
+    def __init__(self, plan: GraphPlan, question: Question, studies: Studies) -> None:
+        self._root = plan.root
+        self._question = question
+        self._studies = studies
+        self._prefix = (
+            f"in ensemble '{plan.signature.name}', "
+            if plan.is_ensemble
+            else f"{plan.signature.name}/{plan.signature.version}: "
+        )
+
+    def fill(self, entry: ExplainedStep, node: NodePlan, study: Study, limit: float | None) -> None:
+        """What a node does, and all in it."""
+        if study.error is not None:
+            entry.failure = Failure(_message(study.error), isinstance(study.error, ConditionFailedError))
+        entry.may_fail += dict.fromkeys(map(_message, study.possible_errors))
+        shown = [*node.shadows, *node.steps, *node.customs]
+        children = {step.name: self._child(step, node, study, limit) for step in shown}
+        entry.children += children.values()
+        self._say(entry, node, study)
+        failed = next((child.name for child in entry.children if child.failure is not None), "")
+        for child in entry.children:
+            if child.fate is Fate.SKIPPED and not child.why and failed:
+                child.why.append(f"'{failed}' fails: not reached")
+        for name in sorted({name for way in study.counted for name in way.cancelled} & set(children)):
+            child = children[name]
+            if study.error is None:
+                make_unsure(child.children, f"whether {name} is cancelled before")
+            else:
+                make_unsure(child.children or [child], f"whether {failed or node.name} fails first")
+        if study.is_cut:
+            make_unsure(entry.children, "which way it goes")
+            entry.decisions.append(f"there are more than {MAX_WAYS} ways to go; not all were followed")
+        self._count(entry, study)
+
+    def _child(self, step: StepPlan, node: NodePlan, study: Study, limit: float | None) -> ExplainedStep:
+        """The entry of a step of a node."""
+        why = reasons(step, node, study, limit)
+        if step.shadow is None:
+            return self._step(step, node, study, study.runs(step), limit, why)
+        has_run = [any(call.step is step for call in way.calls) for way in study.ways]
+        why.insert(0, step.shadow.text())
+        if not any(has_run):
+            return skipped(step, why)
+        entry = entry_of(step, node, Fate.SHADOW)
+        entry.why, entry.depends_on = why, _origins(study, step, has_run)
+        self._inside(entry, step, study, least(step.timeout_ms))
+        return entry
+
+    def _step(
+        self,
+        step: StepPlan,
+        node: NodePlan,
+        study: Study,
+        runs: list[list[StepRecord]],
+        limit: float | None,
+        why: list[str],
+        *,
+        is_fallback: bool = False,
+    ) -> ExplainedStep:
+        """The entry of a step, or of a fallback, with those runs."""
+        has_run = [bool(records) for records in runs]
+        plain = [records[-1] for way, records in zip(study.ways, runs, strict=True) if records and not way.has_trouble]
+        if not any(has_run) and not is_fallback:
+            return self._skipped(step, node, study, why, limit)
+        entry = entry_of(step, node, Fate.RUNS)
+        entry.why, entry.deadline_ms = why, least(limit, step.timeout_ms)
+        if is_fallback:
+            entry.fate = Fate.RUNS if plain else Fate.ON_ERROR
+        elif not study.is_certain(has_run):
+            entry.fate = Fate.MAYBE
+            entry.depends_on = _origins(study, step, has_run)
+            stream = next((one.step for one in study.deciding(has_run) if one.cause == STREAM and one.step), None)
+            if stream is not None:
+                entry.stream = stream.name
+                entry.why.append(f"for each response of {stream.name}")
+        accepts = summary(study.evaluations(step, "accept"))
+        if step.accept is not None and accepts is not None:
+            entry.decisions.append(verdict_text("accept", step.accept, accepts))
+        self._inside(entry, step, study, entry.deadline_ms)
+        if plain and all(record.status not in ("OK", "CANCELLED") for record in plain):
+            self._fail(entry, step, study, plain[-1])
+        if step.fallback is not None:
+            below = [[one for record in records for one in _tried(record, step.fallback)] for records in runs]
+            entry.children.append(self._step(step.fallback, node, study, below, limit, [], is_fallback=True))
+        return entry
+
+    def _inside(self, entry: ExplainedStep, step: StepPlan, study: Study, limit: float | None) -> None:
+        """What the node does that runs in the place of a step."""
+        if isinstance(step.action, NodePlan):
+            entry.node = step.action
+            entry.deadline_ms = least(limit, step.action.timeout_ms)
+            if study.calls(step):
+                self.fill(entry, step.action, self._studies.inside(step, study), entry.deadline_ms)
+                entry.failure = None
+
+    def _fail(self, entry: ExplainedStep, step: StepPlan, study: Study, record: StepRecord) -> None:
+        """A step is bound to fail; ``record`` is of one run."""
+        error = next((call.error for call in study.calls(step) if call.error is not None), study.error)
+        message = f"{record.status}: {record.error}" if record.error else _message(error) if error else record.status
+        failure = Failure(message, isinstance(error, ConditionFailedError))
+        if record.has_answered:
+            entry.why.append(message)
+        elif record.is_missing:
+            entry.why.append(f"{message}; the request goes on without it")
+            entry.fate, entry.soft_failure = Fate.FAILS, failure
+        elif entry.fate is Fate.RUNS:
+            entry.fate, entry.failure = Fate.FAILS, failure
+        else:
+            entry.may_fail.append(message)
+
+    def _skipped(
+        self, step: StepPlan, node: NodePlan, study: Study, why: list[str], limit: float | None
+    ) -> ExplainedStep:
+        """The entry of a step that does not run."""
+        verdict = summary(study.evaluations(step, "when"))
+        if verdict is not None and verdict.fails:
+            entry = skipped(step, why, Fate.FAILS)
+            entry.failure = Failure(_message(study.error) if study.error else verdict.error, is_final=True)
+            return entry
+        if study.is_cut and verdict is None:
+            return entry_of(step, node, Fate.MAYBE)
+        if node is self._root and step.name in self._studies.pruned:
+            return skipped(step, ["no output asked for needs it"], Fate.PRUNED)
+        if limit is not None and limit < step.min_remaining_ms and (verdict is None or verdict.value is True):
+            why = [*why, f"at most {limit:g} ms are left, it needs {step.min_remaining_ms}"]
+        return skipped(step, why)
+
+    def _say(self, entry: ExplainedStep, node: NodePlan, study: Study) -> None:
+        """How the node chooses and combines."""
+        description, names = node.describe(), [step.name for step in node.steps]
+        pinned = self._question.pins.get(node.name)
+        is_drawn = any(way.is_drawn for way in study.ways)
+        shares = (
+            ", ".join(f"{description.notes_to(index)[0]} {name}" for index, name in enumerate(names))
+            if is_drawn
+            else ""
+        )
+        if any(one.rows for way in study.ways for found in way.verdicts.values() for one in found):
+            entry.decisions.append("each row on its own")
+        for name, holder, condition in own_conditions(node):
+            verdict = summary(study.evaluations(node, name))
+            if verdict is None:
+                continue
+            text = verdict_text(name, condition, verdict)
+            if name == AGAIN and not verdict.fails and verdict.value is not False:
+                entry.num_rounds = getattr(holder, "max_iterations", 1)
+                text += f": {', '.join(description.notes)}"
+            elif name == "sticky_by" and verdict.value is not None:
+                taken = next((child.name for child in entry.children if child.fate is Fate.RUNS), "")
+                text += ": no key" if is_drawn else f": {taken}" if taken else ""
+            entry.decisions.append(text)
+        if pinned in names:
+            entry.decisions.append(
+                f"pinned by header {ROUTE_HEADER}, if the router runs with --allow-route-header: {pinned}"
+            )
+        if is_drawn and node.bandit is not None:
+            entry.decisions.append(f"{node.bandit.algorithm.name} on feedback; before it: {shares}")
+        elif is_drawn:
+            entry.decisions.append(f"random: {shares}")
+        if description.each:
+            entry.each = description.each
+            entry.decisions.append(f"{description.entry.title}: {'; '.join(description.entry.notes)}")
+        entry.decisions += description.exit.notes
+        for found in (one for way in study.ways for ones in way.verdicts.values() for one in ones):
+            for verdict in found.verdicts:
+                text = f"INVALID_ARGUMENT: {self._prefix}{node.path}: {verdict.error}"
+                if verdict.error and not verdict.is_known and text not in entry.may_fail:
+                    entry.may_fail.append(text)
+
+    def _count(self, entry: ExplainedStep, study: Study) -> None:
+        """Which steps inside call something on the same way."""
+        places = {id(child.step): place for place, child in enumerate(entry.children)}
+        together: dict[tuple[bool, frozenset[int]], None] = {}
+        for way in study.ways:
+            called = [places.get(id(call.step)) for call in way.calls]
+            for start, end in zip([0, *way.rounds], [*way.rounds, len(called)], strict=True):
+                together[way.has_trouble, frozenset(place for place in called[start:end] if place is not None)] = None
+        if any(way.is_vague for way in study.ways):  # rows of one request may take several of these ways
+            together = {(False, frozenset().union(*(places for _, places in together))): None}
+        entry.together = list(together)
+
+
+def _message(error: WeftError) -> str:
+    return f"{error.code}: {error.message}"
+
+
+def _tried(record: StepRecord, fallback: StepPlan) -> list[StepRecord]:
+    """The runs of a fallback after that of a step."""
+    return [] if record.fallbacks is None else [one for one in record.fallbacks.steps if one.name == fallback.name]
+
+
+def _origins(study: Study, step: StepPlan, holds: Sequence[bool]) -> list[str]:
+    """What it depends on whether something of a step holds."""
+    decisions = study.deciding(holds)
+    found = [origin for one in decisions if one.cause not in (LATE, ORDER) for origin in one.origins]
+    for one in decisions:
+        if one.cause == LATE and step.min_remaining_ms:
+            found.append(f"whether {step.min_remaining_ms} ms are left")
+        elif one.cause in (LATE, ORDER) and study.error is None:
+            found += one.origins
+    return list(dict.fromkeys(found))

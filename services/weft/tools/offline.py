@@ -1,0 +1,178 @@
+"""A model repository as its files declare it: loads no model, needs no service."""
+
+import errno
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from weft import backends as model
+from weft.backends import postprocess, preprocess
+from weft.base.errors import WeftError
+from weft.base.repository.layout import folders_of_models, is_ensemble, is_model_folder
+from weft.base.signature import ModelSignature
+from weft.base.text.pbtxt import Diagnostic, PbtxtError
+from weft.base.versions import is_version
+from weft.language import GraphSource
+from weft.router.repository.files import GraphRepository
+from weft.serving.backends.base import Backend
+from weft.serving.config import CONFIG_FILENAME, ModelDefinition, define_model
+from weft.serving.lifecycle.repository import ModelRepository
+from weft.tools.catalog import StaticCatalog
+
+GRAPH_FILENAME = "graph.pbtxt"
+GRAPH_FOLDER = "graphs"
+_DEFAULT_REPOSITORY = Path("model_repository")
+#: Folder in the repository -> backends that its service offers.
+BACKENDS: Mapping[str, Mapping[str, type[Backend]]] = {
+    "preprocess": preprocess.BACKENDS,
+    "model": model.BACKENDS,
+    "postprocess": postprocess.BACKENDS,
+}
+#: Configurations may name any device; only the service that loads them knows which exist.
+_NUM_GPUS = 64
+_UNDECLARED = "(undeclared)"
+
+
+def _with_placeholders(config: dict[str, Any], directory: Path) -> dict[str, Any]:
+    tensor = {"name": _UNDECLARED, "data_type": "TYPE_FP32", "dims": [-1]}
+    declared = {kind: config.get(kind) or [tensor] for kind in ("input", "output")}
+    for kind, tensors in declared.items():
+        if any("data_type" not in one or "dims" not in one for one in tensors):
+            declared[kind] = [tensor]
+    return config | declared
+
+
+def _offline(backend: type[Backend]) -> type[Backend]:
+    """A stand-in for ``backend`` that is never made; what the backend would read from the model stays undeclared."""
+    complete = None if backend.auto_complete is None else staticmethod(_with_placeholders)
+    return type(backend.__name__, (backend,), {"auto_complete": complete, "completes_always": False})
+
+
+def backends_of(service: str) -> dict[str, type[Backend]]:
+    """Stand-ins for the backends of ``service``; for those of every service where the name is no service."""
+    offered = [BACKENDS[service]] if service in BACKENDS else BACKENDS.values()
+    return {name: _offline(backend) for backends in offered for name, backend in backends.items()}
+
+
+def is_graph(path: Path) -> bool:
+    """Whether the file is a graph: any file but a ``config.pbtxt`` that declares no ensemble."""
+    return path.name != CONFIG_FILENAME or is_ensemble(path)
+
+
+def require_regular(path: Path) -> None:
+    """Refuse a pipe, which a reader would wait for, and the like. Raises OSError."""
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
+def graph_source(path: Path) -> GraphSource:
+    """The graph in a file; folders in the repository's layout give its name and version."""
+    text = path.read_bytes()
+    if path.name == CONFIG_FILENAME:
+        return GraphSource(text, str(path), name=path.resolve().parent.name)
+    version = path.resolve().parent
+    if path.name == GRAPH_FILENAME and is_version(version.name):
+        return GraphSource(text, str(path), name=version.parent.name, version=version.name)
+    return GraphSource(text, str(path))
+
+
+def graphs_around(path: Path) -> GraphRepository | None:
+    """The graphs beside the one in a file, if its folders follow the repository's layout."""
+    folders = path.resolve().parents
+    if path.name == CONFIG_FILENAME and len(folders) > 1:
+        return GraphRepository(folders[1])
+    if path.name == GRAPH_FILENAME and len(folders) > 2 and is_version(folders[0].name):
+        return GraphRepository(folders[2])
+    return None
+
+
+def repository_of(graph: Path) -> Path | None:
+    """The repository that a graph's file is in, else ./model_repository; None: there is neither."""
+    for folders in (graph.parents, graph.resolve().parents):  # the first as the caller spells it
+        for folder in folders[:3]:
+            if folder.name == GRAPH_FOLDER:
+                return folder.parent
+    if graph.name == CONFIG_FILENAME and len(graph.resolve().parents) > 1:  # models and ensembles side by side
+        return graph.resolve().parents[1]
+    return _DEFAULT_REPOSITORY if _DEFAULT_REPOSITORY.is_dir() else None
+
+
+def model_folders(repository: Path) -> dict[str, tuple[str, Path]]:
+    """Service and folder of each model by name; of two of one name the first, as a router takes it. Raises OSError."""
+    found: dict[str, tuple[str, Path]] = {}
+    for service, folder in (folders_of_models(repository, tuple(BACKENDS)) or {"model": repository}).items():
+        for name in ModelRepository(folder).names():
+            if is_model_folder(folder / name):
+                found.setdefault(name, (service, folder / name))
+    return found
+
+
+def define_offline(config: Path) -> ModelDefinition:
+    """The model that a ``config.pbtxt`` declares, checked as the server does.
+
+    A model whose version folders are not built yet counts as having version 1.
+
+    Raises:
+        OSError: There is no such file, or it is a pipe or the like.
+        WeftError: The configuration is wrong.
+    """
+    require_regular(config)
+    directory = config.resolve().parent
+    versions = ModelRepository(directory.parent).versions(directory.name) or [1]
+    return define_model(directory, versions, backends_of(directory.parent.name), num_gpus=_NUM_GPUS)
+
+
+def diagnostics_of(error: WeftError | OSError, file: Path) -> list[Diagnostic]:
+    """An error about a file as diagnostics, which name the file as the caller does."""
+    if isinstance(error, OSError):
+        return [Diagnostic(str(file), 0, 0, f"cannot read '{error.filename or file}': {error.strerror}")]
+    if not isinstance(error, PbtxtError):
+        return [Diagnostic(str(file), 0, 0, error.message)]
+    resolved = str(file.resolve())
+    return [replace(d, file=str(file)) if d.file == resolved else d for d in error.diagnostics]
+
+
+class OfflineCatalog(StaticCatalog):
+    """The models of a repository, by the signatures in their configurations.
+
+    Args:
+        repository: Folder with the services' folders, or with models and ensembles side by side.
+
+    Attributes:
+        diagnostics: What is wrong with configurations, by file; those models are not in the catalog.
+        undeclared: Models that ``find`` gave whose configuration leaves inputs or outputs to the backend.
+    """
+
+    def __init__(self, repository: Path) -> None:
+        super().__init__()
+        self.diagnostics: dict[Path, list[Diagnostic]] = {}
+        self.undeclared: set[str] = set()
+        folders = folders_of_models(repository, tuple(BACKENDS))
+        for service, folder in (folders or {"model": repository}).items():
+            for name in ModelRepository(folder).names() if folder.is_dir() else ():
+                if is_model_folder(folder / name):
+                    self._add(service, folder / name / CONFIG_FILENAME)
+
+    def find(self, model_name: str, version: str) -> tuple[str, ModelSignature] | None:
+        """Service and signature of a model; version "" means the highest."""
+        found = super().find(model_name, version)
+        if found is not None and any(t.name == _UNDECLARED for t in (*found[1].inputs, *found[1].outputs)):
+            self.undeclared.add(model_name)
+        return found
+
+    def fault(self, model_name: str) -> str:
+        """That the configuration has errors, where it has."""
+        files = (file for file in self.diagnostics if file.parent.name == model_name)
+        return next((f"its configuration has errors: {file}" for file in files), "")
+
+    def _add(self, service: str, config: Path) -> None:
+        try:
+            definition = define_offline(config)
+        except (WeftError, OSError) as error:
+            self.diagnostics[config.resolve()] = diagnostics_of(error, config)
+            return
+        if config.parent.name in self._models:
+            return  # as a router takes the first target that has a model
+        for version, context in definition.contexts.items():
+            self.add(config.parent.name, version, service, context.signature)

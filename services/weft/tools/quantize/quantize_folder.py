@@ -1,0 +1,259 @@
+"""Quantisation of a folder, with a report of what it costs."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from weft.base.errors import InvalidArgumentError, UnsupportedError
+from weft.llm.models.folder_source import FolderSource
+from weft.llm.models.formats.detection import weight_format
+from weft.llm.models.gguf.container import find_gguf
+from weft.llm.models.model import LlamaModel
+from weft.llm.models.model_config import TransformerConfig
+from weft.llm.models.weight_parts import LM_HEAD, Part, derived_tensors, is_matrix, weight_parts
+from weft.llm.models.weights import load_folder
+from weft.tools.quantize.calibration import calibrated
+from weft.tools.quantize.folder_writer import FolderWriter
+from weft.tools.quantize.gptq import quantize_gptq
+from weft.tools.quantize.predictions import evaluate
+from weft.tools.quantize.rows import read_rows
+from weft.tools.quantize.stored_formats import (
+    bitsandbytes,
+    bitsandbytes_config,
+    compressed_tensors,
+    compressed_tensors_config,
+)
+from weft_kernels.linear.quantized import QuantizedWeight
+from weft_kernels.linear.quantizers import quantize_linear, quantize_nf4
+
+REPORT_FILENAME = "report.json"
+#: Inputs that share a scale, by method; 0: all inputs of an output.
+GROUP_SIZES = {"int8": 0, "int4": 32, "nf4": 64, "gptq": 32}
+_SMALLEST_NORMAL_HALF = 2.0**-14
+
+
+@dataclass(frozen=True)
+class QuantizationReport:
+    """What was made, and what it costs.
+
+    Attributes:
+        method: ``int8``, ``int4``, ``nf4`` or ``gptq``.
+        group_size: Inputs that share a scale; 0: all inputs of an output.
+        num_calibration_tokens: That the method looked at.
+        num_held_out_tokens: That the rest was measured with.
+        perplexity_before: Of the held-out text.
+        perplexity_after: Of the same text, of the model as it was written.
+        loss: How much larger that is, as a share.
+        agreement: Share of positions where the likeliest token is the same, 0 to 1.
+        weight_error: Frobenius norm of all errors of quantised weights, relative to that of the weights.
+        bytes_before: Size of the weights' files.
+        bytes_after: The same, of those written.
+        bits_per_weight: Of quantised matrices, scales included.
+    """
+
+    method: str
+    group_size: int
+    num_calibration_tokens: int
+    num_held_out_tokens: int
+    perplexity_before: float
+    perplexity_after: float
+    loss: float
+    agreement: float
+    weight_error: float
+    bytes_before: int
+    bytes_after: int
+    bits_per_weight: float
+
+
+class LossAboveLimitError(UnsupportedError):
+    """The loss is above the limit; nothing was written.
+
+    Args:
+        report: What would have been written.
+        max_loss: The limit.
+    """
+
+    def __init__(self, report: QuantizationReport, max_loss: float) -> None:
+        self.report = report
+        super().__init__(
+            f"the perplexity would rise by {report.loss:.2%}, and --max-loss is {max_loss:.2%}; nothing was written. "
+            f"Take a smaller --group-size or a method of more bits, or raise --max-loss"
+        )
+
+
+def quantize_folder(
+    folder: Path, data: Path, output: Path, *, method: str, group_size: int | None = None, max_loss: float
+) -> QuantizationReport:
+    """Write a folder with quantised linear layers, embedding and LM head as they are, unless the loss is too large.
+
+    Args:
+        folder: A Hugging Face folder with ``tokenizer.json``, not quantised.
+        data: Text like that which the model is for; see ``read_rows``. Its last fifth is held out.
+        output: Must not exist. Gets the files of ``folder``, the new weights, and ``report.json``.
+        method: A key of ``GROUP_SIZES``. ``gptq``: 4 bits, chosen by the inputs of each layer.
+        group_size: Inputs that share a scale; 0: all inputs of an output; None: as ``GROUP_SIZES``.
+        max_loss: Largest rise of the perplexity, as a share.
+
+    Raises:
+        LossAboveLimitError: The loss is larger.
+        AlreadyExistsError, NotFoundError: ``output`` exists, or a file is missing.
+        InvalidArgumentError: The folder is quantised already or no model that can be served, the data is too short,
+            or the group size does not fit.
+        OSError: A file cannot be read or written.
+    """
+    if find_gguf(folder) is not None or weight_format(folder) is not None:
+        raise InvalidArgumentError(f"{folder} is quantised already; take the folder of the model before it was")
+    config = TransformerConfig.from_folder(folder)
+    size = GROUP_SIZES[method] if group_size is None else group_size
+    _check_groups(config, method, size)
+    rows = read_rows(data, folder, config.max_context_len)
+    with FolderWriter(output, folder) as writer, torch.no_grad():
+        before = evaluate(_model(folder, config), rows.held_out)
+        work = _Work(folder, config, method, size)
+        work.write(writer, rows.calibration)
+        after = evaluate(_model(writer.path, TransformerConfig.from_folder(writer.path)), rows.held_out)
+        report = QuantizationReport(
+            method=method,
+            group_size=size,
+            num_calibration_tokens=sum(map(len, rows.calibration)) if method == "gptq" else 0,
+            num_held_out_tokens=sum(map(len, rows.held_out)),
+            perplexity_before=before.perplexity,
+            perplexity_after=after.perplexity,
+            loss=after.perplexity / before.perplexity - 1,
+            agreement=before.agreement(after),
+            weight_error=work.error,
+            bytes_before=_weights_bytes(folder),
+            bytes_after=_weights_bytes(writer.path),
+            bits_per_weight=work.bits_per_weight,
+        )
+        if not report.loss <= max_loss:
+            raise LossAboveLimitError(report, max_loss)
+        (writer.path / REPORT_FILENAME).write_text(json.dumps(asdict(report), indent=2) + "\n")
+        writer.finish()
+    return report
+
+
+def _model(folder: Path, config: TransformerConfig) -> LlamaModel:
+    return LlamaModel(config, load_folder(folder, config, dtype=torch.float32))
+
+
+class _Work:
+    """Rounds and writes the weights of a folder, and adds up the errors."""
+
+    def __init__(self, folder: Path, config: TransformerConfig, method: str, group_size: int) -> None:
+        self._folder = folder
+        self._config = config
+        self._method = method
+        self._group_size = group_size
+        self._layout = weight_parts(config)
+        self._squared_error = self._squared_norm = 0.0
+        self._num_bits = self._num_weights = 0
+
+    @property
+    def error(self) -> float:
+        """Relative error of all quantised weights."""
+        return float((self._squared_error / self._squared_norm) ** 0.5)
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Of quantised weights, scales included."""
+        return self._num_bits / self._num_weights
+
+    def write(self, writer: FolderWriter, calibration: list[Tensor]) -> None:
+        """Write all weights, and the configuration."""
+        with FolderSource.open(self._folder) as source:
+            source.check([part for parts in self._layout.values() for part in parts], derived_tensors(self._config))
+            for name, parts in self._layout.items():
+                if not _is_rounded(name):
+                    writer.add({part.name: _stored(source, part) for part in parts})
+            last = None
+            for name, weight in self._rounded(partial(_fused, source, self._layout), calibration):
+                row = 0
+                for part in self._layout[name]:
+                    module, end = part.name.removesuffix(".weight"), row + part.shape[0]
+                    writer.add(self._tensors(module, _outputs(weight, row, end)))
+                    row = end
+                last = weight
+        config = json.loads((self._folder / "config.json").read_bytes())
+        assert last is not None  # noqa: S101  # a model has a layer
+        own = bitsandbytes_config() if self._method == "nf4" else compressed_tensors_config(last)
+        writer.close(config | {"quantization_config": own})
+
+    def _rounded(
+        self, read: Callable[[str], Tensor], calibration: list[Tensor]
+    ) -> Iterator[tuple[str, QuantizedWeight]]:
+        if self._method == "gptq":
+            yield from calibrated(self._config, read, calibration, self._by_inputs)
+            return
+        for name in filter(_is_rounded, self._layout):
+            weight = read(name)
+            yield name, self._counted(weight, self._alone(weight))
+
+    def _by_inputs(self, name: str, weight: Tensor, hessian: Tensor) -> QuantizedWeight:
+        return self._counted(weight, quantize_gptq(weight, hessian, self._alone(weight)))
+
+    def _alone(self, weight: Tensor) -> QuantizedWeight:
+        """Each element rounded to its nearest code."""
+        if self._method == "nf4":
+            return quantize_nf4(weight, self._group_size)
+        num_bits, is_symmetric = (8, True) if self._method == "int8" else (4, False)
+        rounded = quantize_linear(
+            weight, num_bits, self._group_size, is_symmetric=is_symmetric, scales_dtype=torch.float16
+        )
+        if float(rounded.scales.min()) >= _SMALLEST_NORMAL_HALF:
+            return rounded
+        return quantize_linear(weight, num_bits, self._group_size, is_symmetric=is_symmetric)
+
+    def _counted(self, weight: Tensor, rounded: QuantizedWeight) -> QuantizedWeight:
+        self._squared_error += float((rounded.dequantize() - weight).double().square().sum())
+        self._squared_norm += float(weight.double().square().sum())
+        self._num_weights += weight.numel()
+        zeros_bits = 0 if rounded.zeros is None else rounded.zeros.numel() * rounded.num_bits
+        self._num_bits += (rounded.codes.nbytes + rounded.scales.nbytes) * 8 + zeros_bits
+        return rounded
+
+    def _tensors(self, module: str, weight: QuantizedWeight) -> dict[str, Tensor]:
+        return (bitsandbytes if self._method == "nf4" else compressed_tensors)(module, weight)
+
+
+def _is_rounded(name: str) -> bool:
+    return is_matrix(name) and name != LM_HEAD
+
+
+def _stored(source: FolderSource, part: Part) -> Tensor:
+    weight = source.read(part)
+    return weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
+
+
+def _fused(source: FolderSource, layout: dict[str, list[Part]], name: str) -> Tensor:
+    return torch.cat([_stored(source, part).float() for part in layout[name]])
+
+
+def _outputs(weight: QuantizedWeight, start: int, end: int) -> QuantizedWeight:
+    """Outputs ``start`` to ``end``."""
+    return replace(
+        weight,
+        codes=weight.codes[:, start:end],
+        scales=weight.scales[:, start:end],
+        zeros=None if weight.zeros is None else weight.zeros[:, start:end],
+        shape=(end - start, weight.shape[1]),
+    )
+
+
+def _check_groups(config: TransformerConfig, method: str, group_size: int) -> None:
+    for name, parts in weight_parts(config).items():
+        inputs = parts[0].shape[-1]
+        if _is_rounded(name) and (inputs % (group_size or inputs) or inputs % 8 or group_size % 2):
+            raise InvalidArgumentError(
+                f"--group-size must be even and divide the {inputs} inputs of '{name}', which must be a multiple of 8, "
+                f"got {group_size} for method {method}; give another, or 0 for one scale for each output"
+            )
+
+
+def _weights_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))

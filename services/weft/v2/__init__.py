@@ -1,0 +1,1 @@
+"""The V2 inference protocol of Triton Inference Server and KServe: messages, server, client."""

@@ -1,0 +1,277 @@
+"""Client of any V2 server: calls, streams, health, the repository; for Weft's router also its graph service."""
+
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+
+from google.protobuf.message import Message
+
+from weft.base.core import CallContext, InferCall, InferResult, ParameterValue
+from weft.base.errors import RemoteError, UnavailableError, WeftError
+from weft.base.observing import telemetry
+from weft.v2.client.channels import open_channel
+from weft.v2.client.wires import WireName
+from weft.v2.protocol.health import HEALTH, HealthCheckRequest, HealthCheckResponse
+from weft.v2.protocol.known_messages import deserialize_result, result_of, serialize_call
+from weft.v2.protocol.large_messages import deserialize_response, serialize_request
+from weft.v2.protocol.rpc import (
+    EOF,
+    SEND_EMPTY_FINAL,
+    SEND_STATUS,
+    cancel,
+    drain,
+    response_of,
+    stream_result,
+    wait_started,
+)
+from weft.v2.protocol.services import stub_of
+from weft.v2.protocol.status import from_rpc_error
+from weft.v2.protocol.wire import fill_parameters
+from weft.v2.security.channel import ChannelSecurity
+from weft.wire.interface import grpc
+from weft_protos import graph_service_pb2 as graph_pb
+from weft_protos import grpc_service_pb2 as pb
+from weft_protos.model_config_pb2 import ModelConfig
+
+if TYPE_CHECKING:
+    from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceAsyncStub
+
+#: Metadata of a call.
+Metadata: TypeAlias = Sequence[tuple[str, str]]
+#: Errors of ``grpc.aio``: a failed call, a call on a closed channel.
+RpcFailure: TypeAlias = grpc.aio.AioRpcError | grpc.aio.UsageError
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
+_GRAPH_SERVICE = graph_pb.DESCRIPTOR.services_by_name["GraphService"]
+_MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
+
+
+class V2Client:
+    """One channel to a server, which connects at the first call; create it on the event loop that uses it.
+
+    Each method raises RemoteError when the server returns an error or is unreachable (UNAVAILABLE), and
+    UnavailableError after ``close``. Cancelling the awaiting task cancels the call at the server.
+
+    Args:
+        address: ``host:port`` or any name that gRPC resolves.
+        where: Name of the server, for messages; "": the address.
+        options: Additional channel options.
+        security: TLS and key; None: plaintext without a key.
+        wire: Implementation of gRPC; None: ``default_wire``.
+
+    Attributes:
+        channel: Channel to the server.
+        stub: Stub on the channel.
+
+    Raises:
+        InvalidArgumentError: A file of ``security`` is missing or invalid.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        where: str = "",
+        options: Sequence[tuple[str, Any]] = (),
+        security: ChannelSecurity | None = None,
+        wire: WireName | None = None,
+    ) -> None:
+        self.channel = open_channel(address, options=options, security=security, wire=wire)
+        self.stub: GRPCInferenceServiceAsyncStub = stub_of(self.channel, _SERVICE)
+        self.model_infer: grpc.aio.UnaryUnaryMultiCallable[Any, Any] = self.channel.unary_unary(
+            _MODEL_INFER, request_serializer=serialize_call, response_deserializer=deserialize_result
+        )
+        self._infer_message: grpc.aio.UnaryUnaryMultiCallable[Any, Any] = self.channel.unary_unary(
+            _MODEL_INFER, request_serializer=serialize_request, response_deserializer=deserialize_response
+        )
+        self._health = stub_of(self.channel, HEALTH)
+        self._where = where or f"'{address}'"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the channel, which cancels calls in flight."""
+        await self.channel.close(None)
+
+    async def infer(
+        self,
+        request: pb.ModelInferRequest | InferCall,
+        *,
+        timeout_s: float | None,
+        metadata: Metadata = (),
+        trailer: dict[str, str] | None = None,
+    ) -> InferResult:
+        """Run inference and return the response.
+
+        Args:
+            request: The request.
+            timeout_s: Deadline from now, in seconds; None: none.
+            metadata: Sent with the call.
+            trailer: Receives the trailing metadata, also of an error.
+        """
+        with self._failures(trailer):
+            rpc: Any = self.model_infer(request, timeout=timeout_s, metadata=tuple(metadata))
+            response = await response_of(rpc)
+            if trailer is not None:
+                trailer.update(_pairs(await rpc.trailing_metadata()))
+        return result_of(response)
+
+    async def infer_message(
+        self, request: pb.ModelInferRequest, *, timeout_s: float | None, metadata: Metadata = ()
+    ) -> pb.ModelInferResponse:
+        """As ``infer``, with the message as it came, whose outputs have parameters; large contents lie beside it."""
+        with self._failures():
+            return await response_of(self._infer_message(request, timeout=timeout_s, metadata=tuple(metadata)))
+
+    async def stream(
+        self,
+        request: pb.ModelInferRequest,
+        *,
+        timeout_s: float | None,
+        metadata: Metadata = (),
+        failed: Callable[[RpcFailure], WeftError] | None = None,
+    ) -> AsyncGenerator[InferResult, None]:
+        """Every response to one request; only the last ``is_final``. Closing the generator cancels the call.
+
+        If the server marks no response as final, a null one follows the end of the stream. A final one without outputs
+        is null where another came before, the request asks for such a one, or it has parameters. Responses are read on
+        demand, so a slow caller slows the model down. An error message without a status fails with UNKNOWN.
+
+        Args:
+            request: To a decoupled model or any other.
+            timeout_s: Deadline of the whole stream from now, in seconds; None: none.
+            metadata: Sent with the call.
+            failed: Converts the error to raise; None: ``failure``.
+        """
+        rpc: Any = None
+        is_final = False
+        version = request.model_version
+        asked = request.parameters
+        may_be_whole = SEND_EMPTY_FINAL not in asked or not asked[SEND_EMPTY_FINAL].bool_param
+        try:
+            rpc = self.stub.ModelStreamInfer(iter((request,)), timeout=timeout_s, metadata=(*metadata, SEND_STATUS))
+            await wait_started(rpc)
+            while not is_final and (message := await rpc.read()) is not EOF:
+                if message.error_message:
+                    raise RemoteError("UNKNOWN", message.error_message)
+                result = stream_result(message.infer_response, may_be_whole=may_be_whole)
+                is_final, version, may_be_whole = result.is_final, result.model_version, False
+                yield result
+            if is_final:
+                await drain(rpc)
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+            raise (failed or self.failure)(error) from error
+        finally:
+            if rpc is not None:
+                cancel(rpc)
+        if not is_final:
+            yield InferResult(request.model_name, version, request.id, is_null=True)
+
+    async def is_serving(self, *, timeout_s: float) -> bool:
+        """Whether ``grpc.health.v1`` of the server is SERVING."""
+        with self._failures():
+            answer = await self._health.Check(HealthCheckRequest(), timeout=timeout_s)
+        return bool(answer.status == HealthCheckResponse.SERVING)
+
+    async def is_ready(self, *, timeout_s: float) -> bool:
+        """Whether every configured model of the server is ready."""
+        with self._failures():
+            return bool((await self.stub.ServerReady(pb.ServerReadyRequest(), timeout=timeout_s)).ready)
+
+    async def call(self, method: str, request: Message, *, timeout_s: float, metadata: Metadata = ()) -> Any:
+        """The response of a unary method of the V2 service, by its name."""
+        with self._failures():
+            return await response_of(getattr(self.stub, method)(request, timeout=timeout_s, metadata=tuple(metadata)))
+
+    async def index(
+        self, *, ready_only: bool = False, timeout_s: float, metadata: Metadata = ()
+    ) -> Sequence[pb.RepositoryIndexResponse.ModelIndex]:
+        """State of each model version."""
+        request = pb.RepositoryIndexRequest(ready=ready_only)
+        with self._failures():
+            response = await self.stub.RepositoryIndex(request, timeout=timeout_s, metadata=tuple(metadata))
+        return response.models
+
+    async def config(self, name: str, version: str = "", *, timeout_s: float, metadata: Metadata = ()) -> ModelConfig:
+        """Configuration of a model; version "" is the default version.
+
+        This is a protocol extension: UNIMPLEMENTED if the server lacks it.
+        """
+        request = pb.ModelConfigRequest(name=name, version=version)
+        with self._failures():
+            response = await self.stub.ModelConfig(request, timeout=timeout_s, metadata=tuple(metadata))
+        return response.config
+
+    async def model_metadata(self, name: str, version: str = "", *, timeout_s: float) -> pb.ModelMetadataResponse:
+        """Inputs and outputs of a model, with their full shapes."""
+        with self._failures():
+            return await self.stub.ModelMetadata(pb.ModelMetadataRequest(name=name, version=version), timeout=timeout_s)
+
+    async def load(self, name: str, parameters: Mapping[str, ParameterValue], *, timeout_s: float) -> None:
+        """Load or reload a model."""
+        request = pb.RepositoryModelLoadRequest(model_name=name)
+        fill_parameters(request.parameters, parameters)
+        with self._failures():
+            await self.stub.RepositoryModelLoad(request, timeout=timeout_s)
+
+    async def unload(self, name: str, *, unload_dependents: bool, timeout_s: float) -> None:
+        """Unload a model, and with ``unload_dependents`` those that it is made of."""
+        request = pb.RepositoryModelUnloadRequest(model_name=name)
+        if unload_dependents:
+            request.parameters["unload_dependents"].bool_param = True
+        with self._failures():
+            await self.stub.RepositoryModelUnload(request, timeout=timeout_s)
+
+    async def statistics(self, name: str, version: str, *, timeout_s: float) -> Sequence[pb.ModelStatistics]:
+        """Counters of a model, or of all with the name ""."""
+        request = pb.ModelStatisticsRequest(name=name, version=version)
+        with self._failures():
+            return (await self.stub.ModelStatistics(request, timeout=timeout_s)).model_stats
+
+    async def graph_feedback(
+        self, request: graph_pb.GraphFeedbackRequest, *, timeout_s: float
+    ) -> graph_pb.GraphFeedbackResponse:
+        """Send rewards for a graph's bandits; UNIMPLEMENTED: the server is not a Weft router."""
+        with self._failures():
+            response: graph_pb.GraphFeedbackResponse = await stub_of(self.channel, _GRAPH_SERVICE).GraphFeedback(
+                request, timeout=timeout_s
+            )
+        return response
+
+    async def target_signatures(self, *, timeout_s: float) -> graph_pb.TargetSignaturesResponse:
+        """Signatures of the models of a router's targets; UNIMPLEMENTED: the server is not a Weft router."""
+        with self._failures():
+            response: graph_pb.TargetSignaturesResponse = await stub_of(self.channel, _GRAPH_SERVICE).TargetSignatures(
+                graph_pb.TargetSignaturesRequest(), timeout=timeout_s
+            )
+        return response
+
+    def failure(self, error: RpcFailure) -> WeftError:
+        """Convert the error of a call."""
+        if isinstance(error, grpc.aio.AioRpcError):
+            return from_rpc_error(error, self._where)
+        return UnavailableError(f"{self._where} is no longer called: its channel is closed")
+
+    @contextlib.contextmanager
+    def _failures(self, trailer: dict[str, str] | None = None) -> Iterator[None]:
+        try:
+            yield
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+            if trailer is not None and isinstance(error, grpc.aio.AioRpcError):
+                trailer.update(_pairs(error.trailing_metadata()))
+            raise self.failure(error) from error
+
+
+def metadata_of(context: CallContext) -> tuple[tuple[str, str], ...]:
+    """Headers and trace context of a call, as metadata."""
+    if context.trace_context is None:
+        return tuple(context.headers.items())
+    return (*context.headers.items(), *telemetry.inject(context.trace_context).items())
+
+
+def _pairs(metadata: Any) -> Iterator[tuple[str, str]]:
+    return ((str(key), str(value)) for key, value in metadata or ())

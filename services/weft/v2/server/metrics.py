@@ -1,0 +1,207 @@
+"""Prometheus metrics, derived from the counters at scrape time, so that a request pays for one set of counters only.
+
+Names and labels ``nv_*`` are those of Triton Inference Server, without the ``_total`` that the Python client would add
+to a counter, so that dashboards made for it work unchanged. They are of type ``counter`` in the text format; as
+OpenMetrics knows no counter of such a name, they are ``unknown`` there. ``weft_*`` histograms carry exemplars (trace
+ids) in the OpenMetrics format.
+"""
+
+import gzip
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, UnknownMetricFamily
+from prometheus_client.exposition import ThreadingWSGIServer
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Exemplar
+
+from weft.base.observing import logs
+from weft.base.observing.logs import get_logger
+from weft.base.statistics import LATENCY_BUCKETS_S, LatencyHistogram, ModelStatistics
+from weft.v2.security.tls import ServerTls
+
+_COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
+    ("nv_inference_request_success", "Requests answered", lambda s: s.success.count),
+    ("nv_inference_count", "Rows inferred", lambda s: s.inference_count),
+    ("nv_inference_exec_count", "Batches executed", lambda s: s.execution_count),
+    ("nv_inference_request_duration_us", "End-to-end time in this service", lambda s: s.success.total_ns / 1e3),
+    ("nv_inference_queue_duration_us", "Time in the queue", lambda s: s.queue.total_ns / 1e3),
+    ("nv_inference_compute_input_duration_us", "Time to gather inputs", lambda s: s.compute_input.total_ns / 1e3),
+    ("nv_inference_compute_infer_duration_us", "Time in the model", lambda s: s.compute_infer.total_ns / 1e3),
+    ("nv_inference_compute_output_duration_us", "Time to scatter outputs", lambda s: s.compute_output.total_ns / 1e3),
+    ("nv_cache_num_hits_per_model", "Requests answered from the cache", lambda s: s.cache_hit.count),
+    ("nv_cache_num_misses_per_model", "Requests whose answer was not in the cache", lambda s: s.cache_miss.count),
+    ("nv_cache_hit_duration_per_model", "Time of answers from the cache, us", lambda s: s.cache_hit.total_ns / 1e3),
+    ("nv_cache_miss_duration_per_model", "Time to look up in vain, us", lambda s: s.cache_miss.total_ns / 1e3),
+)
+#: Timeout of idle clients of ``/metrics``, in seconds; each occupies a thread.
+SCRAPE_TIMEOUT_S = 30.0
+
+_log = get_logger("weft.metrics")
+
+_UNTYPED = re.compile(rb"^(# TYPE \S+) untyped$", re.MULTILINE)
+_REASONS = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
+_HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelStatistics], dict[int, LatencyHistogram]]], ...] = (
+    ("weft_request_latency_seconds", "End-to-end latency by priority level", lambda s: s.request_latency),
+    ("weft_queue_latency_seconds", "Time in the queue by priority level", lambda s: s.queue_latency),
+    ("weft_compute_latency_seconds", "Execution time by priority level", lambda s: s.compute_latency),
+)
+
+
+class StatisticsCollector(Collector):
+    """Metric families of every model, collected on scrape.
+
+    Args:
+        statistics: Returns the counters of all models; called on the metrics server's thread.
+    """
+
+    def __init__(self, statistics: Callable[[], Iterable[ModelStatistics]]) -> None:
+        self._statistics = statistics
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family, with one sample per model version."""
+        entries = list(self._statistics())
+        for name, text, value in _COUNTERS:
+            counter = UnknownMetricFamily(name, text, labels=("model", "version"))
+            for entry in entries:
+                counter.add_metric((entry.name, entry.version), value(entry))
+            yield counter
+        restarts = CounterMetricFamily(
+            "weft_instance_restarts", "Instances that were lost and loaded again", labels=("model", "version")
+        )
+        failure = UnknownMetricFamily(
+            "nv_inference_request_failure", "Requests failed", labels=("model", "version", "reason")
+        )
+        pending = GaugeMetricFamily(
+            "nv_inference_pending_request_count", "Requests in the queue", labels=("model", "version")
+        )
+        queue_size = GaugeMetricFamily(
+            "weft_queue_size", "Requests in the queue by priority level", labels=("model", "version", "priority")
+        )
+        for entry in entries:
+            for level, count in entry.count_pending_by_level().items():
+                queue_size.add_metric((entry.name, entry.version, str(level)), count)
+            for reason in _REASONS:
+                failure.add_metric((entry.name, entry.version, reason), entry.failures_by_reason.get(reason, 0))
+            pending.add_metric((entry.name, entry.version), entry.pending_count)
+            restarts.add_metric((entry.name, entry.version), entry.restart_count)
+        yield failure
+        yield pending
+        yield queue_size
+        yield restarts
+        for name, text, histograms in _HISTOGRAMS:
+            family = HistogramMetricFamily(name, text, labels=("model", "version", "priority"))
+            for entry in entries:
+                for priority, histogram in list(histograms(entry).items()):
+                    family.add_metric(
+                        (entry.name, entry.version, str(priority)), cumulative_buckets(histogram), histogram.sum_s
+                    )
+            yield family
+
+
+class DroppedLogsCollector(Collector):
+    """Metric of dropped log lines."""
+
+    def collect(self) -> Iterator[Metric]:
+        """The one family."""
+        dropped = CounterMetricFamily("weft_log_lines_dropped", "Log lines that could not be written")
+        dropped.add_metric((), logs.num_dropped())
+        yield dropped
+
+
+def cumulative_buckets(histogram: LatencyHistogram) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
+    """Cumulative buckets with their exemplars."""
+    bounds = [*(str(bound) for bound in LATENCY_BUCKETS_S), "+Inf"]
+    total = 0.0
+    buckets: list[tuple[str, float] | tuple[str, float, Exemplar]] = []
+    for bound, count, exemplar in zip(bounds, histogram.counts, histogram.exemplars, strict=True):
+        total += count
+        if exemplar is None:
+            buckets.append((bound, total))
+        else:
+            trace_id, seconds, unix_time_s = exemplar
+            buckets.append((bound, total, Exemplar({"trace_id": trace_id}, seconds, unix_time_s)))
+    return buckets
+
+
+def start_metrics_server(
+    statistics: Callable[[], Iterable[ModelStatistics]],
+    host: str,
+    port: int,
+    collectors: Iterable[Collector] = (),
+    tls: ServerTls | None = None,
+    *,
+    shares_port: bool = False,
+) -> int:
+    """Serve ``/metrics`` on a thread and return the port (chosen by the system if ``port`` is 0).
+
+    Args:
+        statistics: Returns the counters of all models; called on that thread.
+        host: Address to listen on.
+        port: Port to listen on.
+        collectors: Further collectors; called on that thread.
+        tls: Certificate of the server; None: plaintext.
+        shares_port: Whether other processes may listen on the port with the same setting.
+
+    Raises:
+        OSError: The port is taken.
+    """
+    return serve_metrics(make_registry(statistics, collectors), host, port, tls, shares_port=shares_port)
+
+
+def make_registry(
+    statistics: Callable[[], Iterable[ModelStatistics]], collectors: Iterable[Collector] = ()
+) -> CollectorRegistry:
+    """The metrics of a service process; the arguments are those of ``start_metrics_server``."""
+    registry = CollectorRegistry()
+    registry.register(StatisticsCollector(statistics))
+    for collector in collectors:
+        registry.register(collector)
+    ProcessCollector(registry=registry)
+    return registry
+
+
+def serve_metrics(
+    registry: CollectorRegistry, host: str, port: int, tls: ServerTls | None = None, *, shares_port: bool = False
+) -> int:
+    """Serve these metrics; the arguments, result and errors are those of ``start_metrics_server``."""
+    ThreadingWSGIServer.allow_reuse_port = shares_port  # the library subclasses it
+    if tls is None:
+        server, _ = start_http_server(port, addr=host, registry=registry)
+    else:
+        server, _ = start_http_server(port, addr=host, registry=registry, **tls.http_arguments())
+        listening: Any = server.socket  # an SSLSocket
+        # Otherwise a client that connects and stays silent blocks all others: handshakes are done where connections are
+        # accepted, on one thread.
+        listening.do_handshake_on_connect = False
+        tls.follow(listening.context)
+    behaved: Any = server
+    behaved.set_app(_typed_counters(make_wsgi_app(registry, disable_compression=True)))
+    behaved.RequestHandlerClass = type("_Handler", (behaved.RequestHandlerClass,), {"timeout": SCRAPE_TIMEOUT_S})
+    behaved.handle_error = _broken_off
+    return int(server.server_port)
+
+
+def _typed_counters(app: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[bytes]]:
+    """The page with families of no type as counters, which they all are, and compressed where the client allows it."""
+
+    def page(environ: dict[str, Any], start_response: Callable[..., Any]) -> list[bytes]:
+        begun: list[tuple[str, list[tuple[str, str]]]] = []
+        body = b"".join(app(environ, lambda status, headers: begun.append((status, headers))))
+        status, headers = begun[0]
+        body = _UNTYPED.sub(rb"\1 counter", body)
+        if "gzip" in environ.get("HTTP_ACCEPT_ENCODING", ""):
+            headers.append(("Content-Encoding", "gzip"))
+            body = gzip.compress(body, 1)
+        start_response(status, headers)
+        return [body]
+
+    return page
+
+
+def _broken_off(_request: object, address: tuple[str, int]) -> None:
+    """Replaces the traceback on standard error for failed handshakes of clients."""
+    _log.debug("a scrape from %s broke off", address[0], exc_info=True)

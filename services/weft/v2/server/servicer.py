@@ -1,0 +1,331 @@
+"""The V2 service: every RPC of ``inference.GRPCInferenceService`` over an ``InferenceCore``.
+
+Converts between protobuf and the core; ``weft.v2.server.call_boundary`` handles spans and error statuses.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from opentelemetry.trace import INVALID_SPAN
+
+from weft import __version__
+from weft.base.core import CallContext, InferCall, InferenceCore, Parameters
+from weft.base.errors import InvalidArgumentError, UnsupportedError, WeftError
+from weft.base.observing import telemetry
+from weft.base.observing.logs import get_logger
+from weft.base.security import access
+from weft.v2.protocol.large_messages import infer_response
+from weft.v2.protocol.shared_memory import SharedMemory, TensorLocation
+from weft.v2.protocol.statistics import summed
+from weft.v2.protocol.tensor_memory import PARAMETER, UNKNOWN, TensorMemory
+from weft.v2.protocol.wire import (
+    call_from_request,
+    metadata_from_signature,
+    output_locations,
+    parameters_from,
+    statistics_message,
+)
+from weft.v2.server.call_boundary import (
+    CallBoundary,
+    Context,
+    answering,
+    deadline_ns_of,
+    headers_of,
+    sendable,
+    withdrawal,
+)
+from weft.v2.server.local_tensors import LocalTensorService
+from weft.v2.server.shared_memory_servicer import SharedMemoryServicer
+from weft.v2.server.stream_servicer import StreamServicer
+from weft_protos import grpc_service_pb2 as pb
+
+EXTENSIONS = (
+    "classification",
+    "model_configuration",
+    "model_repository",
+    "model_repository(unload_dependents)",
+    "parameters",
+    "schedule_policy",
+    "statistics",
+)
+
+_NO_PLACES: Mapping[str, TensorLocation] = {}
+_SHUTTING_DOWN = "GRPC server is shutting down and has stopped accepting new requests"
+
+#: Takes model, version, a function that returns the parameters, and the context of the call.
+Precheck = Callable[[str, str, Callable[[], Parameters], CallContext], None]
+#: Takes model and version, each "" for all.
+MoreStatistics = Callable[[str, str], Awaitable[Sequence[pb.ModelStatistics]]]
+
+_log = get_logger("weft.servicer")
+
+
+class V2Servicer(SharedMemoryServicer):
+    """Serves V2 RPCs from a core.
+
+    Args:
+        core: Implementation of the server.
+        service: Name for spans and ``ServerMetadata``, for example ``weft.router``.
+        memory: Shared memory for clients; None: disabled.
+        is_ready: Result of ``ServerReady``; that of the core by default.
+        precheck: Called with each request before its tensors are parsed; may raise like ``core.infer``.
+
+    Attributes:
+        server_id: Name in ``ServerMetadata``.
+        local_tensors: Memory for tensors that callers on this machine share; None: they cannot.
+        more_statistics: Gives counters of models that other processes on the same port have; None: there are none.
+        own_statistics: Gives those of models by the services that run them, which stand in for what was seen of them
+            from here; None: there are none.
+    """
+
+    def __init__(
+        self,
+        core: InferenceCore,
+        service: str,
+        memory: SharedMemory | None = None,
+        is_ready: Callable[[], bool] | None = None,
+        precheck: Precheck | None = None,
+    ) -> None:
+        super().__init__(CallBoundary(service), memory)
+        self._core = core
+        self._precheck = precheck
+        self.server_id = service
+        self.more_statistics: MoreStatistics | None = None
+        self.own_statistics: MoreStatistics | None = None
+        self.local_tensors: LocalTensorService | None = None
+        self._is_ready = is_ready
+        self._released: asyncio.Event | None = None  # set while draining
+        self.num_held = 0  # held requests since the drain began
+        self._streams = StreamServicer(core, self._edge, self._read_call, _SHUTTING_DOWN)
+
+    def drain(self) -> None:
+        """Hold new requests until ``release``; streams end with UNAVAILABLE after the requests they have read."""
+        self._released = self._released or asyncio.Event()
+        self._streams.drain()
+
+    def release(self) -> None:
+        """Process the requests held since ``drain``; call it after clients got GOAWAY."""
+        if self._released is not None:
+            self._released.set()
+
+    async def _wait_for_release(self) -> None:
+        """Hold a request that came since ``drain``."""
+        self.num_held += 1
+        if self._released is not None:
+            await self._released.wait()
+
+    # Health and metadata.
+
+    async def ServerLive(self, request: pb.ServerLiveRequest, context: Context) -> pb.ServerLiveResponse:
+        """Always live."""
+        return pb.ServerLiveResponse(live=True)
+
+    @answering
+    async def ServerReady(self, request: pb.ServerReadyRequest, context: Context) -> pb.ServerReadyResponse:
+        """Ready if every model is, unless the service was started with ``--strict-readiness=false``."""
+        return pb.ServerReadyResponse(ready=(self._is_ready or self._core.is_ready)())
+
+    async def ServerMetadata(self, request: pb.ServerMetadataRequest, context: Context) -> pb.ServerMetadataResponse:
+        """Name, version, extensions."""
+        return pb.ServerMetadataResponse(
+            name=self.server_id,
+            version=__version__,
+            extensions=(*EXTENSIONS, *(() if self._memory is None else self._memory.extensions)),
+        )
+
+    @answering
+    async def ModelReady(self, request: pb.ModelReadyRequest, context: Context) -> pb.ModelReadyResponse:
+        """NOT_FOUND for an unknown model, as in Triton Inference Server."""
+        access.check_model(request.name)
+        return pb.ModelReadyResponse(ready=self._core.is_model_ready(request.name, request.version))
+
+    @answering
+    async def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Context) -> pb.ModelMetadataResponse:
+        """Wire datatypes; shapes include the batch dimension as a leading -1."""
+        access.check_model(request.name)
+        signature = self._core.signature(request.name, request.version)
+        versions = [
+            entry.version
+            for entry in self._core.index(ready_only=True)
+            if entry.name == request.name and (not request.version or entry.version == request.version)
+        ]
+        return metadata_from_signature(signature, versions or [signature.version])
+
+    @answering
+    async def ModelConfig(self, request: pb.ModelConfigRequest, context: Context) -> pb.ModelConfigResponse:
+        """The complete configuration."""
+        access.check_model(request.name)
+        return pb.ModelConfigResponse(config=self._core.config(request.name, request.version))
+
+    @answering
+    async def ModelStatistics(self, request: pb.ModelStatisticsRequest, context: Context) -> pb.ModelStatisticsResponse:
+        """Counters of one model, or of all without a name."""
+        if request.name:
+            access.check_model(request.name)
+        statistics = self._core.statistics(request.name, request.version)
+        messages = list(map(statistics_message, statistics))
+        if self.more_statistics is not None:
+            messages = summed([*messages, *await self.more_statistics(request.name, request.version)])
+        if self.own_statistics is not None:
+            own = {(one.name, one.version): one for one in await self.own_statistics(request.name, request.version)}
+            messages = [own.get((one.name, one.version), one) for one in messages]
+        return pb.ModelStatisticsResponse(model_stats=[entry for entry in messages if access.allows(entry.name)])
+
+    # Inference.
+
+    async def ModelInfer(self, request: pb.ModelInferRequest | InferCall, context: Context) -> Any:
+        """One request, one response: of protobuf or what stands for it, see ``known_messages``."""
+        if self._released is not None:
+            await self._wait_for_release()
+        memory = None
+        if not isinstance(request, InferCall) and request.parameters and PARAMETER in request.parameters:
+            try:
+                request, memory = self._received(request)
+            except WeftError as error:
+                self._edge.fail(context, error)
+                return pb.ModelInferResponse()  # not sent
+        response, call_context = await self._infer(request, headers_of(context), deadline_ns_of(context))
+        if isinstance(response, WeftError):
+            self._edge.fail(context, response, call_context=call_context)
+            return pb.ModelInferResponse()  # not sent
+        if call_context.trailing_metadata:
+            context.set_trailing_metadata(sendable(call_context.trailing_metadata))
+        if memory is not None and self.local_tensors is not None:
+            return self.local_tensors.answered(response, memory)
+        return response
+
+    def _received(self, request: pb.ModelInferRequest) -> tuple[pb.ModelInferRequest, TensorMemory]:
+        if self.local_tensors is None:
+            raise InvalidArgumentError(UNKNOWN)
+        return self.local_tensors.received(request)
+
+    async def _infer(
+        self, request: pb.ModelInferRequest | InferCall, headers: Mapping[str, str], deadline_ns: int | None
+    ) -> tuple[Any, CallContext]:
+        """The response to one request, or why it failed, and what surrounded it. A cancel withdraws the request."""
+        call_context, span = self._edge.begin(request.model_name, headers, deadline_ns)
+        failure: WeftError | None = None
+        try:
+            with access.admission(request.model_name):
+                call, places = self._read_call(request, call_context)
+                result = await self._core.infer(call, call_context)
+                response = infer_response(result, places) if places or result.parameters else result
+        except asyncio.CancelledError:
+            failure = withdrawal(call_context)
+            raise
+        except Exception as error:
+            failure = self._edge.as_weft_error(error, request.model_name, call_context)
+            return failure, call_context
+        else:
+            return response, call_context
+        finally:
+            if span is not INVALID_SPAN:
+                telemetry.end_span(span, failure)
+            del failure  # it holds this frame, and with it the tensors
+
+    def _read_call(
+        self, request: pb.ModelInferRequest | InferCall, call_context: CallContext
+    ) -> tuple[InferCall, Mapping[str, TensorLocation]]:
+        """Parse a request into a call and the locations of its outputs. Raises like the precheck."""
+        if isinstance(request, InferCall):  # without parameters
+            if self._precheck is not None:
+                self._precheck(request.model_name, request.model_version, dict, call_context)
+            return request, _NO_PLACES
+        if self._precheck is not None:
+            self._precheck(request.model_name, request.model_version, partial(_parameters_of, request), call_context)
+        call = call_from_request(request, self._memory)
+        if call.parameters:
+            access.clamp_priority(call.parameters)
+        return call, _NO_PLACES if self._memory is None else output_locations(request, self._memory)
+
+    async def ModelStreamInfer(
+        self, request_iterator: AsyncIterator[pb.ModelInferRequest], context: Context
+    ) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        """Concurrent requests; responses come in the order of requests, those of decoupled models as they are produced.
+
+        An error is a message in ``error_message``, its status a parameter, and the stream continues; with the metadata
+        ``triton_grpc_error: true`` the first error ends the stream with its status. Cancelling the stream
+        cancels its requests. Responses are produced no faster than the client reads, apart from a small buffer.
+        """
+        if self._released is not None:
+            await self._wait_for_release()
+        async with contextlib.aclosing(self._streams.serve(request_iterator, context)) as answers:
+            async for answer in answers:
+                yield answer
+
+    # Repository control.
+
+    @answering
+    async def RepositoryIndex(self, request: pb.RepositoryIndexRequest, context: Context) -> pb.RepositoryIndexResponse:
+        """Every model version with its state and, unless ready, the reason."""
+        entry_message = pb.RepositoryIndexResponse.ModelIndex
+        entries = (entry for entry in self._core.index(ready_only=request.ready) if access.allows(entry.name))
+        return pb.RepositoryIndexResponse(models=[entry_message(**entry._asdict()) for entry in entries])
+
+    @answering
+    async def RepositoryModelLoad(
+        self, request: pb.RepositoryModelLoadRequest, context: Context
+    ) -> pb.RepositoryModelLoadResponse:
+        """Returns when the model is ready."""
+        access.check_model(request.model_name)
+        await self._core.load(request.model_name, parameters_from(request.parameters))
+        return pb.RepositoryModelLoadResponse()
+
+    @answering
+    async def RepositoryModelUnload(
+        self, request: pb.RepositoryModelUnloadRequest, context: Context
+    ) -> pb.RepositoryModelUnloadResponse:
+        """Returns when the model has stopped."""
+        access.check_model(request.model_name)
+        parameters = parameters_from(request.parameters)
+        await self._core.unload(request.model_name, unload_dependents=parameters.get("unload_dependents") is True)
+        return pb.RepositoryModelUnloadResponse()
+
+    @answering
+    async def TraceSetting(self, request: pb.TraceSettingRequest, context: Context) -> pb.TraceSettingResponse:
+        """The current settings; they come from ``OTEL_*`` variables and cannot be changed at run time."""
+        if request.settings:
+            raise UnsupportedError(
+                f"trace settings {sorted(request.settings)} cannot be changed while the service runs; set "
+                "OTEL_EXPORTER_OTLP_ENDPOINT and OTEL_TRACES_SAMPLER_ARG before it starts"
+            )
+        value = pb.TraceSettingResponse.SettingValue
+        return pb.TraceSettingResponse(
+            settings={
+                "trace_mode": value(value=["opentelemetry"]),
+                "trace_level": value(value=["TIMESTAMPS" if telemetry.is_enabled() else "OFF"]),
+                "trace_rate": value(value=["1"]),
+                "trace_count": value(value=["-1"]),
+                "log_frequency": value(value=["0"]),
+            }
+        )
+
+    @answering
+    async def LogSettings(self, request: pb.LogSettingsRequest, context: Context) -> pb.LogSettingsResponse:
+        """The current settings; ``--log-level`` sets them at start."""
+        if request.settings:
+            raise UnsupportedError(
+                f"log settings {sorted(request.settings)} cannot be changed while the service runs; start it with "
+                "--log-level"
+            )
+        value = pb.LogSettingsResponse.SettingValue
+        return pb.LogSettingsResponse(
+            settings={
+                "log_file": value(string_param=""),
+                "log_info": value(bool_param=_log.isEnabledFor(20)),
+                "log_warning": value(bool_param=_log.isEnabledFor(30)),
+                "log_error": value(bool_param=True),
+                "log_verbose_level": value(uint32_param=int(_log.isEnabledFor(10))),
+                "log_format": value(string_param="json"),
+            }
+        )
+
+
+def _parameters_of(request: pb.ModelInferRequest) -> Parameters:
+    """The parameters of a request, with no better a priority than its key allows."""
+    values = parameters_from(request.parameters)
+    access.clamp_priority(values)
+    return values

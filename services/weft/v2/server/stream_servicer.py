@@ -1,0 +1,158 @@
+"""``ModelStreamInfer``: many requests in one stream, each with any number of responses."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+
+from weft.base.core import CallContext, InferCall, InferenceCore, InferResult
+from weft.base.errors import UnavailableError, WeftError
+from weft.base.observing import telemetry
+from weft.base.security import access
+from weft.v2.protocol.shared_memory import TensorLocation
+from weft.v2.protocol.status import cut_message
+from weft.v2.protocol.wire import response_from_result
+from weft.v2.server.call_boundary import CallBoundary, Context, deadline_ns_of, headers_of, trailing_of, withdrawal
+from weft.v2.server.stream_answers import Outgoing, StreamCall
+from weft.wire.interface import grpc
+from weft_protos import grpc_service_pb2 as pb
+
+#: Most requests of one stream in flight; beyond it the stream is not read, which gRPC turns into
+#: back-pressure at the client.
+MAX_STREAM_INFLIGHT = 256
+
+_EMPTY_FINAL = "triton_enable_empty_final_response"
+#: Response parameter of an error in a stream: the name of its gRPC status.
+_STATUS = "grpc_status"
+
+#: Parses a request into a call and the locations of its outputs.
+ReadCall = Callable[[pb.ModelInferRequest, CallContext], tuple[InferCall, Mapping[str, TensorLocation]]]
+
+
+class StreamServicer:
+    """Serves streams.
+
+    Args:
+        core: Implementation of the server.
+        edge: Call boundary of the service.
+        read_call: Parses an admitted request; raises like ``core.infer``.
+        shutting_down: Message of UNAVAILABLE while draining.
+    """
+
+    def __init__(self, core: InferenceCore, edge: CallBoundary, read_call: ReadCall, shutting_down: str) -> None:
+        self._core = core
+        self._edge = edge
+        self._read_call = read_call
+        self._shutting_down = shutting_down
+        self._readers: set[asyncio.Task[None]] = set()
+
+    def drain(self) -> None:
+        """End each stream with UNAVAILABLE after the requests it has read."""
+        for reader in self._readers:
+            reader.cancel()
+
+    async def serve(
+        self, request_iterator: AsyncIterator[pb.ModelInferRequest], context: Context
+    ) -> AsyncGenerator[pb.ModelStreamInferResponse, None]:
+        """See ``V2Servicer.ModelStreamInfer``."""
+        headers, deadline_ns = headers_of(context), deadline_ns_of(context)
+        ends_on_error = headers.get("triton_grpc_error") == "true"
+        outgoing = Outgoing()
+        free = asyncio.Semaphore(MAX_STREAM_INFLIGHT)
+        running: set[asyncio.Task[None]] = set()
+
+        async def read() -> None:
+            turn = asyncio.get_running_loop().create_future()
+            turn.set_result(None)
+            with contextlib.suppress(grpc.RpcError):  # the client broke the stream off
+                async for request in request_iterator:
+                    await free.acquire()
+                    stream_call = StreamCall(
+                        request,
+                        *self._edge.begin(request.model_name, headers, deadline_ns, method="ModelStreamInfer"),
+                        turn,
+                    )
+                    turn = stream_call.is_passed
+                    task = asyncio.create_task(self._answer(stream_call, outgoing))
+                    running.add(task)
+                    task.add_done_callback(end_of_request)
+
+        def end_of_request(task: asyncio.Task[None]) -> None:
+            running.discard(task)
+            free.release()
+            end_when_answered()
+
+        def end_of_requests(reader: asyncio.Task[None]) -> None:
+            self._readers.discard(reader)
+            end_when_answered()
+
+        def end_when_answered() -> None:
+            if running or not reader.done():
+                return
+            if reader.cancelled():
+                outgoing.end(UnavailableError(self._shutting_down))
+            else:
+                error = reader.exception()
+                outgoing.end(self._edge.as_weft_error(error) if isinstance(error, Exception) else None)
+
+        reader = asyncio.create_task(read())
+        self._readers.add(reader)
+        reader.add_done_callback(end_of_requests)
+        try:
+            while (item := await outgoing.get()) is not None:
+                stream_call, answer, is_final = item
+                if isinstance(answer, WeftError):
+                    if ends_on_error:
+                        self._edge.fail(context, answer, call_context=stream_call.context)
+                        return
+                    yield _stream_error(answer, stream_call, is_final=is_final)
+                else:
+                    yield answer
+            if outgoing.failure is not None:
+                self._edge.fail(context, outgoing.failure)
+        finally:
+            reader.cancel()
+            for task in running:
+                task.cancel()
+
+    async def _answer(self, stream_call: StreamCall, outgoing: Outgoing) -> None:
+        """Send every response to one request of a stream, or its error."""
+        request = stream_call.request
+        wants_null = request.parameters[_EMPTY_FINAL].bool_param if _EMPTY_FINAL in request.parameters else False
+        failure: WeftError | None = None
+        try:
+            with access.admission(request.model_name):
+                call, places = self._read_call(request, stream_call.context)
+                results = self._core.stream_infer(call, stream_call.context)
+                async with contextlib.aclosing(results):
+                    async for result in results:
+                        if result.is_unordered or result.is_null or not result.is_final:
+                            stream_call.leave_line()
+                        if wants_null or not result.is_null:
+                            answer = result.error or _stream_response(result, places)
+                            await outgoing.put(stream_call, answer, is_final=result.is_final)
+        except asyncio.CancelledError:
+            failure = withdrawal(stream_call.context)
+            raise
+        except Exception as error:
+            failure = self._edge.as_weft_error(error, request.model_name, stream_call.context)
+            await outgoing.put(stream_call, failure, is_final=True)
+        finally:
+            stream_call.leave_line()
+            telemetry.end_span(stream_call.span, failure)
+            del failure  # it holds this frame, and with it the tensors
+
+
+def _stream_response(result: InferResult, places: Mapping[str, TensorLocation]) -> pb.ModelStreamInferResponse:
+    response = response_from_result(result, places)
+    response.parameters["triton_final_response"].bool_param = result.is_final
+    return pb.ModelStreamInferResponse(infer_response=response)
+
+
+def _stream_error(error: WeftError, stream_call: StreamCall, *, is_final: bool) -> pb.ModelStreamInferResponse:
+    """The error as a message, which is all that some clients show; status and metadata are parameters."""
+    response = pb.ModelInferResponse(id=stream_call.request.id)
+    response.parameters["triton_final_response"].bool_param = is_final
+    response.parameters[_STATUS].string_param = error.code
+    for key, value in trailing_of(error, stream_call.context):
+        response.parameters[key].string_param = value
+    return pb.ModelStreamInferResponse(error_message=cut_message(error.message), infer_response=response)

@@ -1,0 +1,314 @@
+"""The parent of a service's workers."""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import sys
+from collections.abc import Collection, Iterator, Sequence
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector, CollectorRegistry
+
+from weft.base.errors import WeftError
+from weft.base.observing import logs
+from weft.base.processes.process import ServiceProcess
+from weft.base.processes.restarts import RestartPolicy
+from weft.v2.server.server import METRICS_WAIT_S, stop_event
+from weft.v2.workers.hub import Hub
+from weft.v2.workers.link import WorkerPlace
+from weft.v2.workers.ports import GroupPorts
+from weft.v2.workers.sums import MetricSums, load
+
+#: Longest pause between two pings of a worker, and how long each may take, in seconds.
+PING_PERIOD_S = 1.0
+#: A worker aborts by itself when its loop hangs; one that cannot is killed so much later at most, in seconds: when even
+#: its watchdog, which a library that holds the GIL can delay, has had its time to write stacks.
+_LATER_S = 6.0
+#: A worker that has not answered at all is killed after so long, in seconds.
+_START_S = 60.0
+#: A worker drains its server and then closes its core, each within the grace period.
+_NUM_GRACES, _MORE_S = 2, 5.0
+
+_log = logs.get_logger("weft.workers")
+
+
+def run_group(
+    service: str,
+    command: Sequence[str],
+    options: argparse.Namespace,
+    *,
+    greatest: Collection[str],
+    collectors: Sequence[Collector] = (),
+) -> int:
+    """Serve by several processes until stopped and return the exit status: 0, or 1 if one ended otherwise.
+
+    Args:
+        service: As of ``weft.v2.server.server.run``.
+        command: Program and arguments of the service; each worker gets ``--worker`` and where to listen beside.
+        options: These arguments, parsed.
+        greatest: As of ``MetricSums``.
+        collectors: Metrics that are no sums over workers; collected on the metrics server's thread.
+    """
+    logs.configure(options.log_level)
+    return asyncio.run(_Group(service, command, options, greatest, collectors).run())
+
+
+class _Worker:
+    """One place in the group.
+
+    Attributes:
+        process: The latest process.
+        policy: When it is started again.
+        num_restarts: How often it was.
+        is_up: Whether its process serves.
+        has_failed: Whether it ended before it ever served.
+        serving: Set when it has served first.
+    """
+
+    def __init__(self) -> None:
+        self.process: ServiceProcess | None = None
+        self.policy = RestartPolicy()
+        self.num_restarts = 0
+        self.is_up = False
+        self.has_failed = False
+        self.serving = asyncio.Event()
+
+
+class _Group:
+    """Starts the workers, starts them again when they die or hang, and stops them."""
+
+    def __init__(
+        self,
+        service: str,
+        command: Sequence[str],
+        options: argparse.Namespace,
+        greatest: Collection[str],
+        collectors: Sequence[Collector] = (),
+    ) -> None:
+        self._service = service
+        self._command = command
+        self._options = options
+        self._workers = {index: _Worker() for index in range(1, options.workers + 1)}
+        self._hub = Hub(self._kill)
+        self._sums = MetricSums(greatest)
+        self._collectors = collectors
+        self._failed = asyncio.Event()
+        self._is_stopping = False
+
+    async def run(self) -> int:
+        """The exit status."""
+        stop = stop_event(watch_stdin=self._options.stop_with_stdin, end_now=self._end_now)
+        registry = CollectorRegistry()
+        for collector in (_GroupCollector(self, asyncio.get_running_loop()), *self._collectors):
+            registry.register(collector)
+        try:
+            ports = GroupPorts(self._options, registry)
+        except WeftError as error:
+            _log.error("cannot serve: %s", error.message)
+            return 1
+        with contextlib.closing(ports):
+            keepers = [asyncio.create_task(self._keep(index, ports)) for index in self._workers]
+            stopping = asyncio.create_task(stop.wait())
+            failing = asyncio.create_task(self._failed.wait())
+            serving = asyncio.create_task(self._all_serving())
+            await asyncio.wait((serving, stopping, failing), return_when=asyncio.FIRST_COMPLETED)
+            if serving.done() and not self._failed.is_set():
+                self._announce(ports)
+                await asyncio.wait((stopping, failing), return_when=asyncio.FIRST_COMPLETED)
+            serving.cancel()
+            return await self._stop(keepers)
+
+    def _announce(self, ports: GroupPorts) -> None:
+        """Tell the parent of this process that all serve."""
+        try:
+            endpoints = {"service": self._service} | ports.publish()._asdict()
+        except WeftError as error:
+            _log.error("cannot serve: %s", error.message)
+            self._failed.set()
+            return
+        print(json.dumps(endpoints), file=sys.__stdout__, flush=True)
+        _log.info("serving", extra=endpoints | {"num_workers": len(self._workers)})
+
+    async def _keep(self, index: int, ports: GroupPorts) -> None:
+        """Keep one worker running until the group stops."""
+        try:
+            await self._keep_running(index, ports)
+        except Exception:
+            _log.exception("worker %d is not kept running any more", index)
+            self._failed.set()
+
+    async def _keep_running(self, index: int, ports: GroupPorts) -> None:
+        worker = self._workers[index]
+        while True:
+            has_served = await self._run_once(index, ports)
+            if self._is_stopping:
+                return
+            if not (has_served or worker.serving.is_set()):
+                worker.has_failed = True
+                if self._options.take_over or all(one.has_failed for one in self._workers.values()):
+                    _log.error("%s", self._describe(index))
+                    self._failed.set()
+                    return
+            pause_s = worker.policy.died()
+            _log.error("%s", self._describe(index), extra={"again_in_s": round(pause_s, 1)})
+            await asyncio.sleep(pause_s)
+            if self._is_stopping:
+                return
+            worker.num_restarts += 1
+
+    async def _all_serving(self) -> None:
+        for worker in self._workers.values():
+            await worker.serving.wait()
+
+    async def _run_once(self, index: int, ports: GroupPorts) -> bool:
+        """Run a process of a worker to its end; whether it has served."""
+        worker = self._workers[index]
+        ours, its = socket.socketpair()
+        listens_late = any(one.is_up for one in self._workers.values())
+        unix_descriptor = None if ports.unix_socket is None else ports.unix_socket.fileno()
+        place = WorkerPlace(index, len(self._workers), its.fileno(), listens_late, unix_descriptor)
+        command = [
+            *self._command, f"--worker={place}", "--grpc-port", str(ports.grpc_port), "--share-ports",
+            "--stop-with-stdin",
+        ]  # fmt: skip
+        passed = [its.fileno(), *([] if unix_descriptor is None else [unix_descriptor])]
+        process = worker.process = ServiceProcess(
+            f"worker {index}", command, self._log_line, pass_fds=passed, own_group=False
+        )
+        with its:
+            await process.start()
+        peer = self._hub.peer(index)
+        await peer.connect(ours)
+        tasks = [
+            asyncio.create_task(peer.run()),
+            asyncio.create_task(self._note_serving(worker, process)),
+            asyncio.create_task(self._kill_hung(index, process)),
+        ]
+        try:
+            await process.wait()
+        finally:
+            has_served = worker.is_up
+            for task in tasks:
+                task.cancel()
+            worker.is_up = False
+            self._hub.leave(index)
+            self._sums.end(index)
+        return has_served
+
+    async def _note_serving(self, worker: _Worker, process: ServiceProcess) -> None:
+        """Note when a worker serves."""
+        await process.endpoint()
+        worker.is_up = True
+        worker.policy.serves()
+        worker.serving.set()
+
+    async def _kill_hung(self, index: int, process: ServiceProcess) -> None:
+        """Kill a worker when it hangs, if there is a limit; one that has not served yet may be importing."""
+        abort_s = self._options.watchdog_abort_s
+        hung_s = abort_s + min(abort_s, _LATER_S)
+        period_s, limit_s = min(PING_PERIOD_S, abort_s / 4), max(hung_s, _START_S)
+        worker = self._workers[index]
+        silent_s = 0.0
+        now_s = asyncio.get_running_loop().time
+        while abort_s and silent_s < limit_s:
+            asked_s = now_s()
+            await asyncio.sleep(period_s)
+            (answer,) = await self._hub.answers("ping", of=[index], timeout_s=period_s)
+            if worker.is_up:
+                limit_s = hung_s
+            if answer.error is None:
+                silent_s, limit_s = 0.0, hung_s
+            else:
+                silent_s += min(now_s() - asked_s, 3 * period_s)  # if longer, this process did not run
+        if abort_s:
+            _log.error("worker %d has not answered for %g s and is killed", index, limit_s)
+            process.kill()
+
+    def _describe(self, index: int) -> str:
+        process = self._workers[index].process
+        return f"worker {index} was not started" if process is None else _describe(process)
+
+    def _log_line(self, _: str, line: str) -> None:
+        logs.write(line)
+
+    def _kill(self, index: int) -> None:
+        process = self._workers[index].process
+        if process is not None:
+            process.kill()
+
+    def _end_now(self) -> None:
+        for index in self._workers:
+            self._kill(index)
+        os._exit(1)
+
+    async def _stop(self, keepers: Sequence["asyncio.Task[None]"]) -> int:
+        """Stop every worker, each of which drains; the exit status of the group."""
+        self._is_stopping = True
+        grace_s = self._options.grace_s
+        _log.info("stopping", extra={"service": self._service, "grace_s": grace_s})
+        processes = [worker.process for worker in self._workers.values() if worker.process is not None]
+        running = [process for process in processes if process.is_running]
+        # Only the exit status of those that serve now counts: one that is stopped while it starts has no handler of its
+        # own yet, and one that died just before would have been started again.
+        serving = [worker.process for worker in self._workers.values() if worker.process is not None and worker.is_up]
+        serving = [process for process in serving if not process.has_ended()]
+        for process in running:
+            process.close_stdin()
+        ends = [asyncio.create_task(process.wait()) for process in running]
+        if ends:
+            _, late = await asyncio.wait(ends, timeout=_NUM_GRACES * grace_s + _MORE_S)
+            for process in running:
+                if process.is_running:
+                    _log.error("%s did not end in time and is killed", process.name)
+                    process.kill()
+            if late:
+                await asyncio.wait(late)
+        for keeper in keepers:
+            keeper.cancel()
+        await asyncio.gather(*keepers, return_exceptions=True)
+        failed = [process for process in serving if process.exit_status]
+        for process in failed:
+            _log.error("%s", _describe(process))
+        return int(bool(failed) or self._failed.is_set())
+
+    async def metrics(self) -> list[Metric]:
+        """The metrics of all workers as one, and which of them answer."""
+        answers = await self._hub.answers("metrics")
+        answered = {answer.worker for answer in answers if answer.error is None}
+        for answer in answers:
+            if answer.error is None:
+                self._sums.update(answer.worker, load(answer.payload))
+        up = GaugeMetricFamily("weft_worker_up", "1: the worker answers", labels=("worker",))
+        restarts = CounterMetricFamily(
+            "weft_worker_restarts", "Times that a worker was started again", labels=("worker",)
+        )
+        for index, worker in self._workers.items():
+            up.add_metric((str(index),), int(index in answered))
+            restarts.add_metric((str(index),), worker.num_restarts)
+        return [*self._sums.families(), up, restarts]
+
+
+def _describe(process: ServiceProcess) -> str:
+    """How it ended, without its last lines, which are in the log already."""
+    return process.describe_exit().partition(";")[0]
+
+
+class _GroupCollector(Collector):
+    """The metrics of a group, for a scrape.
+
+    Args:
+        group: Of workers.
+        loop: Of the group.
+    """
+
+    def __init__(self, group: _Group, loop: asyncio.AbstractEventLoop) -> None:
+        self._group = group
+        self._loop = loop
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family; on the thread of the scrape."""
+        yield from asyncio.run_coroutine_threadsafe(self._group.metrics(), self._loop).result(METRICS_WAIT_S)

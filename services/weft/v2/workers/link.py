@@ -1,0 +1,150 @@
+"""A worker's end: its place in the group, what it asks of its siblings and answers them."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+from prometheus_client import CollectorRegistry
+
+from weft.v2.workers.peer import CallHandler, NoteHandler, Peer
+from weft.v2.workers.results import Answer, unpack
+from weft.v2.workers.sums import dump
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlace:
+    """A worker's place in its group, as the parent gives it on the command line.
+
+    Attributes:
+        index: From 1.
+        num_workers: Of the group.
+        descriptor: Of the socket to the parent.
+        listens_late: Whether siblings serve already, so that it listens once it is ready.
+        unix_descriptor: Of a Unix socket that all of them serve; None: there is none.
+    """
+
+    index: int
+    num_workers: int
+    descriptor: int
+    listens_late: bool = False
+    unix_descriptor: int | None = None
+
+    def __str__(self) -> str:
+        """As ``parse`` reads it."""
+        unix = -1 if self.unix_descriptor is None else self.unix_descriptor
+        return f"{self.index}/{self.num_workers}/{self.descriptor}/{int(self.listens_late)}/{unix}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises ValueError."""
+        index, num_workers, descriptor, listens_late, unix = map(int, text.split("/"))
+        return cls(index, num_workers, descriptor, bool(listens_late), None if unix < 0 else unix)
+
+
+class Joined(NamedTuple):
+    """What a worker learns when it joins.
+
+    Attributes:
+        is_known: Whether its siblings know what an earlier worker of this index knew.
+        snapshot: What a sibling knows; b"" where none is there.
+    """
+
+    is_known: bool
+    snapshot: bytes
+
+
+class WorkerLink:
+    """The connection of a worker to its group.
+
+    Args:
+        place: Of the worker.
+    """
+
+    def __init__(self, place: WorkerPlace) -> None:
+        self.place = place
+        self._registry: CollectorRegistry | None = None
+        self._peer = Peer("the parent", {}, {})
+        self._running: asyncio.Task[None] | None = None
+
+    @property
+    def index(self) -> int:
+        """Of the worker, from 1."""
+        return self.place.index
+
+    @property
+    def num_workers(self) -> int:
+        """Of the group."""
+        return self.place.num_workers
+
+    @property
+    def unix_descriptor(self) -> int | None:
+        """As of ``WorkerPlace``."""
+        return self.place.unix_descriptor
+
+    @property
+    def listens_late(self) -> bool:
+        """As of ``WorkerPlace``."""
+        return self.place.listens_late
+
+    def publish(self, registry: CollectorRegistry) -> None:
+        """The parent serves these metrics, with those of the other workers."""
+        self._registry = registry
+
+    async def open(self, calls: Mapping[str, CallHandler], notes: Mapping[str, NoteHandler]) -> None:
+        """Connect to the parent.
+
+        Args:
+            calls: What siblings may ask, by name; ``snapshot`` among them, for a worker that joins.
+            notes: What siblings may tell, by name.
+        """
+        own: dict[str, CallHandler] = {"ping": lambda _: b"", "metrics": self._metrics}
+        self._peer = Peer("the parent", {**own, **calls}, notes)
+        await self._peer.connect(socket.socket(fileno=self.place.descriptor))
+        self._running = asyncio.create_task(self._peer.run())
+
+    async def close(self) -> None:
+        """Disconnect."""
+        if self._running is not None:
+            self._running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._running
+
+    async def join(self) -> Joined:
+        """Take part in changes and notes from now on; ``settle`` must follow.
+
+        Raises:
+            UnavailableError: The sibling that was asked for its state does not give it.
+        """
+        answer = await self._peer.call("join")
+        return Joined(bool(answer[0]), answer[1:])
+
+    async def settle(self) -> None:
+        """Be ready to give siblings that join a snapshot. Raises UnavailableError."""
+        await self._peer.call("settle")
+
+    async def ask(self, name: str, payload: bytes) -> list[Answer]:
+        """What the siblings answer, each within 2 s. Raises UnavailableError."""
+        return list(unpack(await self._peer.call("ask", _named(name, payload))))
+
+    async def change(self, name: str, payload: bytes) -> list[Answer]:
+        """What every worker, this one too, answers to a change; changes are made one after another.
+
+        Raises:
+            UnavailableError: The parent is gone.
+        """
+        return list(unpack(await self._peer.call("change", _named(name, payload))))
+
+    def tell(self, name: str, payload: bytes) -> None:
+        """Tell the siblings."""
+        self._peer.tell("note", _named(name, payload))
+
+    async def _metrics(self, _: bytes) -> bytes:
+        registry = self._registry
+        return dump(()) if registry is None else await asyncio.to_thread(lambda: dump(registry.collect()))
+
+
+def _named(name: str, payload: bytes) -> bytes:
+    return name.encode() + b"\0" + payload

@@ -1,0 +1,136 @@
+"""Connections to an destination: names resolved, addresses tried in order, TLS, HTTP/2's handshake."""
+
+import asyncio
+import ipaddress
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any, Final
+
+from weft.wire.client.addresses import Destination
+from weft.wire.client.protocol import ClientProtocol
+
+#: Begins the message of a call that was never sent, as with every client of gRPC.
+_FAILED: Final = "failed to connect to all addresses; last error: "
+#: Servers of gRPC do not answer the end of a TLS session.
+_TLS_SHUTDOWN_S: Final = 1.0
+#: Between attempts to enter the full queue of a Unix socket, in seconds.
+_FULL_QUEUE_S: Final = 0.01
+
+
+class DialError(Exception):
+    """No address gave a connection; the text is for the status of calls."""
+
+
+class Dialler:
+    """Dials one destination.
+
+    Args:
+        destination: What is dialled.
+        ssl_context: With ALPN of ``h2``; None: no TLS.
+        server_name: Expected name in the server's certificate; "": the host.
+        timeout_s: For each address.
+    """
+
+    def __init__(
+        self, destination: Destination, ssl_context: ssl.SSLContext | None, server_name: str, timeout_s: float
+    ) -> None:
+        self._destination = destination
+        self._ssl_context = ssl_context
+        self._server_name = server_name or destination.host or destination.authority
+        self._timeout_s = timeout_s
+
+    async def dial(self, make: Callable[[], ClientProtocol]) -> ClientProtocol:
+        """A connection that has the server's settings; it may be leaving already.
+
+        Args:
+            make: A new protocol for each attempt.
+
+        Raises:
+            DialError: No address gave one. Cancelling leaves nothing open.
+        """
+        destination = self._destination
+        if destination.path:
+            addresses: list[tuple[str, int]] = [("", 0)]
+        else:
+            addresses = await self._resolve()
+        error = ""
+        for host, port in addresses:
+            where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}" if host else destination.text
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    return await self._attempt(make, host, port)
+            except TimeoutError:
+                error = f"{where}: no connection within {self._timeout_s:g} s"
+            except OSError as failure:  # also of TLS
+                error = f"{where}: {_text(failure)}"
+        raise DialError(_FAILED + error)
+
+    async def _resolve(self) -> list[tuple[str, int]]:
+        host, port = self._destination.host, self._destination.port
+        try:
+            ipaddress.ip_address(host.partition("%")[0])
+        except ValueError:
+            pass
+        else:
+            return [(host, port)]
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except TimeoutError:
+            raise DialError(f"DNS resolution failed for {host}: no answer within {self._timeout_s:g} s") from None
+        except (OSError, UnicodeError) as error:
+            raise DialError(f"DNS resolution failed for {host}: {error}") from None
+        return list(dict.fromkeys((str(address[0]), port) for *_, address in found))
+
+    async def _attempt(self, make: Callable[[], ClientProtocol], host: str, port: int) -> ClientProtocol:
+        loop = asyncio.get_running_loop()
+        context = self._ssl_context
+        tls: dict[str, Any] = {}
+        if context is not None:
+            tls = {
+                "ssl": context,
+                "server_hostname": self._server_name,
+                "ssl_handshake_timeout": self._timeout_s,
+                "ssl_shutdown_timeout": _TLS_SHUTDOWN_S,
+            }
+        protocol: ClientProtocol
+        if host:
+            _, protocol = await loop.create_connection(make, host, port, **tls)
+        else:
+            _, protocol = await loop.create_unix_connection(make, sock=await self._connect_unix(), **tls)
+        try:
+            if context is not None:
+                session = protocol.transport.get_extra_info("ssl_object")
+                if session is None or session.selected_alpn_protocol() != "h2":
+                    raise ConnectionError("the server does not speak HTTP/2 over TLS (ALPN h2)")
+            await protocol.is_settled
+            connection = protocol.connection
+            # A server that is about to stop may send GOAWAY with its settings: a connection that came and went.
+            if not connection.has_peer_settings or (connection.is_closed and not connection.is_peer_leaving):
+                raise ConnectionError(f"the connection ended before the server's settings: {protocol.reason}")
+        except BaseException:
+            protocol.abort("the connection was not completed")
+            raise
+        return protocol
+
+    async def _connect_unix(self) -> socket.socket:
+        """A connected socket. Event loops do not know all names, nor wait while the server's queue is full."""
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connected.setblocking(False)
+            while True:
+                try:
+                    connected.connect(self._destination.path)
+                except BlockingIOError:
+                    await asyncio.sleep(_FULL_QUEUE_S)
+                else:
+                    return connected
+        except BaseException:
+            connected.close()
+            raise
+
+
+def _text(error: OSError) -> str:
+    return f"{error.strerror} ({error.errno})" if error.strerror and error.errno else str(error) or repr(error)

@@ -1,0 +1,316 @@
+"""The one connection of a channel: dialled when a call needs it, redialled with backoff; calls wait for it in order."""
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable
+
+from weft.wire.client.backoff import Backoff
+from weft.wire.client.call import ClientCall
+from weft.wire.client.connectivity import Connectivity
+from weft.wire.client.dialling import DialError, Dialler
+from weft.wire.client.heads import RequestHeads
+from weft.wire.client.options import ChannelOptions
+from weft.wire.client.protocol import ClientProtocol
+from weft.wire.connection.streams import StreamStates
+from weft.wire.errors import ErrorCode
+from weft.wire.interface import ChannelConnectivity, StatusCode
+from weft.wire.transport.deadlines import DeadlineQueue
+from weft.wire.transport.protocol import Heartbeat
+
+_log = logging.getLogger("weft.wire.client")
+
+#: Largest growth of the keepalive time after servers complained.
+_MAX_KEEPALIVE_FACTOR = 1 << 10
+#: How long a closing connection may write its last bytes and wait for the server's end of TLS, in seconds: servers of
+#: gRPC do not send it.
+_CLOSE_S = 0.1
+#: Pause after a call that was refused, in seconds.
+_HOLD_S = 0.01
+
+
+class Link:
+    """Connects calls to the server.
+
+    Args:
+        dialler: Gives connections to the server.
+        heads: Encodes the fields of calls.
+        options: Of the channel.
+        random: Uniform from 0 to 1, for the jitter of the backoff.
+
+    Attributes:
+        options: Of the channel.
+        heads: Encodes the fields of calls.
+        connectivity: The state that the channel shows.
+        is_closed: The channel accepts no more calls.
+        deadlines: Of all calls.
+        loop: The event loop of the first call.
+        direct: The connection for calls that need not wait for others; it may accept none now. None: there is none.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    deadlines: DeadlineQueue
+    _heartbeat: Heartbeat
+
+    def __init__(
+        self,
+        dialler: Dialler,
+        heads: RequestHeads,
+        options: ChannelOptions,
+        random: Callable[[], float] = random.random,
+    ) -> None:
+        self.options = options
+        self.heads = heads
+        self.connectivity = Connectivity()
+        self.is_closed = False
+        self.direct: StreamStates | None = None
+        self._dialler = dialler
+        self._backoff = Backoff(options, random)
+        self._protocol: ClientProtocol | None = None
+        self._leaving: set[ClientProtocol] = set()
+        self._waiting: dict[ClientCall, None] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._held: asyncio.TimerHandle | None = None
+        self._last_error = ""
+        self._keepalive_factor = 1
+        self._is_attached = False
+        self._idle: asyncio.Future[None] | None = None
+        self._is_over: asyncio.Future[None] | None = None
+
+    # Calls.
+
+    def begin(self, call: ClientCall) -> None:
+        """Send a call, or let it wait for a connection or its turn."""
+        protocol = self._protocol
+        if protocol is not None and not self._waiting and self._held is None and protocol.connection.can_open_stream:
+            call.start(protocol.connection)
+            return
+        if self.is_closed and protocol is None:
+            call.fail(StatusCode.UNAVAILABLE, "the channel was closed")
+            return
+        self._waiting[call] = None
+        self.direct = None
+        call.has_waited = True
+        if protocol is not None and (protocol.connection.is_closed or not protocol.connection.has_stream_ids):
+            self._retire(protocol)
+        if self._protocol is None:
+            if self.connectivity.state is ChannelConnectivity.IDLE:
+                self.connect()
+            elif self.connectivity.state is ChannelConnectivity.TRANSIENT_FAILURE and not call.waits_for_ready:
+                call.fail(StatusCode.UNAVAILABLE, self._last_error)
+
+    def attach(self) -> None:
+        """Use the running event loop from now on."""
+        if not self._is_attached:
+            self.loop = asyncio.get_running_loop()
+            self.deadlines = DeadlineQueue(self.loop)
+            self._heartbeat = Heartbeat(self.loop)
+            self._is_attached = True
+
+    def forget(self, call: ClientCall) -> None:
+        """A call that waits has ended."""
+        self._waiting.pop(call, None)
+        if not self._waiting:
+            self._pump()
+        self._tell_if_idle()
+
+    def hold(self) -> None:
+        """The server refuses calls that its limit allows, as C core does while it still frees others: wait a moment."""
+        self.direct = None
+        if self._held is None:
+            self._held = self.loop.call_later(_HOLD_S, self._release)
+
+    def _release(self) -> None:
+        self._held = None
+        self._pump()
+
+    def _pump(self) -> None:
+        """Send calls that wait, in order, as far as the server allows."""
+        if self._held is not None:
+            return
+        waiting, protocol = self._waiting, self._protocol
+        while waiting and protocol is not None and protocol.connection.can_open_stream:
+            call = next(iter(waiting))
+            del waiting[call]
+            call.start(protocol.connection)
+        if not waiting and protocol is not None and not self.is_closed:
+            self.direct = protocol.connection
+
+    # Connecting.
+
+    def connect(self) -> None:
+        """Dial, if there is neither a connection nor an attempt; in a backoff, at its end."""
+        if self.connectivity.state is ChannelConnectivity.IDLE and self._task is None:
+            self.attach()
+            self.connectivity.set(ChannelConnectivity.CONNECTING)
+            self._task = self.loop.create_task(self._dial())
+
+    async def _dial(self) -> None:
+        self._backoff.begin(self.loop.time())
+        limits, liveness = self.options.limits(), self.options.liveness(self._keepalive_factor)
+        try:
+            protocol = await self._dialler.dial(lambda: ClientProtocol(self.loop, limits, liveness, self))
+        except DialError as error:
+            self._task = None
+            self._fail(str(error))
+            return
+        except Exception as error:
+            _log.exception("an attempt to connect has failed in a way that is not foreseen")
+            self._task = None
+            self._fail(f"failed to connect to all addresses; last error: {error!r}")
+            return
+        self._task = None
+        self._protocol = protocol
+        self._backoff.succeed(self.loop.time())
+        if not protocol.is_lost:
+            self._heartbeat.add(protocol)
+        self.connectivity.set(ChannelConnectivity.READY)
+        if protocol.connection.is_peer_leaving:
+            self._retire(protocol)
+        self._pump()
+
+    def _fail(self, error: str) -> None:
+        """An attempt has failed: calls that do not wait for another one end."""
+        self._last_error = error
+        self._back_off(self._backoff.fail(self.loop.time()))
+        self._fail_waiting(error)
+
+    def _fail_waiting(self, error: str, *, also_patient: bool = False) -> None:
+        for call in [call for call in self._waiting if also_patient or not call.waits_for_ready]:
+            call.fail(StatusCode.UNAVAILABLE, error)
+
+    def _back_off(self, delay_s: float) -> None:
+        self.connectivity.set(ChannelConnectivity.TRANSIENT_FAILURE)
+        self._timer = self.loop.call_later(delay_s, self._end_backoff)
+
+    def _end_backoff(self) -> None:
+        self._timer = None
+        self._rest()
+
+    def _rest(self) -> None:
+        """There is no connection and no reason against one; dial if calls wait."""
+        self.connectivity.set(ChannelConnectivity.IDLE)
+        if self._waiting and not self.is_closed:
+            self.connect()
+
+    # Events of connections.
+
+    def on_stream_closed(self, protocol: ClientProtocol) -> None:
+        """A call has ended, so that another may begin."""
+        if self._waiting:
+            self._pump()
+        if self._leaving or self.is_closed:
+            if protocol in self._leaving and not protocol.connection.streams:
+                self.loop.call_soon(self._close_if_unused, protocol)
+            self._tell_if_idle()
+
+    def on_settings(self, protocol: ClientProtocol) -> None:
+        """The server allows another number of calls at once."""
+        self._pump()
+
+    def on_leaving(self, protocol: ClientProtocol, code: int, debug: bytes) -> None:
+        """New calls go to a new connection."""
+        if code == ErrorCode.ENHANCE_YOUR_CALM and debug == b"too_many_pings":
+            self._keepalive_factor = min(self._keepalive_factor * 2, _MAX_KEEPALIVE_FACTOR)
+        self._retire(protocol)
+
+    def on_protocol_lost(self, protocol: ClientProtocol) -> None:
+        """The connection is over."""
+        if self._is_attached:
+            self._heartbeat.discard(protocol)
+        self._leaving.discard(protocol)
+        self._drop(protocol)
+        if self._is_over is not None and not self._leaving and not self._is_over.done():
+            self._is_over.set_result(None)
+
+    def _retire(self, protocol: ClientProtocol) -> None:
+        """Leave a connection to the calls that are on it."""
+        if protocol is self._protocol:
+            if not protocol.is_lost:
+                self._leaving.add(protocol)
+            self.loop.call_soon(self._close_if_unused, protocol)
+            self._drop(protocol)
+
+    def _close_if_unused(self, protocol: ClientProtocol) -> None:
+        if not protocol.connection.streams and not protocol.is_lost:
+            protocol.close()
+
+    def _drop(self, protocol: ClientProtocol) -> None:
+        """There is no connection for new calls any more."""
+        if protocol is not self._protocol:
+            return
+        self._protocol = self.direct = None
+        if self.is_closed:
+            self._fail_waiting("the channel was closed", also_patient=True)
+            return
+        delay_s = self._backoff.lose(self.loop.time(), has_served=protocol.has_served)
+        if delay_s:
+            self._last_error = f"failed to connect to all addresses; last error: {protocol.reason or 'GOAWAY'}"
+            self._back_off(delay_s)
+        else:
+            self._rest()
+
+    # Closing.
+
+    async def close(self, grace_s: float | None) -> None:
+        """End all calls, those in flight after ``grace_s`` seconds, and close all connections."""
+        self.is_closed = True
+        self.direct = None
+        self.connectivity.set(ChannelConnectivity.SHUTDOWN)
+        if not self._is_attached:
+            return
+        for timer in (self._timer, self._held):
+            if timer is not None:
+                timer.cancel()
+        self._held = None
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+        try:
+            if self._protocol is None:
+                self._cancel(list(self._waiting))
+            if grace_s and self._calls():
+                await self._wait_idle(grace_s)
+        finally:
+            self._cancel(self._calls())
+            if self._protocol is not None:
+                self._leaving.add(self._protocol)
+                self._protocol = None
+            for protocol in list(self._leaving):
+                protocol.close()
+            self.deadlines.close()
+        if task is not None:
+            await asyncio.wait([task])
+        if self._leaving:
+            if self._is_over is None:
+                self._is_over = self.loop.create_future()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_S):
+                    await asyncio.shield(self._is_over)
+            for protocol in list(self._leaving):
+                protocol.abort("the channel was closed")
+            await asyncio.shield(self._is_over)
+
+    def _cancel(self, calls: list[ClientCall]) -> None:
+        for call in calls:
+            call.cancel()
+
+    async def _wait_idle(self, grace_s: float) -> None:
+        self._idle = self.loop.create_future()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._idle
+
+    def _protocols(self) -> list[ClientProtocol]:
+        return [*self._leaving, *([self._protocol] if self._protocol is not None else [])]
+
+    def _calls(self) -> list[ClientCall]:
+        """All calls that have not ended."""
+        on_streams = [stream for protocol in self._protocols() for stream in protocol.connection.streams.values()]
+        return [*self._waiting, *(call for call in on_streams if isinstance(call, ClientCall))]
+
+    def _tell_if_idle(self) -> None:
+        if self._idle is not None and not self._idle.done() and not self._calls():
+            self._idle.set_result(None)

@@ -1,0 +1,295 @@
+"""The sending half of a connection: output, flow control, and data that waits for a window or for the socket."""
+
+from collections import deque
+from typing import Protocol
+
+from weft.wire import frames
+from weft.wire.connection.limits import ConnectionLimits
+from weft.wire.connection.parts import Parts
+from weft.wire.connection.stream import Buffer, Stream
+from weft.wire.errors import ErrorCode, Http2ConnectionError
+from weft.wire.frames import DATA, END_HEADERS, END_STREAM, HEADERS, pack_header
+
+#: A dynamic table of 0 bytes (RFC 7541, section 6.3): what this end encodes never refers to it.
+_NO_TABLE = b"\x20"
+#: Bytes that waiting streams may add to the output before it is taken.
+_MAX_TURN_BYTES = 1 << 20
+#: WINDOW_UPDATE frames that a DATA frame may cause without cost: for the stream and for the connection.
+_FREE_UPDATES = 2
+
+
+class _OutputOwner(Protocol):
+    def on_output(self) -> None: ...
+
+
+class Sender:
+    """Sends what the layer above gives it, within the peer's windows; streams that wait take turns, a frame each.
+
+    Args:
+        owner: Told when there is output.
+        limits: ``max_unread_bytes`` limits control frames for a peer that does not read.
+
+    Attributes:
+        output: Bytes to write, in order; ``take_output`` empties it.
+        is_output_due: The owner knows that there is output.
+        is_paused: The socket takes no more: data waits with its stream, not in the output.
+        is_overflowing: The peer causes control frames and does not read them; the connection is to be aborted.
+        is_closed: Nothing more is sent.
+        streams: Open streams by id.
+        waiting: Streams with data to send and a window, in the order of their turns.
+        send_window_bytes: Window of the connection.
+        initial_send_window_bytes: Window of a new stream.
+        peer_frame_bytes: Largest frame that is sent.
+        has_sent_data: A HEADERS or DATA frame was sent since whoever reads this set it to False.
+        num_free_updates: WINDOW_UPDATE frames that follow from data sent.
+        owes_table_size: The peer has made its dynamic table smaller, which the next block has to acknowledge.
+        has_told_table_size: The peer knows that its dynamic table is not used; its size is of no more interest.
+    """
+
+    def __init__(self, owner: _OutputOwner, limits: ConnectionLimits) -> None:
+        self._output_owner = owner
+        self.limits = limits
+        self.output: list[Buffer] = []
+        self.is_output_due = True  # the owner takes the first output itself
+        self.is_paused = False
+        self.is_overflowing = False
+        self.is_closed = False
+        self.streams: dict[int, Stream] = {}
+        self.waiting: dict[Stream, None] = {}
+        self.send_window_bytes = frames.DEFAULT_WINDOW_BYTES
+        self.initial_send_window_bytes = frames.DEFAULT_WINDOW_BYTES
+        self.peer_frame_bytes = frames.DEFAULT_FRAME_BYTES
+        self.has_sent_data = False
+        self.num_free_updates = 0
+        self.owes_table_size = False
+        self.has_told_table_size = False
+        self._num_unread_bytes = 0
+
+    def take_output(self) -> list[Buffer]:
+        """What is to be written now."""
+        output, self.output = self.output, []
+        self.is_output_due = False
+        return output
+
+    def write(self, frame: bytes) -> None:
+        """Send a control frame; it needs no window."""
+        self.output.append(frame)
+        if self.is_paused:
+            self._num_unread_bytes += len(frame)
+            if self._num_unread_bytes > self.limits.max_unread_bytes:
+                self.is_overflowing = True
+        if not self.is_output_due:
+            self.is_output_due = True
+            self._output_owner.on_output()
+
+    def send_headers(self, stream: Stream, block: bytes, *, is_end: bool = False) -> None:
+        """Send fields; with ``is_end``, or as trailers, after all data that waits."""
+        if not stream.is_open:
+            return
+        if stream.pending is not None:
+            stream.final = block
+            stream.is_local_ended = True
+            return
+        self._write_headers(stream, block, END_STREAM if is_end else 0)
+        if is_end:
+            self._end(stream)
+
+    def send_message(
+        self,
+        stream: Stream,
+        headers: bytes | None,
+        prefix: bytes,
+        body: Buffer | Parts,
+        trailers: bytes | None = None,
+        *,
+        is_end: bool = False,
+    ) -> None:
+        """Send fields, data and trailers, each if given, as one piece where windows allow.
+
+        Args:
+            stream: An open stream; others are ignored.
+            headers: Block of the fields before the data.
+            prefix: First bytes of the data.
+            body: The rest of it; not copied, and to be left as it is.
+            trailers: Block of trailers; they end the stream.
+            is_end: The data ends the stream.
+        """
+        if not stream.is_open:
+            return
+        size = len(prefix) + len(body)
+        stream_id = stream.stream_id
+        if (
+            size <= self.send_window_bytes
+            and size <= stream.send_window_bytes
+            and size <= self.peer_frame_bytes
+            and stream.pending is None
+            and not self.is_paused
+            and not self.waiting
+            and not self.owes_table_size
+            and (headers is None or len(headers) <= frames.DEFAULT_FRAME_BYTES)
+            and (trailers is None or len(trailers) <= frames.DEFAULT_FRAME_BYTES)
+        ):
+            self.has_sent_data = True
+            self.send_window_bytes -= size
+            stream.send_window_bytes -= size
+            self.num_free_updates += _FREE_UPDATES
+            head = pack_header(size << 8 | DATA, END_STREAM if is_end else 0, stream_id) + prefix
+            if headers is not None:
+                head = pack_header(len(headers) << 8 | HEADERS, END_HEADERS, stream_id) + headers + head
+            output = self.output
+            output.append(head)
+            if isinstance(body, Parts):
+                output += body.pieces
+            else:
+                output.append(body)
+            if trailers is not None:
+                output.append(pack_header(len(trailers) << 8 | HEADERS, END_HEADERS | END_STREAM, stream_id) + trailers)
+                self._end(stream)
+            elif is_end:
+                self._end(stream)
+            if not self.is_output_due:
+                self.is_output_due = True
+                self._output_owner.on_output()
+            return
+        if headers is not None:
+            self.send_headers(stream, headers)
+        if stream.pending is None:
+            stream.pending = deque()
+            self.waiting[stream] = None
+        stream.pending.append(prefix)
+        if isinstance(body, Parts):
+            # An empty piece would wait for a window, and the end of the stream with it.
+            stream.pending += [memoryview(piece) for piece in body.pieces if len(piece)]
+        elif len(body):
+            stream.pending.append(memoryview(body))
+        if trailers is not None or is_end:
+            stream.final = trailers or b""
+            stream.is_local_ended = True
+        self.pump()
+
+    def end_data(self, stream: Stream) -> None:
+        """Half-close a stream, after all data that waits."""
+        if not stream.is_open or stream.is_local_ended:
+            return
+        if stream.pending is not None:
+            stream.final = b""
+            stream.is_local_ended = True
+            return
+        self.has_sent_data = True
+        self.write(pack_header(DATA, END_STREAM, stream.stream_id))
+        self._end(stream)
+
+    def discard(self, stream: Stream) -> None:
+        """Forget data that waits, so that the end of a call that has failed does not wait for a window."""
+        if stream.pending is not None:
+            stream.pending = stream.final = None
+            self.waiting.pop(stream, None)
+
+    def set_initial_window(self, num_bytes: int) -> None:
+        """Apply the peer's SETTINGS_INITIAL_WINDOW_SIZE. Raises Http2ConnectionError if a window gets too large."""
+        difference = num_bytes - self.initial_send_window_bytes
+        self.initial_send_window_bytes = num_bytes
+        for stream in self.streams.values():
+            stream.send_window_bytes += difference
+            if stream.send_window_bytes > frames.MAX_WINDOW_BYTES:
+                raise Http2ConnectionError(
+                    ErrorCode.FLOW_CONTROL_ERROR, "an initial window that makes another too large"
+                )
+            if stream.pending is not None:
+                self.waiting[stream] = None
+
+    def pause(self) -> None:
+        """The socket takes no more for now."""
+        self.is_paused = True
+        self._num_unread_bytes = 0
+
+    def resume(self) -> None:
+        """The socket takes more."""
+        self.is_paused = False
+        self.pump()
+
+    def pump(self) -> None:
+        """Move data that waits to the output, as far as windows and the socket allow."""
+        num_bytes = 0
+        waiting = self.waiting
+        while waiting and num_bytes < _MAX_TURN_BYTES and not self.is_paused and not self.is_closed:
+            stream = next(iter(waiting))
+            del waiting[stream]
+            limit = min(self.send_window_bytes, stream.send_window_bytes, self.peer_frame_bytes)
+            if limit <= 0:
+                if self.send_window_bytes <= 0:
+                    waiting[stream] = None  # its turn comes when the connection has a window
+                    break
+                continue  # it comes back with a window of its own
+            num_bytes += self._send_frame(stream, limit)
+            if stream.pending is not None:
+                waiting[stream] = None
+        if num_bytes and not self.is_output_due:
+            self.is_output_due = True
+            self._output_owner.on_output()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether ``pump`` would add to the output now."""
+        return bool(self.waiting) and self.send_window_bytes > 0 and not self.is_paused and not self.is_closed
+
+    def _send_frame(self, stream: Stream, limit: int) -> int:
+        """One DATA frame of a stream that waits; returns its length."""
+        pending = stream.pending
+        assert pending is not None  # noqa: S101  # it was waiting
+        size = 0
+        pieces: list[Buffer] = []
+        while pending and size < limit:
+            piece = pending.popleft()
+            if size + len(piece) > limit:
+                view = memoryview(piece)
+                pending.appendleft(view[limit - size :])
+                piece = view[: limit - size]
+            size += len(piece)
+            pieces.append(piece)
+        is_last = not pending
+        flags = END_STREAM if is_last and stream.final == b"" else 0
+        self.has_sent_data = True
+        self.send_window_bytes -= size
+        stream.send_window_bytes -= size
+        self.num_free_updates += _FREE_UPDATES
+        self.output.append(pack_header(size << 8 | DATA, flags, stream.stream_id))
+        self.output += pieces
+        if is_last:
+            stream.pending = None
+            final, stream.final = stream.final, None
+            if final:
+                self._write_headers(stream, final, END_STREAM)
+            if final is not None:
+                self._end(stream)
+            stream.on_drained()
+        return size
+
+    def _write_headers(self, stream: Stream, block: bytes, flags: int) -> None:
+        if self.owes_table_size:
+            self.owes_table_size, self.has_told_table_size = False, True
+            block = _NO_TABLE + block
+        self.has_sent_data = True
+        self.write(frames.headers(stream.stream_id, block, flags, self.peer_frame_bytes))
+
+    def _end(self, stream: Stream) -> None:
+        stream.is_local_ended = True
+        if stream.is_remote_ended:
+            self.forget(stream)
+        else:
+            self._on_response_ended(stream)
+
+    def forget(self, stream: Stream) -> None:
+        """Remove a stream that is over."""
+        if self.streams.pop(stream.stream_id, None) is not None:
+            stream.is_open = False
+            if stream.pending is not None:
+                stream.pending = None
+                self.waiting.pop(stream, None)
+            self._on_forgotten()
+
+    def _on_response_ended(self, stream: Stream) -> None:
+        """This end has ended a stream that the peer has not."""
+
+    def _on_forgotten(self) -> None:
+        """A stream was removed."""

@@ -1,0 +1,244 @@
+"""States of the streams of a connection, and what ends them and the connection."""
+
+import os
+from collections.abc import Callable
+from itertools import islice
+from typing import Protocol
+
+from weft.wire import frames
+from weft.wire.connection.limits import ConnectionLimits, ControlBudget
+from weft.wire.connection.sending import Sender
+from weft.wire.connection.stream import Stream
+from weft.wire.errors import ErrorCode, Http2ConnectionError
+
+#: Streams that this end has reset lately: frames that were on their way are ignored. As many as a client may have open
+#: and cancel at once.
+_NUM_REMEMBERED_RESETS = 8192
+#: Tokens of the control budget for a stream that has ended, and cost of one that is reset, which gets these tokens too.
+_STREAM_TOKENS = 8
+RESET_COST = _STREAM_TOKENS + 4
+
+
+class Owner(Protocol):
+    """What a connection tells the layer that owns its socket."""
+
+    def accept_stream(self) -> Stream | None:
+        """The stream for a new request of the peer; None refuses it. Servers only."""
+
+    def on_output(self) -> None:
+        """There is output, for the first time since ``take_output``; not called within ``receive``."""
+
+    def on_peer_settings(self) -> None:
+        """Settings of the peer are in force."""
+
+    def on_peer_ping(self) -> None:
+        """The peer has sent a PING, which is answered."""
+
+    def on_ping_ack(self, data: bytes) -> None:
+        """The peer has answered a PING."""
+
+    def on_goaway(self, last_stream_id: int, code: int, debug: bytes) -> None:
+        """The peer opens or accepts no more streams; streams above ``last_stream_id`` have been told."""
+
+    def on_stream_closed(self) -> None:
+        """A stream has ended."""
+
+
+class StreamStates(Sender):
+    """Opens and ends streams, drains and ends the connection.
+
+    Args:
+        owner: Told of what concerns the whole connection.
+        limits: What the peer may do.
+        is_client: Which end this is.
+        clock_s: Monotonic clock in seconds.
+
+    Attributes:
+        failure: Why this end closed the connection; None: it has not.
+        last_peer_stream_id: Newest stream of the peer.
+        last_local_id: Newest stream of this end.
+        last_written_id: Newest stream of this end of which the socket was given something; kept by the owner.
+        peer_max_streams: Streams that may be open at once towards the peer.
+        has_peer_settings: The peer's first SETTINGS have come.
+        is_peer_leaving: The peer has sent GOAWAY.
+    """
+
+    def __init__(
+        self, owner: Owner, limits: ConnectionLimits, *, is_client: bool, clock_s: Callable[[], float]
+    ) -> None:
+        super().__init__(owner, limits)
+        self._owner = owner
+        self._is_client = is_client
+        self.budget = ControlBudget(limits, clock_s)
+        self.failure: Http2ConnectionError | None = None
+        self.last_peer_stream_id = 0
+        self.last_local_id = self.last_written_id = -1
+        self.peer_max_streams = frames.MAX_STREAM_ID
+        self.has_peer_settings = False
+        self.is_peer_leaving = False
+        self._goaway_id: int | None = None  # newest stream that this end still answers, after GOAWAY
+        self._drain_ping = b""
+        self._reset_ids: dict[int, None] = {}
+        self._last_dropped_reset_id = 0  # newest of those that were in ``_reset_ids`` and are no more
+
+    # What the layer above asks for.
+
+    def open_stream(self, stream: Stream) -> None:
+        """Client: register a new stream; send its headers at once."""
+        self.last_local_id += 2
+        self._register(stream, self.last_local_id)
+
+    @property
+    def can_open_stream(self) -> bool:
+        """Client: whether the peer accepts another stream now."""
+        return not (self.is_closed or self.is_peer_leaving) and (
+            len(self.streams) < self.peer_max_streams and self.last_local_id < frames.MAX_STREAM_ID - 1
+        )
+
+    @property
+    def has_stream_ids(self) -> bool:
+        """Client: whether there is an id for another stream."""
+        return self.last_local_id < frames.MAX_STREAM_ID - 1
+
+    def grant(self, stream: Stream, num_held_bytes: int = 0) -> None:
+        """Let the peer send as many bytes as were consumed on a stream; sent once they are half a window.
+
+        Args:
+            stream: The stream.
+            num_held_bytes: Bytes that were received and not consumed.
+        """
+        num_bytes = stream.num_unacked_bytes - num_held_bytes
+        if num_bytes * 2 >= self.limits.stream_window_bytes and not stream.is_remote_ended and stream.is_open:
+            stream.num_unacked_bytes = num_held_bytes
+            self.write(frames.window_update(stream.stream_id, num_bytes))
+
+    def ping(self, data: bytes) -> None:
+        """Send a PING with eight bytes of data."""
+        self.write(frames.ping(data))
+
+    def drain(self) -> None:
+        """Stop accepting streams in two steps: streams that are on their way are still answered.
+
+        A GOAWAY that excludes none and a PING are sent first; the last GOAWAY follows the answer to the PING, when no
+        stream that the peer opened before can be on its way any more (RFC 9113, section 6.8).
+        """
+        if self._goaway_id is None and not self._drain_ping:
+            self._drain_ping = os.urandom(8)
+            self.write(frames.goaway(frames.MAX_STREAM_ID, ErrorCode.NO_ERROR) + frames.ping(self._drain_ping))
+
+    def finish_draining(self) -> None:
+        """Accept no more streams from now on; also when the PING of ``drain`` was not answered in time."""
+        if self._goaway_id is None:
+            self._goaway_id = self.last_peer_stream_id
+            self.write(frames.goaway(self._goaway_id, ErrorCode.NO_ERROR))
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether a drain has begun."""
+        return bool(self._drain_ping) or self._goaway_id is not None
+
+    @property
+    def is_drain_finished(self) -> bool:
+        """Whether the last GOAWAY of a drain was sent."""
+        return self._goaway_id is not None
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether no stream is left and no more are accepted."""
+        return not self.streams and (self._goaway_id is not None or self.is_peer_leaving)
+
+    def fail(self, error: Http2ConnectionError) -> None:
+        """End the connection with GOAWAY; all streams are told."""
+        if self.is_closed:
+            return
+        self.failure = error
+        debug = error.reason.encode("ascii", "replace")[:256]
+        self.write(frames.goaway(self.last_peer_stream_id, error.code, debug))
+        self.close(error.reason, error.code)
+
+    def close(self, reason: str, code: int = ErrorCode.CANCEL) -> None:
+        """The connection is lost or ends: all streams are told, and nothing more is read."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        streams = list(self.streams.values())
+        self.streams.clear()
+        self.waiting.clear()
+        for stream in streams:
+            is_partial = stream.pending is not None and stream.needs_whole_request
+            is_unsent = self._is_client and (is_partial or stream.stream_id > self.last_written_id)
+            stream.is_open = False
+            stream.pending = None
+            stream.on_reset(code, reason, is_unprocessed=is_unsent)
+
+    # States of streams.
+
+    def _register(self, stream: Stream, stream_id: int) -> None:
+        stream.connection = self
+        stream.stream_id = stream_id
+        stream.send_window_bytes = self.initial_send_window_bytes
+        stream.is_open = True
+        self.streams[stream_id] = stream
+
+    def _on_response_ended(self, stream: Stream) -> None:
+        # The rest of the request would not be read: RFC 9113, section 8.1.
+        if not self._is_client:
+            self.reset(stream, ErrorCode.NO_ERROR)
+
+    def _on_forgotten(self) -> None:
+        self.budget.num_left += _STREAM_TOKENS
+        self._owner.on_stream_closed()
+
+    def _is_idle(self, stream_id: int) -> bool:
+        """Whether a stream was never opened. Stream 0 counts as idle: no stream's frame may be on it."""
+        if self._is_client == bool(stream_id & 1):
+            return stream_id > self.last_local_id or not stream_id
+        return stream_id > self.last_peer_stream_id or not stream_id
+
+    def _is_past_goaway(self, stream_id: int) -> bool:
+        return self._goaway_id is not None and stream_id > self._goaway_id
+
+    def _break(self, stream: Stream, code: ErrorCode, reason: str) -> None:
+        """End a stream for a fault of the peer."""
+        self._spend(RESET_COST, reason)
+        self.reset(stream, code)
+        stream.on_reset(code, reason)
+
+    def _reset_unopened(self, stream_id: int, code: ErrorCode, reason: str) -> None:
+        """Reset a stream that may not be open."""
+        stream = self.streams.get(stream_id)
+        if stream is not None:
+            self._break(stream, code, reason)
+            return
+        if self._is_client and self._is_idle(stream_id):
+            raise Http2ConnectionError(code, f"stream {stream_id} is idle: {reason}")
+        self._spend(RESET_COST, reason)
+        if not self._is_client and stream_id & 1:
+            self.last_peer_stream_id = max(self.last_peer_stream_id, stream_id)
+        self._remember_reset(stream_id)
+        self.write(frames.rst_stream(stream_id, code))
+
+    def reset(self, stream: Stream, code: int) -> None:
+        """Send RST_STREAM, unless the stream is over; its owner is not told."""
+        if stream.is_open:
+            self._remember_reset(stream.stream_id)
+            self.forget(stream)
+            self.write(frames.rst_stream(stream.stream_id, code))
+
+    def _remember_reset(self, stream_id: int) -> None:
+        self._reset_ids[stream_id] = None
+        if len(self._reset_ids) > _NUM_REMEMBERED_RESETS:
+            for oldest in list(islice(self._reset_ids, _NUM_REMEMBERED_RESETS // 2)):
+                del self._reset_ids[oldest]
+                self._last_dropped_reset_id = max(self._last_dropped_reset_id, oldest)
+
+    def _spend(self, num_tokens: int, what: str) -> None:
+        budget = self.budget
+        budget.num_left -= num_tokens
+        if budget.num_left <= 0:
+            budget.refill(what)
+
+
+def code_name(code: int) -> str:
+    """The name of an error code, also of one that no standard knows."""
+    return ErrorCode(code).name if code in ErrorCode._value2member_map_ else f"error code {code}"

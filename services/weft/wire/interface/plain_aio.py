@@ -1,0 +1,188 @@
+"""What Weft uses of the module ``grpc.aio``, in plain Python: bases of its own classes, errors, metadata."""
+
+from collections.abc import Collection, Iterator
+from typing import Any, Generic, Self, TypeVar
+
+from weft.wire.interface.plain_errors import RpcError, StatusCode
+
+_Request = TypeVar("_Request")
+_Response = TypeVar("_Response")
+_Metadatum = tuple[str, str | bytes]
+
+
+class _EndOfStream:
+    def __bool__(self) -> bool:
+        return False
+
+    def __repr__(self) -> str:
+        return "<EOF>"
+
+
+#: What ``read`` gives at the end of a stream.
+EOF = _EndOfStream()
+
+
+class UsageError(Exception):
+    """A call or channel is used in a way that it does not allow."""
+
+
+class AbortError(Exception):
+    """A handler has aborted its call."""
+
+
+class Metadata(Collection[_Metadatum]):
+    """Pairs of key and value in their order; a key may repeat."""
+
+    def __init__(self, *pairs: _Metadatum) -> None:
+        self._pairs = list(pairs)
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def __iter__(self) -> Iterator[_Metadatum]:
+        return iter(self._pairs)
+
+    def __contains__(self, key: object) -> bool:
+        return any(key == name for name, _ in self._pairs)
+
+    def __getitem__(self, key: str) -> str | bytes:
+        for name, value in self._pairs:
+            if name == key:
+                return value
+        raise KeyError(key)
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == tuple(other) if isinstance(other, Metadata | tuple) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # as grpcio's, it may change
+
+    def __repr__(self) -> str:
+        return f"Metadata({tuple(self)!r})"
+
+    def add(self, key: str, value: str | bytes) -> None:
+        """Add a value behind those of the same key."""
+        self._pairs.append((key, value))
+
+    def get(self, key: str, default: str | bytes | None = None) -> str | bytes | None:
+        """The first value of a key."""
+        return next((value for name, value in self._pairs if name == key), default)
+
+    def get_all(self, key: str) -> list[str | bytes]:
+        """Every value of a key."""
+        return [value for name, value in self._pairs if name == key]
+
+    def keys(self) -> list[str]:
+        """Each key once."""
+        return list(dict.fromkeys(name for name, _ in self._pairs))
+
+
+class AioRpcError(RpcError):
+    """A call ended with a status other than OK."""
+
+    def __init__(
+        self,
+        code: StatusCode,
+        initial_metadata: Any = None,
+        trailing_metadata: Any = None,
+        details: str | None = None,
+        debug_error_string: str | None = None,
+    ) -> None:
+        super().__init__(code, details)
+        self._code, self._details, self._debug = code, details, debug_error_string
+        self._initial, self._trailing = initial_metadata, trailing_metadata
+
+    def code(self) -> StatusCode:
+        """The status."""
+        return self._code
+
+    def details(self) -> str | None:
+        """Its message."""
+        return self._details
+
+    def initial_metadata(self) -> Any:
+        """What came before the first response."""
+        return self._initial
+
+    def trailing_metadata(self) -> Any:
+        """What came with the status."""
+        return self._trailing
+
+    def debug_error_string(self) -> str | None:
+        """More about it, for logs."""
+        return self._debug
+
+    def __str__(self) -> str:
+        kind = type(self).__name__
+        return f"<{kind} of RPC that terminated with:\n\tstatus = {self._code}\n\tdetails = {self._details!r}\n>"
+
+    __repr__ = __str__
+
+    def __reduce__(self) -> Any:
+        return type(self), (self._code, self._initial, self._trailing, self._details, self._debug)
+
+
+class PlainServer:
+    """Base of servers."""
+
+
+class ServerInterceptor:
+    """Base of interceptors of servers."""
+
+
+class ServicerContext(Generic[_Request, _Response]):
+    """Base of contexts of handlers."""
+
+
+class PlainChannel:
+    """Base of channels."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self, grace: float | None = None) -> None:
+        """End its calls and its connections."""
+        raise NotImplementedError
+
+
+class PlainCall:
+    """Base of calls."""
+
+
+class UnaryUnaryCall(PlainCall, Generic[_Request, _Response]):
+    """One request, one response."""
+
+
+class UnaryStreamCall(PlainCall, Generic[_Request, _Response]):
+    """One request, a stream of responses."""
+
+
+class StreamUnaryCall(PlainCall, Generic[_Request, _Response]):
+    """A stream of requests, one response."""
+
+
+class StreamStreamCall(PlainCall, Generic[_Request, _Response]):
+    """Two streams."""
+
+
+class UnaryUnaryMultiCallable(Generic[_Request, _Response]):
+    """A method of one request and one response."""
+
+
+class UnaryStreamMultiCallable(Generic[_Request, _Response]):
+    """A method of one request and a stream of responses."""
+
+
+class StreamUnaryMultiCallable(Generic[_Request, _Response]):
+    """A method of a stream of requests and one response."""
+
+
+class StreamStreamMultiCallable(Generic[_Request, _Response]):
+    """A method of two streams."""
+
+
+Server = PlainServer
+Channel = PlainChannel
+Call = PlainCall

@@ -1,0 +1,181 @@
+"""Length-prefixed messages: a flag, four bytes of length, the message.
+
+A large message need not be copied into one piece. A serializer may have a method ``to_parts``, which is called in its
+place and may give ``Parts``. A deserializer with a true attribute ``takes_parts`` is given bytes, a view of bytes, or
+``Parts``, as the message came.
+"""
+
+import struct
+from collections.abc import Callable
+from typing import TypeAlias
+
+from weft.wire.connection.parts import Parts
+from weft.wire.interface import StatusCode
+from weft.wire.rpc.compression import decompress
+from weft.wire.rpc.status import CallError
+
+#: What has come; ``Parts`` only for whoever takes them.
+Message: TypeAlias = bytes | Parts
+#: What is to be sent.
+Body: TypeAlias = bytes | bytearray | memoryview | Parts
+
+PREFIX_BYTES = 5
+
+
+def is_body(value: object) -> bool:
+    """Whether what a serializer gave can be sent: bytes in some form, whose length is their number."""
+    if isinstance(value, memoryview):
+        return value.ndim == 1 and value.itemsize == 1 and value.c_contiguous
+    return isinstance(value, bytes | bytearray | Parts)
+
+
+#: Flag (0: plain, 1: compressed) and length.
+pack_prefix = struct.Struct(">BI").pack
+_unpack_prefix = struct.Struct(">BI").unpack_from
+
+#: Chunks smaller than this are gathered in one buffer: an object for each would cost more than they hold.
+_SMALL_CHUNK_BYTES = 2048
+
+
+def whole_message(data: bytes | memoryview) -> bytes | memoryview | None:
+    """The message, if ``data`` is exactly one that is not compressed, and else None."""
+    length = len(data) - PREFIX_BYTES
+    if length >= 0 and not data[0] and int.from_bytes(data[1:5], "big") == length:
+        return data[PREFIX_BYTES:]
+    return None
+
+
+class CompressedMessage(bytes):
+    """A message as it came, which is to be decompressed."""
+
+
+class MessageReader:
+    """Assembles the messages of one direction of a call. Memory follows what has come, not what is announced.
+
+    Args:
+        max_message_bytes: Largest message, compressed or not.
+        may_compress: Whether the call announced an encoding, so that messages may be compressed.
+        count_bytes: Called with the growth of what is held, and with the negative number when it is given away.
+        decompresses: False leaves compressed messages to the caller, to be decompressed when they are read: a window
+            may hold thousands, each of which becomes as large as a message may be.
+        keeps_parts: A message that came in several pieces is given as ``Parts``.
+
+    Attributes:
+        num_bytes: Bytes held of an incomplete message.
+    """
+
+    __slots__ = (
+        "_count", "_decompresses", "_is_compressed", "_keeps_parts", "_length", "_max_message_bytes", "_may_compress",
+        "_parts", "num_bytes",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        max_message_bytes: int,
+        *,
+        may_compress: bool = False,
+        count_bytes: Callable[[int], None] | None = None,
+        decompresses: bool = True,
+        keeps_parts: bool = False,
+    ) -> None:
+        self._max_message_bytes = max_message_bytes
+        self._may_compress = may_compress
+        self._count = count_bytes
+        self._decompresses = decompresses
+        self._keeps_parts = keeps_parts
+        self._parts: list[bytes | bytearray | memoryview] = []
+        self._length = -1  # of the message that has begun; -1: its prefix is incomplete
+        self._is_compressed = False
+        self.num_bytes = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no message has begun."""
+        return not self.num_bytes and self._length < 0
+
+    def feed(self, data: bytes | memoryview) -> list[Message]:
+        """Take data; returns the messages that are complete with it, decompressed.
+
+        Raises:
+            CallError: The status that the call ends with: a message too large or not readable.
+        """
+        messages: list[Message] = []
+        while True:
+            if self._length < 0:
+                data = self._read_prefix(data)
+                if self._length < 0:
+                    return messages
+            num_missing = self._length - self.num_bytes
+            if len(data) < num_missing:
+                self._keep(data)
+                return messages
+            messages.append(self._complete(data[:num_missing]))
+            data = data[num_missing:]
+            if not len(data):
+                return messages
+
+    def release(self) -> None:
+        """Forget what is held."""
+        self._parts = []
+        self._counted(-self.num_bytes)
+        self.num_bytes = 0
+        self._length = -1
+
+    def _read_prefix(self, data: bytes | memoryview) -> bytes | memoryview:
+        if self.num_bytes:
+            missing = PREFIX_BYTES - self.num_bytes
+            self._keep(data[:missing])
+            data = data[missing:]
+            if self.num_bytes < PREFIX_BYTES:
+                return data
+            prefix = b"".join(self._parts)
+            self.release()
+        elif len(data) < PREFIX_BYTES:
+            self._keep(data)
+            return data
+        else:
+            prefix, data = bytes(data[:PREFIX_BYTES]), data[PREFIX_BYTES:]
+        flag, length = _unpack_prefix(prefix)
+        if flag > 1:
+            raise CallError(StatusCode.INTERNAL, f"a message begins with {flag}; 0 and 1 are known")
+        if flag and not self._may_compress:
+            raise CallError(StatusCode.INTERNAL, "a message is compressed, and the call has no grpc-encoding")
+        if length > self._max_message_bytes:
+            raise CallError(
+                StatusCode.RESOURCE_EXHAUSTED,
+                f"Received message larger than max ({length} vs. {self._max_message_bytes})",
+            )
+        self._length, self._is_compressed = length, bool(flag)
+        return data
+
+    def _keep(self, data: bytes | memoryview) -> None:
+        size = len(data)
+        if not size:
+            return
+        self._counted(size)
+        self.num_bytes += size
+        parts = self._parts
+        if size >= _SMALL_CHUNK_BYTES:
+            parts.append(data)
+        elif parts and isinstance(parts[-1], bytearray):
+            parts[-1] += data
+        else:
+            parts.append(bytearray(data))
+
+    def _complete(self, data: bytes | memoryview) -> Message:
+        if self._parts:
+            pieces = [*self._parts, data]
+            self.release()
+            if self._keeps_parts and not self._is_compressed:
+                return Parts(pieces)
+            message = b"".join(pieces)
+        else:
+            message = data if isinstance(data, bytes) else bytes(data)
+            self._length = -1
+        if not self._is_compressed:
+            return message
+        return decompress(message, self._max_message_bytes) if self._decompresses else CompressedMessage(message)
+
+    def _counted(self, num_bytes: int) -> None:
+        if self._count is not None and num_bytes:
+            self._count(num_bytes)

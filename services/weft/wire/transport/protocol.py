@@ -1,0 +1,268 @@
+"""A connection on a transport of asyncio: bytes in at once, bytes out once for each turn of the event loop."""
+
+import asyncio
+from typing import Any
+
+from weft.wire.connection.connection import Http2Connection
+from weft.wire.connection.limits import ConnectionLimits
+from weft.wire.connection.stream import Stream
+from weft.wire.transport.keepalive import Liveness, LivenessAction, LivenessOptions, Observation
+
+#: The transport's buffer above which data waits with its stream.
+_HIGH_WATER_BYTES = 2 << 20
+#: Pieces up to this size are joined into one write; larger ones are handed over as they are.
+_JOINED_BYTES = 65_536
+#: How long a closing transport may take to write its last bytes, in seconds.
+_CLOSE_TIMEOUT_S = 2.0
+#: So many of these, one after another, may pass without progress when a drained connection closes.
+_MAX_STALLS = 5
+_PING = b"weftwire"
+
+
+class Http2Protocol(asyncio.Protocol):
+    """Base of both ends; each overrides the events of ``connection.Owner`` that it needs.
+
+    Args:
+        loop: The running event loop.
+        limits: What the peer may do.
+        liveness: Keepalive and time-outs.
+        is_client: Which end this is.
+
+    Attributes:
+        connection: HTTP/2, without I/O.
+        transport: None before the connection is made.
+        is_lost: The transport is closed.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        limits: ConnectionLimits,
+        liveness: LivenessOptions,
+        *,
+        is_client: bool,
+        age_factor: float = 1.0,
+    ) -> None:
+        self.loop = loop
+        self.connection = Http2Connection(self, limits, is_client=is_client, clock_s=loop.time)
+        self.transport: Any = None
+        self.is_lost = False
+        self._liveness = Liveness(liveness, loop.time(), age_factor)
+        self._num_received = 0
+        self._is_client = is_client
+        self._is_lingering = False
+        self._linger_timer: asyncio.TimerHandle | None = None
+
+    # Events of the transport.
+
+    def connection_made(self, transport: Any) -> None:
+        """Send the settings."""
+        self.transport = transport
+        transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
+        self.flush()
+
+    def data_received(self, data: bytes) -> None:
+        """Process what came, and write what it caused."""
+        self._num_received += 1
+        if self._is_lingering:
+            return
+        connection = self.connection
+        connection.receive(data)
+        if connection.output:
+            self.flush()
+        else:
+            connection.is_output_due = False
+        if connection.is_closed:
+            self.close()
+        elif connection.is_peer_leaving and connection.is_drained:
+            self.close_if_drained()
+
+    def eof_received(self) -> bool:
+        """The peer sends no more: the connection is over, as for every gRPC peer."""
+        return False
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """All streams are told."""
+        self.is_lost = True
+        if self._linger_timer is not None:
+            self._linger_timer.cancel()
+            self._linger_timer = None
+        self.connection.close(f"the connection was lost: {error}" if error else "the peer closed the connection")
+        self.on_lost(error)
+
+    def pause_writing(self) -> None:
+        """The peer reads slower than it is sent to."""
+        self.connection.pause()
+
+    def resume_writing(self) -> None:
+        """It has caught up."""
+        self.connection.resume()
+
+    # Output.
+
+    def on_output(self) -> None:
+        """Write at the end of this turn of the event loop, with all other output of the turn."""
+        self.loop.call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Write the output now."""
+        connection = self.connection
+        output = connection.take_output()
+        transport = self.transport
+        if transport is None or self.is_lost or transport.is_closing():
+            return  # a transport that closes for an error drops what it is given
+        connection.last_written_id = connection.last_local_id
+        if len(output) == 1:
+            transport.write(output[0])
+        elif output:
+            for piece in output:
+                if len(piece) > _JOINED_BYTES:
+                    transport.writelines(output)
+                    break
+            else:
+                transport.write(b"".join(output))
+        if connection.is_overflowing:
+            self.abort("the peer causes frames and does not read them")
+        elif connection.has_more:
+            connection.pump()
+
+    def close(self) -> None:
+        """Write the output and close; at once if the peer does not read it in time."""
+        self.connection.close("the connection was closed")
+        if self.is_lost or self.transport is None:
+            return
+        self.flush()
+        if self.connection.is_paused:
+            self.transport.abort()
+        elif not self.transport.is_closing():
+            self.transport.close()
+            if self.transport.get_write_buffer_size():
+                self.loop.call_later(_CLOSE_TIMEOUT_S, self.transport.abort)
+
+    def abort(self, reason: str) -> None:
+        """Close without writing anything more."""
+        self.connection.close(reason)
+        if self.transport is not None and not self.is_lost:
+            self.transport.abort()
+
+    # Once a second.
+
+    def check(self, now_s: float) -> None:
+        """Do what keepalive and time-outs ask for."""
+        connection = self.connection
+        if connection.is_closed:
+            return
+        connection.budget.cap()
+        seen = Observation(
+            num_received=self._num_received,
+            num_streams=len(connection.streams),
+            has_partial_frame=connection.has_partial_frame,
+            num_partial=connection.num_partial_frames,
+            num_unwritten_bytes=self.transport.get_write_buffer_size(),
+            is_draining=connection.is_draining,
+            is_drain_finished=connection.is_drain_finished,
+        )
+        action = self._liveness.check(seen, now_s)
+        if action is LivenessAction.ABORT:
+            self.abort(self._liveness.reason)
+        elif action is LivenessAction.PING:
+            connection.ping(_PING)
+        elif action is LivenessAction.DRAIN:
+            self.drain()
+        elif action is LivenessAction.FINISH_DRAIN:
+            connection.finish_draining()
+            self.close_if_drained()
+
+    def drain(self) -> None:
+        """Accept no more calls, and close when those in flight have ended."""
+        self.connection.drain()
+
+    def close_if_drained(self) -> None:
+        """Close once no stream is left and the peer knows that none is accepted."""
+        if not self.connection.is_drained or self.connection.is_closed:
+            return
+        if self._is_client:
+            self.close()
+            return
+        self.connection.close("the connection was closed")
+        if self.transport is None or self.is_lost or self.transport.is_closing():
+            return
+        self.flush()
+        self._is_lingering = True
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._linger(-1, 0)
+
+    def _linger(self, num_unwritten_bytes: int, num_stalls: int) -> None:
+        """Close when the peer has, or when it reads nothing for a while; until then, what it sends is read and dropped.
+
+        A socket that is closed with bytes unread resets its connection, and the peer loses what it has not read.
+        """
+        if self.is_lost:
+            return
+        size = self.transport.get_write_buffer_size()
+        num_stalls = num_stalls + 1 if size == num_unwritten_bytes else 0
+        if num_stalls >= _MAX_STALLS:
+            self.transport.abort()
+        elif num_stalls and not size:
+            self.transport.close()  # the rest is with the kernel, which goes on to send it
+        else:
+            self._linger_timer = self.loop.call_later(_CLOSE_TIMEOUT_S, self._linger, size, num_stalls)
+
+    # Events of the connection.
+
+    def accept_stream(self) -> Stream | None:
+        """Refuse: clients accept no streams."""
+        return None
+
+    def on_peer_settings(self) -> None:
+        """Settings of the peer are in force."""
+
+    def on_peer_ping(self) -> None:
+        """The peer has sent a PING."""
+
+    def on_ping_ack(self, data: bytes) -> None:
+        """The peer has answered a PING."""
+
+    def on_goaway(self, last_stream_id: int, code: int, debug: bytes) -> None:
+        """The peer opens or accepts no more streams."""
+
+    def on_stream_closed(self) -> None:
+        """A stream has ended."""
+
+    def on_lost(self, error: Exception | None) -> None:
+        """The transport is closed."""
+
+
+class Heartbeat:
+    """Checks connections once a second, as long as there are any.
+
+    Args:
+        loop: The running event loop.
+        period_s: Between two checks, in seconds.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, period_s: float = 1.0) -> None:
+        self._loop = loop
+        self._period_s = period_s
+        self._timer: asyncio.TimerHandle | None = None
+        self.protocols: set[Http2Protocol] = set()
+
+    def add(self, protocol: Http2Protocol) -> None:
+        """Check this one too."""
+        self.protocols.add(protocol)
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._period_s, self._beat)
+
+    def discard(self, protocol: Http2Protocol) -> None:
+        """Check it no more."""
+        self.protocols.discard(protocol)
+        if not self.protocols and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _beat(self) -> None:
+        self._timer = self._loop.call_later(self._period_s, self._beat)
+        now_s = self._loop.time()
+        for protocol in tuple(self.protocols):
+            protocol.check(now_s)

@@ -1,0 +1,326 @@
+"""Many requests on one stream: order, errors, cancellation, back-pressure, end."""
+
+import asyncio
+import queue
+
+import grpc
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.grpc.aio
+from tests.unit.base.builders import make_request
+from tritonclient.utils import InferenceServerException
+
+from weft.base.errors import ResourceExhaustedError
+from weft.v2.server.stream_servicer import MAX_STREAM_INFLIGHT
+
+GRPC_ERROR = (("triton_grpc_error", "true"),)
+
+
+async def answers(stream, num_answers):
+    """The next answers of a stream."""
+    async with asyncio.timeout(10):
+        return [await stream.read() for _ in range(num_answers)]
+
+
+async def ended(stream):
+    """Status, text and trailing metadata that a stream ends with, whose answers are all read."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await asyncio.wait_for(stream.read(), 10)
+    return caught.value.code().name, caught.value.details(), dict(caught.value.trailing_metadata())  # type: ignore[arg-type]
+
+
+async def test_answers_come_in_the_order_of_requests(stub, core):
+    """The second request finishes first, and yet its answer comes second."""
+    stream = stub.ModelStreamInfer()
+    await stream.write(make_request(request_id="first", wait_for="gate"))
+    await stream.write(make_request(request_id="second"))
+    first = asyncio.ensure_future(stream.read())
+    await core.until(lambda: len(core.calls) >= 2)
+    assert not first.done()
+    core.gates["gate"].set()
+    assert ["first", "second"] == [(await first).infer_response.id, (await stream.read()).infer_response.id]
+    await stream.done_writing()
+    assert grpc.aio.EOF is await stream.read()  # type: ignore[attr-defined]
+
+
+async def test_answer_says_that_it_is_the_last(stub):
+    """Every answer carries ``triton_final_response``: true on the last of a request only."""
+    stream = stub.ModelStreamInfer()
+    await stream.write(make_request("tokens", "a"))
+    await stream.write(make_request("echo", "b"))
+    responses = [answer.infer_response for answer in await answers(stream, 4)]
+    flags = [(response.id, response.parameters["triton_final_response"].bool_param) for response in responses]
+    assert [("a", False), ("a", False), ("a", True), ("b", True)] == flags
+    stream.cancel()
+
+
+async def test_answers_of_a_decoupled_model_do_not_hold_up_the_next_request(stub, core):
+    """They come as they are made, in their own order, and so does what was sent after."""
+    stream = stub.ModelStreamInfer()
+    await stream.write(make_request("count", "a", num=2))
+    await stream.write(make_request("echo", "b"))
+    await stream.write(make_request("echo", "c"))
+    ids = [answer.infer_response.id for answer in await answers(stream, 4)]
+    assert (["a", "a"], ["b", "c"]) == ([i for i in ids if i == "a"], [i for i in ids if i != "a"])
+    core.gates["last"].set()
+    await stream.done_writing()
+    assert grpc.aio.EOF is await stream.read()  # type: ignore[attr-defined]
+
+
+async def test_the_end_of_a_decoupled_model_is_told_to_who_asks(stub, core):
+    """Without ``triton_enable_empty_final_response`` zero responses are none; with it there is an empty final one."""
+    core.gates["last"].set()
+    stream = stub.ModelStreamInfer()
+    asking = make_request("count", "asking", num=0)
+    asking.parameters["triton_enable_empty_final_response"].bool_param = True
+    await stream.write(make_request("count", "silent", num=0))
+    await stream.write(asking)
+    (answer,) = await answers(stream, 1)
+    assert ("", "asking", "count", "3") == (
+        answer.error_message,
+        answer.infer_response.id,
+        answer.infer_response.model_name,
+        answer.infer_response.model_version,
+    )
+    assert answer.infer_response.parameters["triton_final_response"].bool_param
+    assert [] == list(answer.infer_response.outputs)
+    await stream.done_writing()
+    assert grpc.aio.EOF is await stream.read()  # type: ignore[attr-defined]
+
+
+async def test_a_decoupled_model_makes_no_more_answers_than_the_client_reads(stub, core):
+    """What waits is bounded by a few answers and gRPC's windows; when the client leaves, the model is told."""
+    stream = stub.ModelStreamInfer()
+    await stream.write(make_request("count", num=10_000, data=bytes(4 << 20)))
+    await answers(stream, 1)
+    assert "echo" == (await stub.ModelInfer(make_request())).model_name  # the server had time to make more
+    assert core.num_counted < 100
+    stream.cancel()
+    await core.until(lambda: core.is_closed or core.num_cancelled)
+
+
+async def test_error_is_text_and_the_stream_goes_on(stub, core):
+    """A failed request is answered in its place with the text alone, id and the final mark; the next one is served."""
+    core.error = ResourceExhaustedError("full")
+    stream = stub.ModelStreamInfer()
+    for model_name, request_id in (("fail", "a"), ("echo", "b"), ("nope", "c"), ("echo", "d")):
+        await stream.write(make_request(model_name, request_id))
+    got = await answers(stream, 4)
+    assert [
+        ("a", "full"),
+        ("b", ""),
+        ("c", "Request for unknown model: 'nope' is not found"),
+        ("d", ""),
+    ] == [(answer.infer_response.id, answer.error_message) for answer in got]
+    assert all(answer.infer_response.parameters["triton_final_response"].bool_param for answer in got)
+    await stream.done_writing()
+    assert "OK" == (await stream.code()).name
+
+
+async def test_status_and_metadata_come_with_the_text_of_an_error(stub, core):
+    """As parameters of the response beside it, so that a client need not give up the stream to know them."""
+    core.error = ResourceExhaustedError("full", retry_after_ms=250)
+    core.trailing = [("x-path", "a>b")]
+    stream = stub.ModelStreamInfer()
+    await stream.write(make_request("fail"))
+    parameters = (await stream.read()).infer_response.parameters
+    assert {"grpc_status": "RESOURCE_EXHAUSTED", "retry-after-ms": "250", "x-path": "a>b"} == {
+        key: value.string_param for key, value in parameters.items() if key != "triton_final_response"
+    }
+    stream.cancel()
+
+
+async def test_unexpected_exception_shows_only_its_id(stub, core, caplog):
+    """In a stream too the client sees an id, and the log has the text under that id."""
+    core.error = ValueError("secret")
+    stream = stub.ModelStreamInfer()
+    await stream.write(make_request("fail"))
+    text = (await stream.read()).error_message
+    (record,) = caplog.records
+    assert f"weft.test failed on model 'fail' (error id {record.error_id})" == text
+    assert "secret" in str(record.exc_info[1])
+    stream.cancel()
+
+
+async def test_malformed_request_is_answered_in_its_place(stub, core):
+    """A request that cannot be converted is an error of its own and the core never sees it."""
+    bad = make_request(request_id="a")
+    bad.raw_input_contents.append(b"")
+    stream = stub.ModelStreamInfer()
+    await stream.write(bad)
+    await stream.write(make_request(request_id="b"))
+    first, second = await answers(stream, 2)
+    assert ("a", "b", "") == (first.infer_response.id, second.infer_response.id, second.error_message)
+    assert "raw_input_contents has 2 entries for 1 inputs" in first.error_message
+    assert 1 == len(core.calls)
+    stream.cancel()
+
+
+async def test_client_may_ask_for_a_status(stub, core):
+    """After ``triton_grpc_error`` an error ends the stream with its status and metadata; what runs is cancelled."""
+    core.error = ResourceExhaustedError("full", retry_after_ms=250)
+    core.trailing = [("x-path", "a>b")]
+    stream = stub.ModelStreamInfer(metadata=GRPC_ERROR)
+    await stream.write(make_request("echo", "a"))
+    await stream.write(make_request("fail", "b", wait_for="gate"))
+    await stream.write(make_request("hang", "c"))
+    assert "a" == (await stream.read()).infer_response.id
+    await asyncio.wait_for(core.started.wait(), 5)
+    core.gates["gate"].set()
+    status, text, trailing = await ended(stream)
+    assert ("RESOURCE_EXHAUSTED", "full") == (status, text)
+    assert {"retry-after-ms": "250", "x-path": "a>b"} == trailing
+    await asyncio.wait_for(core.cancelled.wait(), 5)
+
+
+async def test_cancelled_stream_cancels_what_runs(stub, core):
+    """Cancelling the stream cancels every request that is in work."""
+    stream = stub.ModelStreamInfer()
+    for _ in range(3):
+        await stream.write(make_request("hang"))
+    await core.until(lambda: len(core.calls) >= 3)
+    stream.cancel()
+    await core.until(lambda: core.num_cancelled == 3)
+
+
+async def test_deadline_of_a_stream_cancels_what_runs(stub, core):
+    """The stream's deadline is that of its requests, and when it passes they are cancelled."""
+    stream = stub.ModelStreamInfer(timeout=0.3)
+    await stream.write(make_request("hang"))
+    assert "DEADLINE_EXCEEDED" == (await ended(stream))[0]
+    await asyncio.wait_for(core.cancelled.wait(), 5)
+    assert core.calls[0][1].deadline_ns is not None
+
+
+async def test_requests_before_the_half_close_are_answered(stub, core):
+    """A client that has no more requests still gets every answer."""
+    stream = stub.ModelStreamInfer()
+    await stream.write(make_request("hang", "a"))
+    await stream.done_writing()
+    await core.started.wait()
+    core.release.set()
+    assert "a" == (await stream.read()).infer_response.id
+    assert grpc.aio.EOF is await stream.read()  # type: ignore[attr-defined]
+
+
+async def test_thousand_requests_on_one_stream(stub, core):
+    """A thousand requests, written while answers are read, come back complete and in order."""
+    stream = stub.ModelStreamInfer()
+
+    async def write():
+        for i in range(1000):
+            await stream.write(make_request(request_id=str(i)))
+        await stream.done_writing()
+
+    writer = asyncio.create_task(write())
+    assert [str(i) for i in range(1000)] == [answer.infer_response.id for answer in await answers(stream, 1000)]
+    await writer
+    assert grpc.aio.EOF is await stream.read()  # type: ignore[attr-defined]
+    assert 1000 == len(core.calls)
+
+
+async def test_stream_takes_a_limited_number_at_once(stub, core):
+    """Beyond the limit a stream is not read until an answer is out, so a flood does not fill the memory."""
+    stream = stub.ModelStreamInfer()
+    for _ in range(MAX_STREAM_INFLIGHT + 50):
+        await stream.write(make_request("hang"))
+    await core.until(lambda: len(core.calls) >= MAX_STREAM_INFLIGHT)
+    assert "echo" == (await stub.ModelInfer(make_request())).model_name  # the server had time to read more
+    assert MAX_STREAM_INFLIGHT + 1 == len(core.calls)
+    core.release.set()
+    assert MAX_STREAM_INFLIGHT + 50 == len(await answers(stream, MAX_STREAM_INFLIGHT + 50))
+    stream.cancel()
+
+
+async def test_garbage_ends_the_stream_after_its_answers(channel, caplog):
+    """Bytes that are no message end the stream with an error instead of leaving it open for ever."""
+    stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")()
+    await stream.write(make_request(request_id="a").SerializeToString())
+    await stream.write(b"\xff\xff\xff")
+    (answer,) = await answers(stream, 1)
+    assert b"a" in answer
+    status, text, _ = await ended(stream)
+    assert "INVALID_ARGUMENT" == status
+    assert "ModelStreamInfer" in text
+
+
+async def test_draining_answers_and_then_ends(stub, services, core):
+    """A draining server answers what a stream has sent and ends it with UNAVAILABLE; a new one waits, and is served."""
+    stream = stub.ModelStreamInfer()
+    await stream.write(make_request("hang", "a"))
+    await core.started.wait()
+    services.inference.drain()
+    core.release.set()
+    assert "a" == (await stream.read()).infer_response.id
+    shutting_down = ("UNAVAILABLE", "GRPC server is shutting down and has stopped accepting new requests", {})
+    assert shutting_down == await ended(stream)
+    late = stub.ModelStreamInfer()
+    await late.write(make_request("echo", "b"))
+    answer = asyncio.create_task(late.read())
+    assert not (await asyncio.wait([answer], timeout=0.2))[0]
+    services.inference.release()
+    assert "b" == (await answer).infer_response.id
+
+
+async def test_idle_stream_does_not_hold_up_a_stop(stub, server, services):
+    """An open stream without requests ends at once when the server drains, long before the grace is over."""
+    stream = stub.ModelStreamInfer()
+    await stream.write(make_request())
+    await stream.read()
+    services.inference.drain()
+    await asyncio.wait_for(server.stop(60), 5)
+    assert "UNAVAILABLE" == (await stream.code()).name
+
+
+def infer_input():
+    tensor = tritonclient.grpc.InferInput("x", [1, 1], "INT32")
+    tensor.set_data_from_numpy(np.array([[4]], dtype=np.int32))
+    return tensor
+
+
+async def test_blocking_client_streams(address):
+    """Tritonclient's blocking stream gets results and errors in order through its callback."""
+    results = queue.SimpleQueue()
+
+    def use_stream():
+        with tritonclient.grpc.InferenceServerClient(address) as client:
+            client.start_stream(callback=lambda result, error: results.put((result, error)))
+            for model_name in ("echo", "fail", "echo"):
+                client.async_stream_infer(model_name, [infer_input()], request_id=model_name)
+            got = [results.get(timeout=10) for _ in range(3)]
+            client.stop_stream()
+        return got
+
+    first, second, third = await asyncio.to_thread(use_stream)
+    assert ([[4]], None) == (first[0].as_numpy("x").tolist(), first[1])
+    assert isinstance(second[1], InferenceServerException)
+    assert "nothing here" == second[1].message()
+    assert ("echo", None) == (third[0].get_response().id, third[1])
+
+
+async def test_blocking_client_gets_the_status(address):
+    """Tritonclient's callback gets the gRPC status when it asked for it."""
+    results = queue.SimpleQueue()
+
+    def use_stream():
+        with tritonclient.grpc.InferenceServerClient(address) as client:
+            client.start_stream(callback=lambda result, error: results.put(error), headers=dict(GRPC_ERROR))
+            client.async_stream_infer("fail", [infer_input()])
+            return results.get(timeout=10)
+
+    assert "StatusCode.NOT_FOUND" == (await asyncio.to_thread(use_stream)).status()
+
+
+async def test_asyncio_client_streams(address):
+    """Tritonclient's asyncio stream yields results and errors in order."""
+
+    async def requests():
+        for model_name in ("echo", "fail", "tokens"):
+            yield {"model_name": model_name, "inputs": [infer_input()], "request_id": model_name}
+
+    async with tritonclient.grpc.aio.InferenceServerClient(address) as client:
+        got = [pair async for pair in client.stream_infer(requests())]
+    assert ["echo", "nothing here", "tokens", "tokens", "tokens"] == [
+        error.message() if error else result.get_response().id for result, error in got
+    ]

@@ -1,0 +1,57 @@
+"""Counters count what they say."""
+
+import pytest
+
+from weft.base.errors import WeftError
+from weft.base.statistics import LATENCY_BUCKETS_S, DurationCount, LatencyHistogram, ModelStatistics, failure_reason
+
+
+def test_duration_count_adds_up():
+    """Counts and nanoseconds are summed; several happenings may be added at once."""
+    count = DurationCount()
+    count.add(5)
+    count.add(10, count=3)
+    assert DurationCount(4, 15) == count
+
+
+@pytest.mark.parametrize("index", [0, 5, len(LATENCY_BUCKETS_S) - 1])
+def test_bucket_bound_is_inclusive(index):
+    """A latency equal to a bound falls into its bucket, one above it into the next, as Prometheus has it."""
+    histogram = LatencyHistogram()
+    histogram.observe(LATENCY_BUCKETS_S[index])
+    histogram.observe(LATENCY_BUCKETS_S[index] * 1.000001)
+    expected = [0] * (len(LATENCY_BUCKETS_S) + 1)
+    expected[index] = expected[index + 1] = 1
+    assert expected == histogram.counts
+
+
+def test_last_exemplar_of_a_bucket_stays():
+    """A bucket keeps the trace of its last traced request; untraced ones do not erase it."""
+    histogram = LatencyHistogram()
+    histogram.observe(0.003, trace_id="a" * 32, unix_time_s=1.0)
+    histogram.observe(0.004, trace_id="b" * 32, unix_time_s=2.0)
+    histogram.observe(0.0035)
+    assert [("b" * 32, 0.004, 2.0)] == [exemplar for exemplar in histogram.exemplars if exemplar]
+    assert pytest.approx(0.0105) == histogram.sum_s
+
+
+def test_failure_is_counted_once_with_its_reason():
+    """A failure adds to the sum and to its reason."""
+    statistics = ModelStatistics("m", "1")
+    statistics.record_failure("OTHER", 7)
+    statistics.record_failure("OTHER", 8)
+    assert (DurationCount(2, 15), {"OTHER": 2}) == (statistics.fail, statistics.failures_by_reason)
+
+
+@pytest.mark.parametrize("cls", WeftError.__subclasses__(), ids=lambda cls: cls.__name__)
+def test_every_error_has_a_reason(cls):
+    """Each status falls under one of the four reasons that the metric has."""
+    expected = {
+        "RESOURCE_EXHAUSTED": "REJECTED",
+        "DEADLINE_EXCEEDED": "REJECTED",
+        "CANCELLED": "CANCELED",
+        "INTERNAL": "BACKEND",
+        "UNKNOWN": "BACKEND",
+        "UNAVAILABLE": "BACKEND",
+    }
+    assert expected.get(cls.code, "OTHER") == failure_reason(cls.code)

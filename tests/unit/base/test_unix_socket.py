@@ -1,0 +1,117 @@
+"""A Unix socket beside the ports: who may connect, what is left behind, what is there already."""
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+import pytest
+
+from weft.base.errors import UnavailableError
+from weft.v2.server.unix_socket import MAX_PATH_BYTES, UnixSocket, address_of, path_fault
+from weft_protos import grpc_service_pb2 as pb
+from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
+
+SCRIPT = Path(__file__).with_name("scripted_service.py")
+
+
+@pytest.fixture
+def start():
+    """Starts service processes that listen on a path; each has printed that it serves."""
+    processes = []
+
+    def start(path, *arguments):
+        command = [sys.executable, SCRIPT, "--grpc-port", "0", "--metrics-port", "0", "--unix-socket", path, *arguments]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        processes.append(process)
+        process.line = process.stdout.readline()  # type: ignore[attr-defined]
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def live_at(path):
+    """Whether a service answers there."""
+    with grpc.insecure_channel(address_of(path)) as channel:
+        return GRPCInferenceServiceStub(channel).ServerLive(pb.ServerLiveRequest(), timeout=10).live
+
+
+def test_service_answers_there_for_its_user_alone_and_leaves_nothing(start, tmp_path):
+    """Mode 0600 while it serves; no file when it has ended."""
+    path = tmp_path / "a b%.sock"
+    process = start(path)
+    assert live_at(path)
+    assert 0o600 == stat.S_IMODE(path.stat().st_mode)
+    process.terminate()
+    assert 0 == process.wait(20)
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_socket_of_a_killed_process_is_replaced(start, tmp_path):
+    """A kill -9 leaves a socket that nobody listens on; the next process serves there."""
+    path = tmp_path / "s"
+    process = start(path)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait(20)
+    assert path.is_socket()
+    start(path)
+    assert live_at(path)
+
+
+def test_socket_in_use_is_refused(start, tmp_path):
+    """The second process ends with status 1 and says why; the first goes on."""
+    path = tmp_path / "s"
+    start(path)
+    second = start(path)
+    assert (1, "") == (second.wait(20), second.line)
+    assert f"another process listens on '{path}'; stop it, or choose another path" in second.stderr.read()
+    assert live_at(path)
+
+
+def test_successor_takes_the_socket_over(start, tmp_path):
+    """With ``--take-over`` callers reach the new process, also when the old one has ended."""
+    path = tmp_path / "s"
+    first = start(path)
+    start(path, "--take-over")
+    assert live_at(path)
+    first.terminate()
+    assert 0 == first.wait(20)
+    assert live_at(path)
+
+
+def test_file_that_is_no_socket_stays(tmp_path):
+    """It is not replaced; the message says what is wrong."""
+    path = tmp_path / "s"
+    path.write_text("precious")
+    with pytest.raises(UnavailableError, match="is there and is no socket; choose another path"):
+        UnixSocket(path).add_to(None)
+    assert "precious" == path.read_text()
+
+
+def test_path_that_linux_cannot_take_is_told(tmp_path):
+    """The message has both numbers; a path of the allowed length can be bound, under its first name too."""
+    room = MAX_PATH_BYTES - len(os.fsencode(tmp_path)) - 1
+    assert "" == path_fault(tmp_path / ("x" * room))
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(f"{tmp_path / ('x' * room)}.4194304")
+    fault = path_fault(tmp_path / ("x" * (room + 1)))
+    assert f"has {MAX_PATH_BYTES + 1} bytes; give one of at most {MAX_PATH_BYTES}" in fault
+
+
+def test_path_with_a_comma_is_told(tmp_path):
+    """A service could listen there, and nobody could call it."""
+    assert "has a comma" in path_fault(tmp_path / "a,b.sock")
+    assert not path_fault(tmp_path / "a b%20#?ü.sock")
+
+
+def test_missing_folder_is_told(tmp_path):
+    """It is not made: who makes it says who may look into it."""
+    with pytest.raises(UnavailableError, match="there is no folder"):
+        UnixSocket(tmp_path / "none" / "s").add_to(None)

@@ -1,0 +1,83 @@
+"""Devices: the table, and files of users."""
+
+from pathlib import Path
+
+import pytest
+
+from weft.base.errors import InvalidArgumentError, NotFoundError
+from weft.capacity.devices.device import TYPE_BYTES, find_device, known_devices
+from weft.capacity.placement.mig import MIG_PROFILES
+
+OWN = "memory_gib = 24\nbandwidth_gb_per_s = 936\ntflops = { fp32 = 35.6, fp16 = 142 }\n"
+
+
+@pytest.mark.parametrize("name", known_devices())
+def test_a_known_device_has_plausible_figures_with_their_source(name: str) -> None:
+    """More than 1 byte in flight for 10 000 operations, peaks that do not fall with narrower types, and a source."""
+    device = known_devices()[name]
+    assert 10 < device.ridge("fp16") < 1000
+    assert device.source.startswith("https://")
+    assert len(device.read) == len("2026-01-01")
+    peaks = [device.peak(kind) for kind in ("fp32", "fp16", "int8")]
+    assert peaks == sorted(peaks)
+    assert all(device.peak(kind) > 0 for kind in TYPE_BYTES)
+
+
+def test_profiles_of_slices_are_of_known_devices_and_fit_into_them() -> None:
+    """So that a plan for a device knows its slices."""
+    devices = known_devices()
+    shared = MIG_PROFILES.keys() & devices.keys()
+    assert {"A100-40GB", "A100-80GB", "H100-80GB", "H200-141GB"} <= shared
+    assert all(p.memory_bytes <= devices[name].memory_bytes for name in shared for p in MIG_PROFILES[name])
+
+
+@pytest.mark.parametrize("name", ["H100", "h100-80gb", "H100-SXM"])
+def test_a_device_has_several_names(name: str) -> None:
+    """In any case."""
+    assert find_device(name).name == "H100-80GB"
+
+
+def test_an_unknown_device_is_told_the_nearest_and_all() -> None:
+    """And how another is described."""
+    with pytest.raises(NotFoundError, match=r"'H10O' is not known; did you mean 'h100'\?.*MI300X.*memory_gib"):
+        find_device("H10O")
+
+
+def test_a_file_describes_a_device(tmp_path: Path) -> None:
+    """By what it gives, the rest as usual; its name is the file's."""
+    (tmp_path / "mine.toml").write_text(OWN)
+    device = find_device(str(tmp_path / "mine.toml"))
+    assert (device.name, device.memory_bytes, device.bytes_per_s) == ("mine", 24 << 30, 936e9)
+    assert device.peak("bf16") == 142e12
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "tflops must be a table"),
+        ("memory_gib = ", "no description of a device in TOML"),
+        ("\x00\xff", "no description of a device in TOML"),
+        (OWN.replace("24", "0"), "memory_gib must be above 0"),
+        (OWN.replace("24", "'24'"), "memory_gib must be a number"),
+        (OWN.replace("24", "nan"), "memory_gib must be a number"),
+        (OWN.replace("936", "-1"), "bandwidth_gb_per_s must be above 0"),
+        (OWN.replace("fp16", "fp12"), "unknown type 'fp12'; did you mean"),
+        (OWN + "compute_share = 2\n", "compute_share must be above 0 and at most 1"),
+        (OWN + "bandwith = 3\n", "unknown field 'bandwith'"),
+        (OWN + "is_cpu = 1\n", "is_cpu must be true or false"),
+    ],
+)
+def test_a_wrong_file_says_what_is_wrong(text: str, said: str, tmp_path: Path) -> None:
+    """And where."""
+    path = tmp_path / "mine.toml"
+    path.write_text(text, encoding="latin-1")
+    with pytest.raises(InvalidArgumentError, match=said) as error:
+        find_device(str(path))
+    assert str(path) in error.value.message
+
+
+def test_a_file_that_is_not_there_or_a_folder(tmp_path: Path) -> None:
+    """Is no file that can be read."""
+    for name in (tmp_path / "missing.toml", tmp_path):
+        with pytest.raises(NotFoundError, match="no file that can be read"):
+            find_device(str(name))

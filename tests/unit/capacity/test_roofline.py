@@ -1,0 +1,63 @@
+"""Times on a device by its figures."""
+
+import pytest
+
+from weft.capacity.costs.language_model import LanguageModel
+from weft.capacity.costs.operation import BatchCost, Operation, Weights
+from weft.capacity.devices.device import DeviceSpec
+from weft.capacity.roofline.curves import interpolated, level, on_grid
+from weft.capacity.roofline.language import LanguageRoofline
+from weft.capacity.roofline.timing import Roofline
+from weft.llm.config import EngineConfig
+from weft.llm.models.model_config import TransformerConfig
+
+DEVICE = DeviceSpec("d", 80 << 30, 1e12, {"fp32": 1e14}, compute_share=1.0, bandwidth_share=1.0, kernel_s=0.0)
+#: That of Llama 3.1 8B.
+LLAMA = TransformerConfig(128256, 4096, 14336, 32, 32, 8, 128, 131072, rope={"rope_theta": 5e5}, dtype="bfloat16")
+
+
+def product(rows: int, side: int) -> BatchCost:
+    """A batch of one product with a square weight."""
+    operation = Operation("product", 2.0 * rows * side**2, 4 * side**2, 8 * rows * side, "fp32", (rows, side, side))
+    return BatchCost(rows, (operation,), 0, 0, 0)
+
+
+def test_few_rows_wait_for_the_weights_and_many_for_arithmetic() -> None:
+    """A weight of 4096 x 4096 floats is 67 MB: 67 us at 1 TB/s."""
+    roofline = Roofline(DEVICE)
+    few, many = roofline.batch(product(1, 4096), Weights(0)), roofline.batch(product(4096, 4096), Weights(0))
+    assert (few.bound, many.bound) == ("memory", "compute")
+    assert few.seconds == pytest.approx((4 * 4096**2 + 8 * 4096) / 1e12)
+    assert many.seconds == pytest.approx(2 * 4096**3 / 1e14)
+
+
+def test_an_8b_llama_on_an_h200_has_the_published_floor() -> None:
+    """3.5 ms a token alone at 4.3 TB/s, 8 us more for each 1000 tokens of each sequence."""
+    model = LanguageModel(LLAMA, EngineConfig(dtype="bfloat16", device="cuda"))
+    device = DeviceSpec("H200", 141 << 30, 4.3e12, {"bf16": 788e12}, compute_share=1.0, bandwidth_share=1.0)
+    assert model.kv_bytes_per_token == 131072
+    assert model.matrix_bytes == pytest.approx(15.01e9, rel=0.001)
+    timer = LanguageRoofline(device)
+    assert timer.decode(model, 1, 1024).seconds == pytest.approx(3.52e-3, rel=0.15)
+    assert timer.decode(model, 64, 1024).seconds == pytest.approx(5.49e-3, rel=0.1)
+    assert timer.prefill(model, 2048, 2048).seconds == pytest.approx(37.7e-3, rel=0.05)
+    assert timer.ridge(model) == pytest.approx(183, rel=0.02)
+
+
+def test_a_window_bounds_what_a_token_reads() -> None:
+    """However long the sequence is."""
+    config = TransformerConfig(64, 64, 64, 2, 2, 2, 32, 4096, rope={"rope_theta": 1e4}, sliding_window=100)
+    model = LanguageModel(config, EngineConfig(dtype="float32"))
+    assert model.read_kv_bytes(4000) == model.read_kv_bytes(100) == 100 * model.kv_bytes_per_token
+    assert model.sequence_bytes(4000) == model.sequence_bytes(3000)
+
+
+def test_curves_go_through_their_points_and_extend_as_sizes_do() -> None:
+    """Times are constant below the smallest size and proportional beyond the largest; rates constant beyond both."""
+    points = [(1.0, 2.0), (100.0, 20.0)]
+    assert [interpolated(points, x) for x in (0.5, 1, 100, 1000)] == pytest.approx([2, 2, 20, 200])
+    assert interpolated(points, 10) == pytest.approx((2 * 20) ** 0.5)
+    assert [level(points, x) for x in (0.1, 1000)] == [2, 20]
+    grid = [(x, y, x * y) for x in (1.0, 10.0) for y in (1.0, 100.0)]
+    assert on_grid(grid, 10, 10) == pytest.approx(100)
+    assert on_grid(grid, 1000, 1e9) == pytest.approx(1000)

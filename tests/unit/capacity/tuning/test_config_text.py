@@ -1,0 +1,123 @@
+"""Changes of single fields in the text of a configuration."""
+
+import pytest
+from google.protobuf import text_format
+
+from weft.base.errors import UnsupportedError
+from weft.capacity.tuning.config_text import Edit, edited, with_head
+from weft_protos.model_config_pb2 import ModelConfig
+
+LIST = "  preferred_batch_size: [ 4, 8 ]"
+SIZE = "max_batch_size: {}  # what the network takes"
+THREADS = 'parameters {{ key: "threads" value {{ string_value: "{}" }} }}'
+CONFIG = """\
+# An encoder.
+name: "encoder"
+backend: "onnxruntime"
+max_batch_size: 32  # what the network takes
+input [ { name: "A" data_type: TYPE_FP32 dims: [ 4 ] } ]
+instance_group [ { count: 2 kind: KIND_CPU } ]
+parameters { key: "threads" value { string_value: "1" } }  # one is enough
+parameters {
+  key: "buckets"
+  value { string_value: "8,16" }
+}
+dynamic_batching {
+  # who waits
+  preferred_batch_size: [ 4, 8 ]
+  priority_levels: 3
+}
+"""
+
+DELAY = ("dynamic_batching", "max_queue_delay_microseconds")
+
+
+def lines_changed(text: str, new: str) -> tuple[set[str], set[str]]:
+    """Lines that only the old text has, and those that only the new one has."""
+    return set(text.splitlines()) - set(new.splitlines()), set(new.splitlines()) - set(text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "old", "new"),
+    [
+        (("max_batch_size",), "64", SIZE.format(32), SIZE.format(64)),
+        (
+            ("instance_group", "count"),
+            "1",
+            "instance_group [ { count: 2 kind: KIND_CPU } ]",
+            "instance_group [ { count: 1 kind: KIND_CPU } ]",
+        ),
+        (
+            ("parameters", "threads"),
+            "4",
+            'parameters { key: "threads" value { string_value: "1" } }  # one is enough',
+            'parameters { key: "threads" value { string_value: "4" } }  # one is enough',
+        ),
+        (("parameters", "buckets"), "8", '  value { string_value: "8,16" }', '  value { string_value: "8" }'),
+        (DELAY, "500", "", "  max_queue_delay_microseconds: 500"),
+        (("dynamic_batching", "preferred_batch_size"), "[ 16 ]", LIST, "  preferred_batch_size: [ 16 ]"),
+        (("dynamic_batching", "preferred_batch_size"), None, LIST, ""),
+        (("parameters", "EXECUTION"), "inline", "", 'parameters { key: "EXECUTION" value { string_value: "inline" } }'),
+        (("parameters", "threads"), None, THREADS.format(1) + "  # one is enough", "  # one is enough"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_one_line_changes(path: tuple[str, ...], value: str | None, old: str, new: str) -> None:
+    """All other lines, and the comment beside the field, stay."""
+    assert lines_changed(CONFIG, edited(CONFIG, [Edit(path, value)], file="f")) == ({old} - {""}, {new} - {""})
+
+
+def test_message_goes_as_a_whole() -> None:
+    """With its fields and the comments in it, and nothing else."""
+    new = edited(CONFIG, [Edit(("dynamic_batching",), None)], file="f")
+    assert CONFIG.startswith(new)
+    assert "who waits" not in new
+
+
+def test_field_of_a_missing_message_brings_it() -> None:
+    """A model that does not batch gets ``dynamic_batching`` with the delay; a message on one line stays on one line."""
+    bare = 'name: "m"'
+    once = edited(bare, [Edit(("dynamic_batching",), "{ }"), Edit(DELAY, "100")], file="f")
+    assert once == 'name: "m"\ndynamic_batching { max_queue_delay_microseconds: 100 }\n'
+    assert edited(bare, [Edit(("instance_group", "count"), "3")], file="f").endswith("instance_group { count: 3 }\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "dynamic_batching { preferred_batch_size: 4, preferred_batch_size: 8 }",
+        "dynamic_batching < preferred_batch_size: [ 4, 8 ]; max_queue_delay_microseconds: 9 >",
+        "dynamic_batching: { preferred_batch_size: 4 # four\n preferred_batch_size: [ ] }",
+    ],
+)
+def test_every_way_to_write_a_list(text: str) -> None:
+    """Repeated, in brackets, in angle brackets, with commas, semicolons and comments."""
+    edits = [Edit(("dynamic_batching", "preferred_batch_size"), "[ 16, 32 ]"), Edit(DELAY, "7")]
+    config = text_format.Parse(edited(text, edits, file="f"), ModelConfig())
+    assert list(config.dynamic_batching.preferred_batch_size) == [16, 32]
+    assert config.dynamic_batching.max_queue_delay_microseconds == 7
+
+
+@pytest.mark.parametrize("value", ["2", None])
+def test_parameters_in_one_list(value: str | None) -> None:
+    """The entry is found among others, whichever it is, and its neighbours stay."""
+    for key in ("a", "b", "c"):
+        entries = ", ".join(f"{{ key: '{name}' value {{ string_value: '1' }} }}" for name in "abc")
+        config = text_format.Parse(
+            edited(f"parameters [ {entries} ]", [Edit(("parameters", key), value)], file="f"), ModelConfig()
+        )
+        got = {name: entry.string_value for name, entry in config.parameters.items()}
+        assert got == {name: "1" for name in "abc" if name != key} | ({key: value} if value else {})
+
+
+def test_head_is_replaced_by_the_next() -> None:
+    """A file that is tuned twice has one line of provenance."""
+    once = with_head(CONFIG, "weft tune: ", ["first"])
+    assert once == "# weft tune: first\n" + CONFIG
+    assert with_head(once, "weft tune: ", ["second"]) == "# weft tune: second\n" + CONFIG
+
+
+def test_one_of_several_messages_is_not_guessed() -> None:
+    """Two instance groups have two counts."""
+    with pytest.raises(UnsupportedError, match="'f' has 2 of 'instance_group'; change them by hand"):
+        edited("instance_group [ { count: 1 }, { count: 2 } ]", [Edit(("instance_group", "count"), "3")], file="f")

@@ -1,0 +1,163 @@
+"""Parsing of bodies: any body is a request or an error with a name."""
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.datastructures import Headers
+
+from weft.base.errors import DeadlineExceededError
+from weft.gateway.errors import RequestError
+from weft.gateway.json_text import parse_json
+from weft.gateway.openai import chat, completions
+
+NO_HEADERS = Headers()
+USER = [{"role": "user", "content": "hi"}]
+#: Every field with a meaning, and some without.
+NAMES = [
+    "add_generation_prompt", "best_of", "cache_salt", "chat_template_kwargs", "echo", "frequency_penalty", "ignore_eos",
+    "include_stop_str_in_output", "logit_bias", "logprobs", "max_completion_tokens", "max_tokens", "messages", "min_p",
+    "min_tokens", "model", "n", "presence_penalty", "priority", "prompt", "repetition_penalty", "response_format",
+    "seed", "service_tier", "skip_special_tokens", "speculation", "stop", "stop_token_ids", "stream", "stream_options",
+    "suffix", "temperature", "timeout", "tool_choice", "tools", "top_k", "top_logprobs", "top_p", "user",
+]  # fmt: skip
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+MESSAGES = st.lists(st.dictionaries(st.sampled_from(["role", "content", "name", "type", "text"]), VALUES), max_size=3)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.sampled_from(NAMES), VALUES | MESSAGES, max_size=6), st.booleans())
+def test_any_body_is_a_request_or_an_error(fields: dict[str, Any], is_complete: bool) -> None:
+    """Nothing else is raised, and the sampling parameters can be sent as JSON."""
+    body = ({"model": "m", "prompt": "p", "messages": USER} if is_complete else {}) | fields
+    for module, other in ((completions, "messages"), (chat, "prompt")):
+        given_body = {name: value for name, value in body.items() if name != other}
+        with contextlib.suppress(RequestError, DeadlineExceededError):
+            parsed = module.parse(given_body, NO_HEADERS)
+            json.dumps(parsed.common.sampling, allow_nan=False).encode()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=40) | VALUES.map(json.dumps).map(str.encode))
+def test_any_bytes_are_an_object_or_an_error(data: bytes) -> None:
+    """And the object is the one that Python's own reader finds."""
+    with contextlib.suppress(RequestError):
+        value = parse_json(data)
+        assert json.loads(data) == value
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b'{"prompt": "a", "prompt": "b"}', "the field 'prompt' twice"),
+        (b'{"a": {"b": 1, "\\u0062": 2}}', "the field 'b' twice"),
+        (b'[{"\\ud800": 1}]', r"the field '\\ud800', with half of a surrogate pair"),
+        (b'{"' + b"a" * 1000 + b'\\udfff": 1}', "the field 'a{80}', with half"),
+    ],
+)
+def test_names_of_fields_are_clear(data: bytes, message: str) -> None:
+    """Each stands once, and can be sent back."""
+    with pytest.raises(RequestError, match=message) as caught:
+        parse_json(data)
+    caught.value.message.encode()
+
+
+def test_variables_of_a_template_are_text() -> None:
+    """At any depth; else the prompt could not be sent."""
+    with pytest.raises(RequestError, match="half of a surrogate pair") as caught:
+        chat.parse({"model": "m", "messages": USER, "chat_template_kwargs": {"a": ["\ud800"]}}, NO_HEADERS)
+    assert "chat_template_kwargs" == caught.value.param
+
+
+def test_an_answer_may_come_back_as_a_message() -> None:
+    """With the empty fields that OpenAI's objects have."""
+    answer = {"role": "assistant", "content": "yes", "refusal": None, "annotations": [], "tool_calls": None}
+    parsed = chat.parse({"model": "m", "messages": [*USER, answer]}, NO_HEADERS)
+    assert [*USER, {"role": "assistant", "content": "yes"}] == parsed.messages
+
+
+def test_null_is_as_absent() -> None:
+    """For every field that may be left out."""
+    needed = {"model": "m", "prompt": "p"}
+    nulls = dict.fromkeys(set(NAMES) - {"messages", *needed} - CHAT_ONLY)
+    assert completions.parse(needed, NO_HEADERS) == completions.parse(nulls | needed, NO_HEADERS)
+
+
+CHAT_ONLY = {
+    "add_generation_prompt", "chat_template_kwargs", "max_completion_tokens", "response_format", "tool_choice", "tools",
+    "top_logprobs",
+}  # fmt: skip
+
+
+def test_the_shorter_of_two_times_counts() -> None:
+    """Of the field and the header, both in seconds; neither: the gateway's own."""
+    body = {"model": "m", "prompt": "p"}
+    for field, header, expected in (
+        (2, "1.5", 1.5),
+        (0.5, "1.5", 0.5),
+        (None, "3", 3.0),
+        (2, "", 2.0),
+        (None, "", None),
+    ):
+        headers = Headers({"x-request-timeout": header} if header else {})
+        assert expected == completions.parse(body | {"timeout": field}, headers).common.timeout_s
+    with pytest.raises(RequestError, match="from 0 to 86400, got a number nan"):
+        completions.parse(body, Headers({"x-request-timeout": "nan"}))
+
+
+def test_a_chat_has_no_limit_of_its_own() -> None:
+    """Both names of the limit are taken; completions end after 16 tokens, as OpenAI's do."""
+    body = {"model": "m", "messages": USER}
+    for limits, expected in (
+        ({}, 2**31 - 1),
+        ({"max_tokens": 3}, 3),
+        ({"max_completion_tokens": 4}, 4),
+        ({"max_tokens": 5, "max_completion_tokens": 5}, 5),
+    ):
+        assert expected == chat.parse(body | limits, NO_HEADERS).common.sampling["max_tokens"]
+    assert 16 == completions.parse({"model": "m", "prompt": "p"}, NO_HEADERS).common.sampling["max_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"top_p": 0}, "top_p"),
+        ({"seed": 2**63}, "seed"),
+        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop": "x" * 1025}, "stop"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+        ({"logit_bias": dict.fromkeys(map(str, range(1025)), 1)}, "logit_bias"),
+        ({"logprobs": True}, "logprobs"),
+        ({"stream": 1}, "stream"),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"stream": True, "stream_options": {"more": 1}}, "stream_options.more"),
+        ({"priority": -1}, "priority"),
+        ({"service_tier": "flex"}, "service_tier"),
+        ({"suffix": "s"}, "suffix"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt[0]"),
+        ({"prompt": [True]}, "prompt[0]"),
+        ({"prompt": ["a"] * 129}, "prompt"),
+    ],
+)
+def test_the_wrong_field_is_named(fields: dict[str, Any], param: str) -> None:
+    """So that a program can point at it."""
+    with pytest.raises(RequestError) as caught:
+        completions.parse({"model": "m", "prompt": "p"} | fields, NO_HEADERS)
+    assert param == caught.value.param
+
+
+def test_speculation_is_a_sampling_parameter() -> None:
+    """Its name reaches the model, which knows what it has; what is no text is refused here."""
+    parsed = completions.parse({"model": "m", "prompt": "p", "speculation": "none"}, NO_HEADERS)
+    assert parsed.common.sampling["speculation"] == "none"
+    for wrong in (3, True, ["ngram"], "x" * 65):
+        with pytest.raises(RequestError, match="speculation"):
+            completions.parse({"model": "m", "prompt": "p", "speculation": wrong}, NO_HEADERS)

@@ -1,0 +1,108 @@
+"""A job that is resumed in one process: what it reads again, and what it leaves."""
+
+import asyncio
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from weft.base.core import InferCall, InferResult
+from weft.jobs import dataset as dataset_module
+from weft.jobs.batch import BatchOptions, run_batch
+from weft_protos import grpc_service_pb2 as pb
+from weft_protos.model_config_pb2 import ModelConfig
+
+NUM_ROWS, ROWS_PER_SHARD = 40, 4
+
+
+class _Echo:
+    """A server of one model, which answers with its input."""
+
+    async def config(self, *_: Any, **__: Any) -> ModelConfig:
+        config = ModelConfig(name="echo")
+        config.input.add(name="X", data_type="TYPE_STRING", dims=[1])
+        config.output.add(name="Y", data_type="TYPE_STRING", dims=[1])
+        return config
+
+    async def model_metadata(self, *_: Any, **__: Any) -> pb.ModelMetadataResponse:
+        return pb.ModelMetadataResponse(versions=["1"])
+
+    async def index(self, **_: Any) -> Sequence[Any]:
+        return []
+
+    async def infer(self, call: InferCall, **_: Any) -> InferResult:
+        return InferResult("echo", "1", "", {}, {"Y": call.inputs["X"]})
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*.*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("missing", [{7}, {9, 10, 11, 12}, {0}, {2, 19}, set()])
+def test_the_files_are_those_of_a_job_that_nobody_disturbed(
+    tmp_path: Path, missing: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Byte for byte, and shards that are done at the begin of a file are not read again."""
+    data = tmp_path / "data"
+    data.mkdir()
+    rows = [f"text {row} \u00e4" for row in range(NUM_ROWS)]
+    pq.write_table(pa.table({"X": rows, "id": range(NUM_ROWS)}), data / "a.parquet", row_group_size=7)
+    (data / "b.jsonl").write_text("".join(f'{{"X": "{row}", "id": {row}}}\n' for row in range(NUM_ROWS)))
+    options = BatchOptions("echo", str(data), tmp_path / "whole", rows_per_shard=ROWS_PER_SHARD, keep=["id"])
+    asyncio.run(run_batch(_Echo(), options))  # type: ignore[arg-type]
+    whole = _files(tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "killed")
+    for index in missing:
+        (tmp_path / f"killed/rows/part-{index:06}.parquet").unlink()
+    read: list[int] = []
+    made = dataset_module._shard
+
+    def counted(index: int, *others: Any) -> dataset_module.Shard:
+        shard = made(index, *others)
+        read.extend([index] if shard.columns else [])
+        return shard
+
+    monkeypatch.setattr(dataset_module, "_shard", counted)
+    end = asyncio.run(run_batch(_Echo(), replace(options, output=tmp_path / "killed", resume=True)))  # type: ignore[arg-type]
+    assert _files(tmp_path / "killed") == whole
+    assert (end.num_rows, end.num_skipped) == (2 * NUM_ROWS, 2 * NUM_ROWS - ROWS_PER_SHARD * len(missing))
+    per_file = NUM_ROWS // ROWS_PER_SHARD
+    firsts = [min((index for index in missing if index // per_file == file), default=None) for file in (0, 1)]
+    assert read == [
+        index for file, first in enumerate(firsts) if first is not None for index in range(first, (file + 1) * per_file)
+    ]
+
+
+class _EchoWithLevels(_Echo):
+    """Takes batches of 8 with priority levels; its index is empty while it starts."""
+
+    is_ready = True
+
+    async def config(self, *_: Any, **__: Any) -> ModelConfig:
+        config = await super().config()
+        config.max_batch_size = 8
+        config.dynamic_batching.priority_levels = 2
+        return config
+
+    async def index(self, **_: Any) -> Sequence[Any]:
+        return [SimpleNamespace(name="echo")] if self.is_ready else []
+
+
+def test_the_rows_of_a_request_are_those_of_the_job_that_was_begun(tmp_path: Path) -> None:
+    """Also where models with priorities, which make them few, are not ready yet when the job is resumed."""
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(f'{{"X": "{row}"}}\n' for row in range(NUM_ROWS)))
+    server = _EchoWithLevels()
+    options = BatchOptions("echo", str(data), tmp_path / "out", rows_per_shard=ROWS_PER_SHARD)
+    asyncio.run(run_batch(server, options))  # type: ignore[arg-type]
+    whole = _files(tmp_path / "out")
+    next((tmp_path / "out/rows").iterdir()).unlink()
+    server.is_ready = False
+    asyncio.run(run_batch(server, replace(options, resume=True)))  # type: ignore[arg-type]
+    assert whole == _files(tmp_path / "out")

@@ -1,0 +1,97 @@
+"""Every proposer, ready for ``make_engine``."""
+
+from array import array
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from tests.unit.llm.engine_fixture import MODEL, SHAPES
+from tests.unit.llm.permutation_model import permutation
+
+from weft.llm.models.model import LlamaModel
+from weft.llm.models.weight_parts import EMBEDDING, LM_HEAD
+from weft.llm.models.weights import random_weights
+from weft.llm.speculation.depth import Depth, FixedDepth
+from weft.llm.speculation.draft_model import DraftModelProposer
+from weft.llm.speculation.head_training import HeadTraining, train_heads
+from weft.llm.speculation.lookahead import LookaheadProposer
+from weft.llm.speculation.medusa import MedusaProposer
+from weft.llm.speculation.medusa_heads import Head, MedusaHeads
+from weft.llm.speculation.speculator import Speculator
+
+#: "self" is a draft model that equals the target, so that every draft is right.
+NAMES = ("draft", "self", "medusa", "lookahead")
+
+
+@cache
+def target() -> LlamaModel:
+    """The model that ``make_engine`` runs by default, deterministic."""
+    return LlamaModel(MODEL, dict(random_weights(MODEL, seed=3)), deterministic=True)
+
+
+@cache
+def other() -> LlamaModel:
+    """A model of another width and depth with the same vocabulary; most of its drafts are wrong."""
+    config = SHAPES["wide"]
+    return LlamaModel(config, dict(random_weights(config, seed=8)))
+
+
+@cache
+def random_heads() -> MedusaHeads:
+    """Eight heads without sense."""
+    width = MODEL.hidden_size
+    generator = torch.Generator().manual_seed(1)
+    shapes = ((2 * width, width), (width, width), (width,))
+    heads = [Head(*(0.3 * torch.randn(shape, generator=generator) for shape in shapes)) for _ in range(8)]
+    return MedusaHeads(heads, "")
+
+
+def trained_heads(model: LlamaModel, weights: dict[str, torch.Tensor], seed: int, num_heads: int) -> MedusaHeads:
+    """Heads that know a permutation model by heart."""
+    following, tokens = permutation(model.config.vocab_size, seed), [0]
+    for _ in range(1279):
+        tokens.append(int(following[tokens[-1]]))
+    training = HeadTraining(num_heads=num_heads, num_steps=300)
+    heads, _ = train_heads(model, weights[EMBEDDING], weights[LM_HEAD], np.array(tokens), training)
+    return MedusaHeads(heads, "")
+
+
+class Scripted(FixedDepth):
+    """So many drafts in the first steps with decodes, the last number ever after."""
+
+    def __init__(self, script: Sequence[int]) -> None:
+        super().__init__(script[-1])
+        self._script = list(script)
+
+    def begin(self, num_rows: int, *, is_greedy: bool = True) -> None:
+        """See ``Depth``."""
+        if self._script:
+            self._num_drafts = self._script.pop(0)
+        self.is_full = not self._num_drafts
+
+
+def options(
+    name: str, depth: int | Depth, *, model: LlamaModel | None = None, max_num_tokens: int = 64
+) -> dict[str, Any]:
+    """Options of ``make_engine`` for a proposer.
+
+    Args:
+        name: One of ``NAMES``.
+        depth: Drafts of each sequence, or who decides it.
+        model: Draft model instead of that of the name.
+        max_num_tokens: As of ``DraftModelProposer``.
+    """
+    policy = FixedDepth(depth) if isinstance(depth, int) else depth
+    if name == "lookahead":
+        return {"speculator": Speculator(name, policy, LookaheadProposer)}
+    if name == "medusa":
+        return {"speculator": Speculator(name, policy), "proposer": MedusaProposer(target(), random_heads())}
+    draft = model or (target() if name == "self" else other())
+    return {"speculator": Speculator("draft", policy), "proposer": DraftModelProposer(draft, max_num_tokens)}
+
+
+def ids(tokens: Sequence[int]) -> "array[int]":
+    """Tokens as a sequence has them."""
+    return array("i", tokens)

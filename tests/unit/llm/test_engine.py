@@ -1,0 +1,507 @@
+"""The engine's thread: cancels, deadlines, failures, sinks, stopping, and what it refuses."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from tests.unit.llm.engine_fixture import (
+    VOCAB_SIZE,
+    Answer,
+    alone,
+    assert_clean,
+    finish,
+    make_engine,
+    random_prompts,
+    serve,
+)
+
+from weft.base.errors import (
+    DeadlineExceededError,
+    InternalError,
+    InvalidArgumentError,
+    ResourceExhaustedError,
+    UnavailableError,
+)
+from weft.llm import engine as engine_module
+from weft.llm.engine import Engine
+from weft.llm.metrics import EngineObserver, RequestMetrics
+from weft.llm.request import Delta
+from weft.llm.request_limits import RequestLimits
+from weft.llm.scheduler.sequence import Sequence
+
+_PROMPTS = random_prompts(6, 10, 40)
+
+
+class _Gate:
+    """Lets the engine's thread into a step only when told; ``before_step`` is given to ``make_engine``."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self._may_enter = threading.Semaphore(0)
+
+    def before_step(self, plan: object) -> None:
+        """Wait until somebody opens."""
+        self.entered.release()
+        assert self._may_enter.acquire(timeout=30)
+
+    def open(self, num_steps: int = 1) -> None:
+        """So many steps more may run."""
+        self._may_enter.release(num_steps)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_storm_of_cancels_leaks_nothing(seed: int):
+    """Half of 60 requests, cancelled at random phases, get nothing more; the rest are answered, all blocks are free."""
+    random = np.random.default_rng(seed)
+    prompts = random_prompts(60, 1, 60, seed)
+    answers = [Answer(p, max_tokens=int(random.integers(1, 25)), n=int(random.integers(1, 4))) for p in prompts]
+    doomed = [answer for answer in answers if random.random() < 0.5]
+    phases = {answer: int(random.integers(0, 120)) for answer in doomed}
+    num_deltas: dict[Answer, int] = {}
+    num_steps = 0
+
+    def cancel_some(plan: object) -> None:
+        nonlocal num_steps
+        num_steps += 1
+        for answer, phase in phases.items():
+            if phase == num_steps:
+                engine.cancel(answer.request)
+                num_deltas[answer] = len(answer.deltas)
+
+    engine = make_engine(before_step=cancel_some, num_blocks=40, max_num_seqs=8, max_num_batched_tokens=32)
+    for answer in answers:
+        engine.submit(answer.request)
+        if phases.get(answer) == 0:
+            engine.cancel(answer.request)
+            num_deltas[answer] = 0
+    finish(engine, [answer for answer in answers if answer not in phases])
+    assert {answer: len(answer.deltas) for answer in num_deltas} == num_deltas
+    num_cancelled = sum(not answer.is_ended for answer in answers)
+    assert num_cancelled == engine.metrics.outcomes["cancelled"] > 0
+    assert 60 - num_cancelled == engine.metrics.outcomes["length"]
+
+
+def test_a_cancel_frees_within_a_step():
+    """The step after a cancel runs without the request, and its blocks are free by then."""
+    gate = _Gate()
+    engine = make_engine(before_step=gate.before_step)
+    kept, dropped = Answer(_PROMPTS[0], max_tokens=6), Answer(_PROMPTS[1] * 2, max_tokens=100)
+    for answer in (kept, dropped):
+        engine.submit(answer.request)
+    engine.start()
+    gate.entered.acquire()
+    gate.open()
+    gate.entered.acquire()
+    num_used = engine.pool.num_used
+    engine.cancel(dropped.request)
+    gate.open()
+    gate.entered.acquire()
+    assert num_used > engine.pool.num_used == -(-(len(_PROMPTS[0]) + 2) // 16)
+    gate.open(100)
+    assert alone(_PROMPTS[0], max_tokens=6).text == kept.wait().text
+    assert 1 == len(dropped.deltas)
+    assert engine.stop(grace_s=5.0)
+    assert_clean(engine)
+
+
+def test_a_cancel_during_the_last_step_counts():
+    """A request that is cancelled while its last token is computed gets no delta and counts as cancelled."""
+    dropped, kept = Answer(_PROMPTS[0], max_tokens=1), Answer(_PROMPTS[1], max_tokens=2)
+    engine = make_engine(before_step=lambda plan: engine.cancel(dropped.request))
+    for answer in (dropped, kept):
+        engine.submit(answer.request)
+    finish(engine, [kept])
+    assert [] == dropped.deltas
+    assert {"cancelled": 1, "length": 1} == engine.metrics.outcomes
+
+
+def test_a_cancel_that_is_halfway_loses_no_engine():
+    """If the thread that cancels is held up before its message is sent, the last token may come first: no harm."""
+    dropped, later = Answer(_PROMPTS[0], max_tokens=1), Answer(_PROMPTS[1], max_tokens=2)
+
+    def begin_cancel(plan: object) -> None:
+        dropped.request.is_cancelled = True
+
+    ended = threading.Semaphore(0)
+    engine = make_engine(before_step=begin_cancel, after_deltas=ended.release)
+    engine.submit(dropped.request)
+    engine.start()
+    ended.acquire()
+    engine.cancel(dropped.request)
+    engine.submit(later.request)
+    assert alone(_PROMPTS[1], max_tokens=2).text == later.wait().text
+    assert engine.stop(grace_s=5.0)
+    assert_clean(engine)
+    assert [] == dropped.deltas
+    assert {"cancelled": 1, "length": 1} == engine.metrics.outcomes
+
+
+def test_messages_without_end_do_not_stop_steps():
+    """Requests that are answered by another of their kind, while the thread reads them, leave it time for steps."""
+    answer = Answer(_PROMPTS[0], max_tokens=2)
+    is_open = True
+
+    class Flood(EngineObserver):
+        def on_request(self, record: RequestMetrics) -> None:
+            if is_open and record.outcome == "cancelled":
+                submit_cancelled()
+
+    def submit_cancelled() -> None:
+        engine.submit(Answer(_PROMPTS[1], is_cancelled=True).request)
+
+    engine = make_engine(observer=Flood())
+    engine.submit(answer.request)
+    submit_cancelled()
+    engine.start()
+    try:
+        assert alone(_PROMPTS[0], max_tokens=2).text == answer.wait().text
+    finally:
+        is_open = False
+        assert engine.stop(grace_s=5.0)
+
+
+def test_what_has_ended_is_not_left_to_the_garbage_collector():
+    """Tokens and hashes of a request go with its last reference: it is part of no cycle."""
+    gc.collect()
+    gc.disable()
+    try:
+        serve([Answer(prompt, n=2, max_tokens=3) for prompt in _PROMPTS])
+        assert [] == [found for found in gc.get_objects() if type(found) is Sequence]
+    finally:
+        gc.enable()
+
+
+def test_10000_queued_requests_are_no_burden():
+    """Of 10,000 requests behind two slots all but 20 are cancelled while they wait; those 20 are answered."""
+    answers = [Answer(_PROMPTS[index % 6], max_tokens=4) for index in range(10_000)]
+    kept = answers[::500]
+    doomed = [answer for index, answer in enumerate(answers) if index % 500]
+
+    def cancel_once(plan: object) -> None:
+        while doomed:
+            engine.cancel(doomed.pop().request)
+
+    engine = make_engine(max_num_seqs=2, before_step=cancel_once)
+    for answer in answers:
+        engine.submit(answer.request)
+    finish(engine, kept)
+    assert [4] * 20 == [len(answer.text) for answer in kept]
+    assert {"length": 20, "cancelled": 9_980} == engine.metrics.outcomes
+
+
+def test_a_request_can_be_finished_by_its_caller():
+    """A request that its caller finishes gets nothing more, is freed, and counts as answered."""
+    answer = Answer(_PROMPTS[0], max_tokens=100, on_delta=lambda delta: engine.finish(answer.request, 0))
+    other = Answer(_PROMPTS[1], max_tokens=10)
+    engine = make_engine()
+    for each in (answer, other):
+        engine.submit(each.request)
+    finish(engine, [other])
+    assert 1 == len(answer.deltas)
+    assert {"stop": 1, "length": 1} == engine.metrics.outcomes
+
+
+def test_a_choice_can_be_finished_by_its_caller():
+    """It is freed and gets nothing more; the others go on as if nothing had been, and their end is the request's."""
+
+    def finish_first(delta: Delta) -> None:
+        if delta.choice == 0:
+            engine.finish(delta.request, 0)
+            engine.finish(delta.request, 0)  # as one that has ended: nothing happens
+
+    answer = Answer(_PROMPTS[0], max_tokens=12, n=3, seed=5, temperature=1.0, on_delta=finish_first)
+    whole = Answer(_PROMPTS[0], max_tokens=12, n=3, seed=5, temperature=1.0)
+    engine = make_engine()
+    for each in (answer, whole):
+        engine.submit(each.request)
+    finish(engine, [answer, whole])
+    assert whole.tokens[0][:1] == answer.tokens[0]
+    assert whole.tokens[1:] == answer.tokens[1:]
+    assert {"length": 2} == engine.metrics.outcomes
+
+
+def test_a_failed_step_fails_its_requests_alone():
+    """Requests of a step that raises get an InternalError without its text; one that waited is answered."""
+    num_steps = 0
+
+    def fail_once(plan: object) -> None:
+        nonlocal num_steps
+        num_steps += 1
+        if num_steps == 4:
+            raise ValueError("secret")
+
+    engine = make_engine(before_step=fail_once, max_num_seqs=2)
+    failed = [Answer(_PROMPTS[0], max_tokens=30, n=2), Answer(_PROMPTS[1], max_tokens=30)]
+    waiting = Answer(_PROMPTS[2], max_tokens=5)
+    for answer in (*failed, waiting):
+        engine.submit(answer.request)
+    finish(engine, [*failed, waiting])
+    errors = [answer.error for answer in failed if answer.error is not None]
+    assert [InternalError] * 2 == [type(error) for error in errors]
+    assert "secret" not in str(errors[0])
+    assert alone(_PROMPTS[2], max_tokens=5).text == waiting.text
+    assert 1 == engine.metrics.num_failed_steps
+    assert 2 == engine.metrics.outcomes["INTERNAL"]
+
+
+def test_a_deadline_holds_before_and_during_execution():
+    """At its deadline a request that waits and one that runs end with DeadlineExceededError; others go on."""
+    now_ns = 1_000_000_000
+
+    def tick(plan: object) -> None:
+        nonlocal now_ns
+        now_ns += 1_000_000
+
+    engine = make_engine(before_step=tick, clock_ns=lambda: now_ns, max_num_seqs=2)
+    endless, short = (
+        Answer(_PROMPTS[0], max_tokens=60),
+        Answer(_PROMPTS[1], max_tokens=60, deadline_ns=now_ns + 10_500_000),
+    )
+    queued = Answer(_PROMPTS[2], deadline_ns=now_ns + 5_500_000)
+    late = Answer(_PROMPTS[3], deadline_ns=now_ns)
+    for answer in (endless, short, queued, late):
+        engine.submit(answer.request)
+    finish(engine, [endless, short, queued, late])
+    assert [DeadlineExceededError] * 3 == [type(answer.error) for answer in (short, queued, late)]
+    assert [11, 0, 0] == [len(answer.text) for answer in (short, queued, late)]
+    assert "after 11.0 ms and 11 new tokens" in str(short.error)
+    assert alone(_PROMPTS[0], max_tokens=60).text == endless.text
+    assert 3 == engine.metrics.outcomes["DEADLINE_EXCEEDED"]
+
+
+def test_a_sink_that_raises_loses_its_own_request_alone():
+    """Its request is cancelled at once, whichever delta it raised at; the others of the step are answered."""
+
+    def fail(delta: object) -> None:
+        raise ValueError("a defect of the caller")
+
+    engine = make_engine()
+    bad = Answer(_PROMPTS[0], max_tokens=50, on_delta=fail)
+    bad_at_its_end = Answer(_PROMPTS[1], max_tokens=1, on_delta=fail)
+    good = [Answer(prompt, max_tokens=8) for prompt in _PROMPTS[2:4]]
+    for answer in (bad, bad_at_its_end, *good):
+        engine.submit(answer.request)
+    finish(engine, good)
+    assert 1 == len(bad.deltas)
+    assert [alone(prompt, max_tokens=8).text for prompt in _PROMPTS[2:4]] == [answer.text for answer in good]
+
+
+def test_after_deltas_comes_once_a_step():
+    """``after_deltas`` is called when all sinks of a step have their deltas, so that they can share a wake-up."""
+    batches: list[int] = []
+    num_deltas = 0
+
+    def count(delta: object) -> None:
+        nonlocal num_deltas
+        num_deltas += 1
+
+    def flush() -> None:
+        nonlocal num_deltas
+        batches.append(num_deltas)
+        num_deltas = 0
+
+    engine = make_engine(after_deltas=flush)
+    answers = [Answer(prompt, max_tokens=4, on_delta=count) for prompt in _PROMPTS[:3]]
+    for answer in answers:
+        engine.submit(answer.request)
+    finish(engine, answers)
+    assert [3, 3, 3, 3] == [batch for batch in batches if batch]
+
+
+def test_a_lost_thread_is_told():
+    """When the thread ends by a defect, requests get an InternalError, ``on_lost`` is called, nothing is taken."""
+    lost: list[Exception] = []
+    told = threading.Event()
+
+    def on_lost(error: Exception) -> None:
+        lost.append(error)
+        told.set()
+
+    def exit_thread(plan: object) -> None:
+        raise SystemExit
+
+    engine = make_engine(before_step=exit_thread, on_lost=on_lost, max_num_seqs=1)
+    answers = [Answer(prompt) for prompt in _PROMPTS[:2]]
+    for answer in answers:
+        engine.submit(answer.request)
+    engine.start()
+    assert all(isinstance(answer.wait().error, InternalError) for answer in answers)
+    assert told.wait(30)
+    assert [answers[0].error] == lost
+    with pytest.raises(UnavailableError, match="was lost"):
+        engine.submit(Answer(_PROMPTS[0]).request)
+    assert engine.stop(grace_s=0.0)
+    assert not engine.is_alive
+
+
+def _stopped_in_a_step(answer: Answer, num_steps: int, grace_s: float) -> Engine:
+    """An engine that was told to stop during step ``num_steps + 1`` and has stopped."""
+    gate = _Gate()
+    engine = make_engine(before_step=gate.before_step)
+    engine.submit(answer.request)
+    engine.start()
+    gate.open(num_steps)
+    for _ in range(num_steps + 1):
+        gate.entered.acquire()
+    stopper = threading.Thread(target=engine.stop, args=(grace_s,))
+    stopper.start()
+    while engine.is_accepting:
+        pass
+    gate.open(100)
+    stopper.join(30)
+    assert not engine.is_alive
+    assert_clean(engine)
+    return engine
+
+
+def test_stop_lets_requests_finish():
+    """Within its grace a stopping engine finishes what it has and takes nothing more."""
+    answer = Answer(_PROMPTS[0], max_tokens=6)
+    engine = _stopped_in_a_step(answer, 2, grace_s=30.0)
+    assert ["length"] == answer.reasons
+    assert alone(_PROMPTS[0], max_tokens=6).text == answer.text
+    with pytest.raises(UnavailableError, match="stopping"):
+        engine.submit(Answer(_PROMPTS[1]).request)
+
+
+def test_stop_ends_requests_after_its_grace():
+    """When the grace is over, requests end with UnavailableError after the step under way."""
+    answer = Answer(_PROMPTS[0], max_tokens=60)
+    _stopped_in_a_step(answer, 2, grace_s=0.0)
+    assert 3 == len(answer.text)
+    assert isinstance(answer.error, UnavailableError)
+
+
+def test_requests_of_an_engine_that_never_started_end_with_its_stop():
+    """A request that no thread has read gets UnavailableError when the engine is stopped."""
+    engine, answer = make_engine(), Answer(_PROMPTS[0])
+    engine.submit(answer.request)
+    assert engine.stop(grace_s=0.0)
+    assert isinstance(answer.error, UnavailableError)
+
+
+def test_a_request_that_meets_a_stop_is_not_forgotten(monkeypatch: pytest.MonkeyPatch):
+    """When the thread ends between the check of a request and its place in the queue, the request gets an error."""
+    engine, answer = make_engine(), Answer(_PROMPTS[0])
+    monkeypatch.setattr(RequestLimits, "check", lambda limits, request: engine.stop(grace_s=0.0))
+    engine.start()
+    engine.submit(answer.request)
+    assert isinstance(answer.wait().error, UnavailableError)
+
+
+def test_a_hung_step_is_seen(monkeypatch: pytest.MonkeyPatch):
+    """While a step runs ``busy_since_ns`` says since when; ``stop`` gives up on a step that hangs and says so."""
+    monkeypatch.setattr(engine_module, "_STEP_GRACE_S", 0.0)
+    gate = _Gate()
+    engine = make_engine(before_step=gate.before_step, clock_ns=lambda: 77)
+    engine.submit(Answer(_PROMPTS[0], max_tokens=1).request)
+    assert 0 == engine.busy_since_ns
+    engine.start()
+    gate.entered.acquire()
+    assert 77 == engine.busy_since_ns
+    assert not engine.stop(grace_s=0.0)
+    gate.open()
+    assert engine.stop(grace_s=30.0)
+    assert 0 == engine.busy_since_ns
+
+
+def test_a_full_queue_refuses():
+    """With ``max_queued`` sequences waiting, the next is refused and nothing is kept of it."""
+    engine = make_engine(max_queued=3)
+    waiting = [Answer(prompt, max_tokens=2) for prompt in _PROMPTS[:3]]
+    for answer in waiting:
+        engine.submit(answer.request)
+    refused = Answer(_PROMPTS[3])
+    with pytest.raises(ResourceExhaustedError, match="3 sequences wait"):
+        engine.submit(refused.request)
+    finish(engine, waiting)
+    assert [] == refused.deltas
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "message"),
+    [
+        (np.array([], np.int32), {}, "prompt is empty"),
+        (np.array([1, 2], np.int64), {}, r"int32 token ids, got int64 \[2\]"),
+        (np.array([[1, 2]], np.int32), {}, r"1-D array of int32 token ids, got int32 \[1, 2\]"),
+        (np.array([1, -1], np.int32), {}, "0 to 95, got -1 at index 1"),
+        (np.array([VOCAB_SIZE], np.int32), {}, "0 to 95, got 96 at index 0"),
+        (np.ones(256, np.int32), {}, "prompt has 256 tokens, .* 256 .max_model_len"),
+        (np.ones(224, np.int32), {}, "prompt has 224 tokens, .* KV cache holds 224"),
+        (np.ones(5, np.int32), {"stop_token_ids": (96,)}, "stop_token_ids: token ids of this model are 0 to 95"),
+        (np.ones(5, np.int32), {"logit_bias": ((1, 1.0), (200, 1.0))}, "logit_bias: .* got 200 at index 1"),
+    ],
+)
+def test_what_can_never_be_served_is_refused_at_once(prompt: np.ndarray, params: dict, message: str):
+    """A wrong request raises InvalidArgumentError in ``submit`` that says what is allowed."""
+    answer = Answer([1], **params)
+    answer.request.prompt_ids = prompt
+    with pytest.raises(InvalidArgumentError, match=message):
+        make_engine(num_blocks=15).submit(answer.request)
+
+
+def test_the_longest_prompt_is_served():
+    """A prompt one token below the limit gets one token; one that fills the pool but for a token does, too."""
+    by_context, by_pool = Answer([1] * 255, max_tokens=9), Answer([1] * 223, max_tokens=9)
+    for answer, num_blocks in ((by_context, 40), (by_pool, 15)):
+        engine = make_engine(num_blocks=num_blocks)
+        engine.submit(answer.request)
+        finish(engine, [answer])
+        assert 1 == len(answer.text)
+        assert ["length"] == answer.reasons
+
+
+def test_submit_and_cancel_from_many_threads():
+    """Requests from eight threads, a third of them cancelled at once, are all answered or cancelled."""
+    engine = make_engine(max_num_seqs=16, num_blocks=512)
+    engine.start()
+    kept: list[Answer] = []
+
+    def work(seed: int) -> None:
+        for index, prompt in enumerate(random_prompts(12, 1, 20, seed)):
+            answer = Answer(prompt, max_tokens=3)
+            engine.submit(answer.request)
+            if index % 3 == 0:
+                engine.cancel(answer.request)
+            else:
+                kept.append(answer)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [3] * 64 == [len(answer.wait().text) for answer in kept]
+    assert engine.stop(grace_s=5.0)
+    assert_clean(engine)
+
+
+_ON_KERNELS = """
+from tests.unit.llm.engine_fixture import Answer, serve
+for kv_cache_dtype in ("auto", "int8"):
+    sampled = Answer([8] * 18, max_tokens=3, temperature=1.0, seed=4, top_k=20)
+    answers = [Answer([5, 9, 11, 3, 70], max_tokens=3), sampled]
+    serve(answers, deterministic=False, max_num_batched_tokens=16, max_num_seqs=2, kv_cache_dtype=kv_cache_dtype)
+    print([answer.text for answer in answers])
+"""
+
+
+def test_the_engine_says_the_same_on_the_kernels():
+    """On the kernels, run by the Triton language's interpreter, tokens are those of the references."""
+    texts: list[str] = []
+    for kernels in ({}, {"WEFT_KERNELS": "triton", "TRITON_INTERPRET": "1"}):
+        run = subprocess.run(
+            [sys.executable, "-c", _ON_KERNELS],
+            env=os.environ | kernels,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert "" == run.stderr
+        texts.append(run.stdout)
+    assert texts[0] == texts[1] != ""

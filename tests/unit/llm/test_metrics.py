@@ -1,0 +1,213 @@
+"""What the engine's metrics say of scripted times, and of a real run."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.unit.llm.engine_fixture import MODEL, Answer, finish, make_engine, random_prompts, serve
+
+from weft.llm.histogram import BOUNDS_S, Histogram
+from weft.llm.metrics import EngineObserver, RequestMetrics, StepMetrics
+from weft.llm.models.model import LlamaModel
+from weft.llm.models.weight_parts import EMBEDDING, LM_HEAD, is_matrix
+from weft.llm.models.weights import random_weights
+from weft.llm.scheduler.plan import ForwardPlan
+from weft.llm.step_cost import StepCost
+from weft_kernels.linear.quantizers import quantize
+
+_MS = 1_000_000
+_PROMPTS = random_prompts(3, 20, 20)
+
+
+class _Clock:
+    """Moves only when told: by 10 ms in every step."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1000 * _MS
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+    def tick(self, plan: Any) -> None:
+        self.now_ns += 10 * _MS
+
+
+class _Notes(EngineObserver):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.first_tokens: list[tuple[float, float]] = []
+        self.inter_tokens: list[tuple[float, int]] = []
+        self.requests: list[RequestMetrics] = []
+        self.steps: list[StepMetrics] = []
+
+    def on_first_token(self, queue_s: float, ttft_s: float) -> None:
+        self.first_tokens.append((queue_s, ttft_s))
+
+    def on_inter_token(self, seconds: float, count: int) -> None:
+        self.inter_tokens.append((seconds, count))
+
+    def on_request(self, record: RequestMetrics) -> None:
+        self.requests.append(record)
+
+    def on_step(self, record: StepMetrics) -> None:
+        self.steps.append(record)
+
+
+def test_latencies_of_a_queue_of_two():
+    """With one slot and steps of 10 ms the second request waits for the four steps of the first."""
+    clock, notes = _Clock(), _Notes()
+    engine = make_engine(observer=notes, clock_ns=clock, before_step=clock.tick, max_num_seqs=1)
+    answers = [Answer(prompt, max_tokens=4) for prompt in _PROMPTS[:2]]
+    for answer in answers:
+        engine.submit(answer.request)
+    finish(engine, answers)
+    assert [(0.0, 0.01), (0.04, 0.05)] == notes.first_tokens
+    assert [(0.01, 1)] * 6 == notes.inter_tokens
+    common = {"outcome": "length", "tpot_s": 0.01, "num_prompt_tokens": 20, "num_output_tokens": 4, "is_good": True}
+    assert [
+        RequestMetrics(queue_s=0.0, ttft_s=0.01, e2e_s=0.04, **common),  # type: ignore[arg-type]
+        RequestMetrics(queue_s=0.04, ttft_s=0.05, e2e_s=0.08, **common),  # type: ignore[arg-type]
+    ] == notes.requests
+    metrics = engine.metrics
+    assert (2, 2, 6, 2, 2) == tuple(
+        each.count for each in (metrics.queue_time, metrics.ttft, metrics.itl, metrics.tpot, metrics.e2e)
+    )
+    assert pytest.approx(0.06) == metrics.ttft.sum_s
+    assert (8, 8, 40 + 6) == (metrics.num_steps, metrics.num_output_tokens, metrics.num_computed_tokens)
+    assert 80 * _MS == metrics.busy_ns
+
+
+def test_choices_of_a_step_are_counted_together():
+    """Three choices that get a token in the same steps are one observation with a count; TPOT counts each."""
+    clock, notes = _Clock(), _Notes()
+    engine = make_engine(observer=notes, clock_ns=clock, before_step=clock.tick)
+    answer = Answer(_PROMPTS[0], n=3, temperature=1.0, max_tokens=3)
+    engine.submit(answer.request)
+    finish(engine, [answer])
+    assert 1 == len(notes.first_tokens)
+    assert 6 == sum(count for _, count in notes.inter_tokens)
+    assert [9] == [record.num_output_tokens for record in notes.requests]
+    assert 3 == engine.metrics.tpot.count
+
+
+def test_occupancy_of_each_step():
+    """A step's record has its size, who runs and waits after it, and the blocks in use."""
+    notes = _Notes()
+    serve([Answer(p, max_tokens=2) for p in _PROMPTS], observer=notes, max_num_seqs=2, num_blocks=20)
+    shapes = [(s.num_sequences, s.num_tokens, s.num_sampled, s.num_running, s.num_waiting) for s in notes.steps]
+    assert [(2, 40, 2, 2, 1), (2, 2, 2, 0, 1), (1, 20, 1, 1, 0), (1, 1, 1, 0, 0)] == shapes
+    assert [4, 0, 2, 0] == [step.num_used_blocks for step in notes.steps]
+    assert {19} == {step.num_blocks for step in notes.steps}
+
+
+@pytest.mark.parametrize(
+    ("slo", "is_good"),
+    [
+        ({}, True),
+        ({"slo_ttft_ms": 10.0, "slo_tpot_ms": 10.0}, True),
+        ({"slo_ttft_ms": 9.9}, False),
+        ({"slo_tpot_ms": 9.9}, False),
+    ],
+)
+@pytest.mark.parametrize("is_requests_own", [False, True])
+def test_goodput_is_what_keeps_its_promises(slo: dict[str, float], is_good: bool, is_requests_own: bool):
+    """A request is good if it kept both promises, its own or else the engine's."""
+    clock = _Clock()
+    own, others = (slo, dict.fromkeys(slo, 1.0)) if is_requests_own else ({}, slo)
+    engine = make_engine(clock_ns=clock, before_step=clock.tick, **others)  # type: ignore[arg-type]
+    before = engine.metrics.totals(clock())
+    answer = Answer(_PROMPTS[0], max_tokens=5, **own)  # type: ignore[arg-type]
+    engine.submit(answer.request)
+    finish(engine, [answer])
+    rates = engine.metrics.rates(before, engine.metrics.totals(clock()))
+    assert (is_good / 0.05, 5 / 0.05) == pytest.approx((rates.goodput_per_s, rates.tokens_per_s))
+
+
+def test_a_request_without_an_answer_is_not_good():
+    """Cancelled and expired requests count by their outcome, never as good, and have no time to first token."""
+    clock, notes = _Clock(), _Notes()
+    engine = make_engine(observer=notes, clock_ns=clock, before_step=clock.tick, max_num_seqs=1)
+    answers = [Answer(p, max_tokens=3) for p in _PROMPTS]
+    answers[1].request.deadline_ns = clock() + 5 * _MS
+    for answer in answers:
+        engine.submit(answer.request)
+    engine.cancel(answers[2].request)
+    finish(engine, answers[:2])
+    assert {"cancelled": 1, "DEADLINE_EXCEEDED": 1, "length": 1} == engine.metrics.outcomes
+    assert 1 == engine.metrics.num_good_requests
+    assert [None, None] == [record.ttft_s for record in notes.requests[:2]]
+
+
+def test_hit_rate_is_the_share_of_prompt_tokens():
+    """Of two equal prompts of 33 tokens one is read and two blocks of the other are found."""
+    engine = serve([Answer([*_PROMPTS[0], *_PROMPTS[1]][:33], max_tokens=2) for _ in range(2)], max_num_seqs=2)
+    assert 32 / 66 == engine.metrics.hit_rate
+
+
+def test_use_of_the_hardware_where_peaks_are_known():
+    """MFU and MBU are what steps could not do without over what the device could do in their time; else absent."""
+    clock, plans = _Clock(), []
+
+    def tick(plan: ForwardPlan) -> None:
+        clock.tick(plan)
+        plans.append(plan)
+
+    engine = make_engine(clock_ns=clock, before_step=tick, peak_flops_per_s=1e9)
+    before = engine.metrics.totals(clock())
+    answer = Answer(_PROMPTS[0], max_tokens=3)
+    engine.submit(answer.request)
+    finish(engine, [answer])
+    rates = engine.metrics.rates(before, engine.metrics.totals(clock()))
+    flops = sum(StepCost(MODEL, "float32", "float32").of(plan)[0] for plan in plans)
+    assert flops / 0.03 / 1e9 == rates.mfu
+    assert rates.mbu is None
+
+
+def test_cost_of_a_step():
+    """A prompt of 3 tokens and a sequence with 1 new token of 5, counted by hand."""
+    model = replace(MODEL, num_layers=1)
+    layer = 32 * (32 + 16 + 16) + 32 * 32 + 3 * 32 * 48
+    plan = ForwardPlan(**{name: np.empty(0, np.int32) for name in ForwardPlan._fields})._replace(  # type: ignore[arg-type]
+        q_start=np.array([0, 1, 4], np.int32),
+        ctx_len=np.array([5, 3], np.int32),
+        token_ids=np.zeros(4, np.int32),
+        sample_rows=np.zeros(2, np.int32),
+    )
+    num_seen = 5 + (1 + 2 + 3)
+    flops, num_bytes = StepCost(model, "bfloat16", "bfloat16").of(plan)
+    assert 2 * (4 * layer + 2 * 32 * 96) + 4 * 32 * num_seen == flops
+    assert 2 * (layer + 32 * 96) + 8 * (2 * 16 * 2) == num_bytes
+
+
+@pytest.mark.parametrize("num_bits", [0, 4, 8])
+def test_bytes_of_matrices_are_those_of_their_codes(num_bits: int) -> None:
+    """A model rounded to few bits reads its codes and scales in a step, and MBU counts these."""
+    weights = random_weights(MODEL, seed=1)
+    matrices = {name: weight for name, weight in weights.items() if is_matrix(name)}
+    matrices.setdefault(LM_HEAD, weights[EMBEDDING])
+    expected = sum(weight.nbytes for weight in matrices.values())
+    if num_bits:
+        bits = {LM_HEAD: 8}
+        expected = sum(quantize(each, bits.get(name, num_bits)).num_bytes for name, each in matrices.items())
+    model = LlamaModel(MODEL, dict(weights), num_bits=num_bits)
+    assert expected == model.matrix_bytes
+    plan = ForwardPlan(**{name: np.empty(0, np.int32) for name in ForwardPlan._fields})._replace(  # type: ignore[arg-type]
+        q_start=np.zeros(1, np.int32)
+    )
+    assert expected == StepCost(MODEL, "float32", "float32", model.matrix_bytes).of(plan)[1]
+
+
+def test_a_distribution_counts_and_finds_quantiles():
+    """Sum and count are exact, a quantile is the bound of its bucket, what is above all bounds is counted, too."""
+    histogram = Histogram()
+    assert 0.0 == histogram.quantile(0.5)
+    histogram.add(0.01, 98)
+    histogram.add(1.0)
+    histogram.add(1e6)
+    assert (100, pytest.approx(0.98 + 1.0 + 1e6)) == (histogram.count, histogram.sum_s)  # type: ignore[comparison-overlap]
+    assert 0.01 <= histogram.quantile(0.5) < 0.012
+    assert 1.0 <= histogram.quantile(0.99) < 1.2
+    assert BOUNDS_S[-1] == histogram.quantile(1.0)
+    assert 1 == histogram.counts[-1]

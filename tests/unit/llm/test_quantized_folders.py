@@ -1,0 +1,309 @@
+"""Quantised folders of every format: what is read is what was written, and malformed ones are refused at load."""
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.unit.llm.engine_fixture import logits_of_text
+from tests.unit.llm.quantized_folders import CONFIG, FORMATS, Tensors, bitsandbytes4, gptq, save_folder
+
+from weft.base.errors import InvalidArgumentError
+from weft.llm.config import TransformerConfig
+from weft.llm.models.weight_parts import weight_parts
+from weft.llm.models.weights import load_folder
+from weft.llm.ops import Matrix
+from weft_kernels.linear import cpu
+from weft_kernels.linear.quantized import QuantizedWeight
+
+torch.set_num_threads(1)
+
+_Q, _K = "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj"
+_DOWN = "model.layers.1.mlp.down_proj"
+
+
+@pytest.fixture(autouse=True)
+def _exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products are those with the numbers of the codes; where a CPU multiplies codes it rounds activations too."""
+    monkeypatch.setattr(cpu, "has_panels", lambda dtype: False)
+
+
+def _numbers(weight: Matrix) -> torch.Tensor:
+    if isinstance(weight, tuple):
+        return torch.cat([_numbers(part) for part in weight])
+    return weight.dequantize() if isinstance(weight, QuantizedWeight) else weight
+
+
+def _logits(weights: dict[str, Any]) -> torch.Tensor:
+    """Of every position of a text of 20 tokens."""
+    return logits_of_text(CONFIG, weights, torch.arange(20) * 7 % CONFIG.vocab_size)
+
+
+def _fused(numbers: Tensors) -> Tensors:
+    return {name: torch.cat([numbers[part.name] for part in parts]) for name, parts in weight_parts(CONFIG).items()}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_what_is_read_is_what_was_written(tmp_path: Path, kind: str) -> None:
+    """Every number of every format is that which was written, and logits are those of the numbers."""
+    writer, quantization = FORMATS[kind]
+    expected = _fused(save_folder(tmp_path, writer, quantization))
+    weights = load_folder(tmp_path, TransformerConfig.from_folder(tmp_path))
+    assert expected.keys() == weights.keys()
+    for name, weight in weights.items():
+        torch.testing.assert_close(_numbers(weight), expected[name], rtol=1e-6, atol=1e-7)
+    is_packed = [isinstance(weight, QuantizedWeight) for name, weight in weights.items() if "_proj" in name]
+    assert ("fp8" not in kind and "across" not in kind) == all(is_packed) == any(is_packed)
+    exact = _logits(dict(expected))
+    assert (_logits(weights) - exact).norm() <= 0.1 * exact.norm()  # products with codes round activations to 8 bits
+
+
+@pytest.mark.parametrize("kind", ["gptq", "awq", "nf4 double", "bitsandbytes 8 bits", "fp8", "compressed"])
+def test_modules_that_are_not_quantised(tmp_path: Path, kind: str) -> None:
+    """A module that is left as it was is read as it is, alone and beside one of codes in a fused product."""
+    writer, quantization = FORMATS[kind]
+    plain = ("lm_head", _K, _DOWN)
+    quantization = quantization | {"modules_to_not_convert": list(plain)}
+    expected = _fused(save_folder(tmp_path, writer, quantization, is_plain=lambda module: module in plain))
+    weights = load_folder(tmp_path, CONFIG)
+    assert isinstance(weights[f"{_DOWN}.weight"], torch.Tensor)
+    assert (kind == "fp8") != isinstance(weights["model.layers.0.self_attn.qkv_proj.weight"], tuple)
+    exact = _logits(dict(expected))
+    assert (_logits(weights) - exact).norm() <= 0.1 * exact.norm()  # products with codes round activations to 8 bits
+
+
+def test_lm_head_of_codes(tmp_path: Path) -> None:
+    """A quantised LM head is one of codes."""
+    save_folder(tmp_path, *FORMATS["gptq"], is_plain=lambda module: False)
+    assert isinstance(load_folder(tmp_path, CONFIG)["lm_head.weight"], QuantizedWeight)
+
+
+def test_layers_of_several_types(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Layers of 4 and 8 bits and of other groups stand in one folder; unlike parts stay apart, which the log says."""
+
+    def mixed(module: str, shape: tuple[int, int], random: np.random.Generator) -> Any:
+        kinds = {_Q: gptq(8), _DOWN: gptq(8, group_size=64)}
+        return kinds.get(module, gptq())(module, shape, random)
+
+    expected = _fused(save_folder(tmp_path, mixed, FORMATS["gptq"][1] | {"dynamic": {}}))
+    with caplog.at_level(logging.INFO, "weft.llm"):
+        weights = load_folder(tmp_path, CONFIG)
+    qkv, down = weights["model.layers.0.self_attn.qkv_proj.weight"], weights[f"{_DOWN}.weight"]
+    assert isinstance(qkv, tuple)
+    assert [8, 4, 4] == [part.num_bits for part in qkv if isinstance(part, QuantizedWeight)]
+    assert isinstance(down, QuantizedWeight)
+    assert (8, 64) == (down.num_bits, down.group_size)
+    exact = _logits(dict(expected))
+    assert (_logits(weights) - exact).norm() <= 0.1 * exact.norm()  # products with codes round activations to 8 bits
+    assert "weights of gptq: 8 of 9 matrices have codes; 1 are products of several parts" in caplog.text
+
+
+def test_configuration_beside_the_model(tmp_path: Path) -> None:
+    """Of early GPTQ folders the configuration is in a file of its own, and layers have biases of zeros."""
+    expected = _fused(save_folder(tmp_path, FORMATS["gptq"][0], None))
+    (tmp_path / "quantize_config.json").write_text(json.dumps({"bits": 4, "group_size": 32, "desc_act": False}))
+    _change(tmp_path, lambda tensors: tensors.update({f"{_Q}.bias": torch.zeros(64)}))
+    weights = load_folder(tmp_path, CONFIG)
+    assert torch.equal(_numbers(weights[f"{_DOWN}.weight"]), expected[f"{_DOWN}.weight"])
+    _change(tmp_path, lambda tensors: tensors.update({f"{_Q}.bias": torch.ones(64)}))
+    _fails(tmp_path, f"'{_Q}.bias' must be zeros or absent")
+
+
+def _change(folder: Path, change: Callable[[Tensors], Any]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def _fails(folder: Path, *messages: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
+        load_folder(folder, CONFIG)
+    assert [] == [message for message in messages if message not in str(caught.value)], str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "message"),
+    [
+        ({"quant_method": "hqq"}, "quant_method must be one of gptq, awq, bitsandbytes, fp8, fbgemm_fp8, compressed-"),
+        ({}, "quantization_config.quant_method must be one of"),
+        ({"quant_method": ["gptq"]}, "quantization_config.quant_method must be one of"),
+        (
+            {"quant_method": "compressed-tensors", "format": "pack-quantized", "sparsity_config": [1]},
+            "quantization_config.sparsity_config must be absent or of format dense, got [1]",
+        ),
+        ([], "quantization_config must be an object, got []"),
+        ({"quant_method": "gptq", "bits": 3}, "quantization_config.bits must be 4 or 8, got 3"),
+        ({"quant_method": "gptq", "bits": True}, "quantization_config.bits must be 4 or 8, got True"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format must be one of gptq"),
+        ({"quant_method": "awq", "bits": 8}, "quantization_config.bits must be 4, got 8"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "quantization_config.version must be one of gemm"),
+        ({"quant_method": "bitsandbytes"}, "quantization_config.load_in_4bit must be true, or load_in_8bit"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "weight_block_size must be two whole numbers above 0"),
+        ({"quant_method": "compressed-tensors", "format": "marlin-24"}, "quantization_config.format must be one of"),
+        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "config_groups must be an object"),
+    ],
+)
+def test_unsupported_methods(tmp_path: Path, quantization: Any, message: str) -> None:
+    """A method, a number of bits or a version that is not supported is refused, with what is and what to do."""
+    save_folder(tmp_path, FORMATS["gptq"][0], quantization)
+    _fails(tmp_path, message, "take another quantisation of the model")
+
+
+def test_codes_without_a_configuration(tmp_path: Path) -> None:
+    """Codes that the configuration says nothing about are no weights of the model."""
+    save_folder(tmp_path, FORMATS["gptq"][0], None)
+    _fails(tmp_path, "down_proj.weight'", "missing")
+
+
+def _without(name: str) -> Callable[[Tensors], Any]:
+    return lambda tensors: tensors.pop(name)
+
+
+def _with(name: str, tensor: torch.Tensor) -> Callable[[Tensors], Any]:
+    return lambda tensors: tensors.update({name: tensor})
+
+
+_STATE = f"{_Q}.weight.quant_state.bitsandbytes__nf4"
+
+
+def _json(text: str) -> torch.Tensor:
+    return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "messages"),
+    [
+        ("gptq", _without(f"{_Q}.scales"), [f"'{_Q}.scales' is missing", "fetch the folder again"]),
+        ("gptq", _without(f"{_Q}.qzeros"), [f"'{_Q}.qzeros' is missing"]),
+        ("gptq", _with(f"{_Q}.scales", torch.ones(3, 64)), [f"'{_Q}.scales' must be", "divides 64", "[3, 64]"]),
+        ("gptq", _with(f"{_Q}.scales", torch.ones(64)), [f"'{_Q}.scales' must be", "two dimensions"]),
+        ("gptq", _with(f"{_Q}.scales", torch.ones(2, 63)), [f"'{_Q}.scales'", "shape [2, 64], got [2, 63]"]),
+        ("gptq", _with(f"{_Q}.scales", torch.ones(2, 64, dtype=torch.int32)), [f"'{_Q}.scales'", "got I32"]),
+        (
+            "gptq",
+            _with(f"{_Q}.qweight", torch.ones(6, 64, dtype=torch.int32)),
+            [f"'{_Q}.qweight'", "shape [8, 64], got [6, 64]"],
+        ),
+        ("gptq", _with(f"{_Q}.qweight", torch.tensor(1, dtype=torch.int32)), ["shape [8, 64], got []"]),
+        (
+            "gptq act-order",
+            _with(f"{_Q}.g_idx", torch.zeros(64, dtype=torch.int32)),
+            [f"'{_Q}.g_idx' must be the group of each input, 32 of each of 2", "from 0 to 0"],
+        ),
+        (
+            "gptq act-order",
+            _with(f"{_Q}.g_idx", torch.full((64,), -7, dtype=torch.int32)),
+            [f"'{_Q}.g_idx' must be", "from -7 to -7"],
+        ),
+        ("awq", _with(f"{_Q}.qzeros", torch.ones(2, 4, dtype=torch.int32)), [f"'{_Q}.qzeros'", "shape [2, 8]"]),
+        ("awq", _without(f"{_Q}.scales"), [f"'{_Q}.scales' is missing"]),
+        ("nf4", _without(_STATE), [f"'{_STATE}' must be there"]),
+        ("nf4", _with(_STATE, _json("{")), [f"'{_STATE}' must be JSON"]),
+        ("nf4", _with(_STATE, _json("[]")), [f"'{_STATE}' must be a JSON object"]),
+        ("nf4", _with(_STATE, torch.ones(3)), [f"'{_STATE}' must be a JSON object in uint8"]),
+        ("nf4", _with(_STATE, _json('{"blocksize": 0}')), ["a number of elements 'blocksize', got 0"]),
+        ("nf4", _with(_STATE, _json('{"blocksize": 64, "shape": [1, 4096]}')), ["of a weight of shape [64, 64]"]),
+        ("nf4", _with(_STATE, _json('{"blocksize": 64, "shape": 7}')), ["of a weight of shape [64, 64]"]),
+        ("nf4", _with(f"{_Q}.weight.absmax", torch.ones(63)), [f"'{_Q}.weight.absmax'", "shape [64], got [63]"]),
+        ("nf4", _without(f"{_Q}.weight.quant_map"), [f"'{_Q}.weight.quant_map' is missing"]),
+        (
+            "nf4 double",
+            _with(_STATE, _json('{"blocksize": 64, "nested_blocksize": 16, "nested_offset": "x"}')),
+            ["a finite number 'nested_offset', got x"],
+        ),
+        (
+            "nf4 double",
+            _with(_STATE, _json(f'{{"blocksize": 64, "nested_blocksize": 16, "nested_offset": {10**400}}}')),
+            ["a finite number 'nested_offset', got 1000"],
+        ),
+        ("gptq", _with(f"{_Q}.scales", torch.full((2, 64), torch.nan)), [f"'{_Q}.weight' must be finite, got NaN"]),
+        ("awq", _with(f"{_Q}.scales", torch.full((2, 64), torch.inf)), [f"'{_Q}.weight' must be finite"]),
+        ("nf4", _with(f"{_Q}.weight.quant_map", torch.full((16,), torch.nan)), [f"'{_Q}.weight' must be finite"]),
+        ("fp8", _with(f"{_Q}.weight_scale", torch.tensor(torch.nan)), [f"'{_Q}.weight' must be finite"]),
+        ("bitsandbytes 8 bits", _without(f"{_Q}.SCB"), [f"'{_Q}.SCB' is missing"]),
+        ("fp8", _without(f"{_Q}.weight_scale"), [f"'{_Q}.weight_scale' must be", "got no such tensor"]),
+        ("fp8", _with(f"{_Q}.weight_scale", torch.ones(3)), [f"'{_Q}.weight_scale' must be", "got [3]"]),
+        ("compressed", _without(f"{_Q}.weight_scale"), [f"'{_Q}.weight_scale' is missing"]),
+        (
+            "compressed",
+            _with(f"{_Q}.weight_packed", torch.ones(64, 7, dtype=torch.int32)),
+            [f"'{_Q}.weight_packed'", "shape [64, 8], got [64, 7]"],
+        ),
+        ("compressed", _with(f"{_Q}.extra", torch.ones(1)), [f"'{_Q}.extra' is not part of the model"]),
+    ],
+)
+def test_malformed_folders(tmp_path: Path, kind: str, change: Callable[[Tensors], Any], messages: list[str]) -> None:
+    """A tensor that is missing, of another shape or type, or has impossible values is named, with what it must be."""
+    save_folder(tmp_path, *FORMATS[kind])
+    _change(tmp_path, change)
+    _fails(tmp_path, *messages)
+
+
+def test_blocks_of_one_element(tmp_path: Path) -> None:
+    """Blocks of odd size, which codes in groups cannot have, are read as numbers."""
+    expected = _fused(save_folder(tmp_path, bitsandbytes4(is_double=False, block=1), FORMATS["nf4"][1]))
+    weights = load_folder(tmp_path, TransformerConfig.from_folder(tmp_path))
+    for name, weight in weights.items():
+        torch.testing.assert_close(_numbers(weight), expected[name], rtol=1e-6, atol=1e-7)
+
+
+def test_blocks_larger_than_the_weight_take_no_memory(tmp_path: Path) -> None:
+    """A block size that a file claims is not what is allocated."""
+    writer, quantization = FORMATS["fp8 by block"]
+    expected = save_folder(tmp_path, writer, quantization)
+
+    def one_scale_per_32_inputs(tensors: Tensors) -> None:
+        for name in [name for name in tensors if name.endswith("weight_scale_inv")]:
+            inputs = tensors[name.removesuffix("_scale_inv")].shape[1]
+            tensors[name] = torch.ones(1, inputs // 32)
+
+    _change(tmp_path, one_scale_per_32_inputs)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"]["weight_block_size"] = [10**15, 32]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert _fused(expected).keys() == load_folder(tmp_path, TransformerConfig.from_folder(tmp_path)).keys()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_hidden_layers": 10**9},
+        {"max_position_embeddings": 10**30},
+        {"rope_parameters": {"rope_type": "linear", "factor": 1e30, "rope_theta": 1e4}},
+    ],
+)
+def test_sizes_that_nothing_has(tmp_path: Path, change: dict[str, Any]) -> None:
+    """Layers and positions are limited before anything is made of them."""
+    save_folder(tmp_path, *FORMATS["gptq"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(InvalidArgumentError, match="must be at most"):
+        TransformerConfig.from_folder(tmp_path)
+
+
+def test_ends_outside_of_the_vocabulary(tmp_path: Path) -> None:
+    """An end-of-text token without a logit is left out: `min_tokens` forbids ends by their place in the logits."""
+    save_folder(tmp_path, *FORMATS["gptq"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": [3, CONFIG.vocab_size, 10**12]}))
+    assert TransformerConfig.from_folder(tmp_path).eos_token_ids == (3,)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_any_tensor_may_be_missing(tmp_path: Path, kind: str) -> None:
+    """A module without one of its tensors is an error that names it, unless the format can do without the tensor."""
+    save_folder(tmp_path, *FORMATS[kind])
+    whole = load_file(tmp_path / "model.safetensors")
+    optional = ("g_idx", "weight_g_idx", "weight_shape", "input_scale", "weight_format", "weight_zero_point")
+    needed = [("gptq act-order", f"{_Q}.g_idx"), ("gptq 8 bits act-order", f"{_Q}.g_idx")]
+    for name in [name for name in whole if name.startswith(_Q)]:
+        save_file({other: tensor for other, tensor in whole.items() if other != name}, tmp_path / "model.safetensors")
+        if name.rpartition(".")[2] in optional and (kind, name) not in needed:
+            load_folder(tmp_path, CONFIG)
+        else:
+            _fails(tmp_path, _Q)

@@ -1,0 +1,291 @@
+"""Weights: what folders may hold, what the errors say, what is drawn from a seed, and the model whose text is known."""
+
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tests.unit.llm.permutation_model import permutation, permutation_weights
+
+from weft.base.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError, WeftError
+from weft.llm.config import TransformerConfig
+from weft.llm.models.model import LlamaModel
+from weft.llm.models.weight_parts import LM_HEAD, weight_parts
+from weft.llm.models.weights import load_folder, random_weights
+
+torch.set_num_threads(1)
+
+_CONFIG = TransformerConfig(
+    vocab_size=60,
+    hidden_size=32,
+    intermediate_size=24,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=6,
+    max_position_embeddings=64,
+    has_qkv_bias=True,
+    has_qk_norm=True,
+)
+_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_Tensors = dict[str, torch.Tensor]
+
+
+def _tensors() -> _Tensors:
+    """The tensors of a folder, each with numbers of its own."""
+    generator = torch.Generator().manual_seed(0)
+    parts = [part for parts in weight_parts(_CONFIG).values() for part in parts]
+    return {part.name: torch.randn(part.shape, generator=generator) for part in parts}
+
+
+def _save(folder: Path, tensors: _Tensors) -> None:
+    save_file(tensors, folder / _SINGLE)
+
+
+def _save_sharded(folder: Path, tensors: _Tensors) -> dict[str, str]:
+    """Every third tensor in the same file; returns the index that is written."""
+    index = {name: f"model-{number % 3}.safetensors" for number, name in enumerate(tensors)}
+    for file in sorted(set(index.values())):
+        save_file({name: tensors[name] for name in tensors if index[name] == file}, folder / file)
+    _save_index(folder, index)
+    return index
+
+
+def _save_index(folder: Path, index: object) -> None:
+    (folder / _INDEX).write_text(json.dumps({"metadata": {}, "weight_map": index}))
+
+
+def _fails(folder: Path, *messages: str, kind: type[WeftError] = InvalidArgumentError) -> None:
+    """Loading raises an error whose text has every one of ``messages``."""
+    with pytest.raises(kind) as caught:
+        load_folder(folder, _CONFIG)
+    assert [] == [message for message in messages if message not in str(caught.value)]
+
+
+@pytest.mark.parametrize("save", [_save, _save_sharded])
+def test_parts_are_joined(tmp_path: Path, save: Callable[[Path, _Tensors], object]) -> None:
+    """Queries, keys and values are one weight, gate and up another, in this order; from one file or several."""
+    tensors = _tensors()
+    save(tmp_path, tensors)
+    weights = load_folder(tmp_path, _CONFIG)
+    assert list(weight_parts(_CONFIG)) == list(weights)
+    prefix = "model.layers.1."
+    for name, parts in (("qkv_proj.weight", "qkv"), ("qkv_proj.bias", "qkv")):
+        kind = name.partition(".")[2]
+        joined = torch.cat([tensors[f"{prefix}self_attn.{part}_proj.{kind}"] for part in parts])
+        assert torch.equal(joined, weights[f"{prefix}self_attn.{name}"])
+    joined = torch.cat([tensors[f"{prefix}mlp.{part}_proj.weight"] for part in ("gate", "up")])
+    assert torch.equal(joined, weights[f"{prefix}mlp.gate_up_proj.weight"])
+    assert torch.equal(tensors[LM_HEAD], weights[LM_HEAD])
+
+
+def test_type(tmp_path: Path) -> None:
+    """Weights become what the configuration says, or what is asked for, from any type of number."""
+    tensors = {name: tensor.to(torch.float16) for name, tensor in _tensors().items()}
+    _save(tmp_path, tensors)
+    assert {torch.float32} == {weight.dtype for weight in load_folder(tmp_path, _CONFIG).values()}
+    weights = load_folder(tmp_path, _CONFIG, dtype=torch.bfloat16)
+    assert torch.equal(tensors[LM_HEAD].to(torch.bfloat16), weights[LM_HEAD])
+
+
+def test_what_follows_from_others(tmp_path: Path) -> None:
+    """Old folders hold the frequencies of rotation, and tied ones the logits' weight: neither is read."""
+    tensors = _tensors() | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(3)}
+    _save(tmp_path, tensors)
+    assert LM_HEAD in load_folder(tmp_path, _CONFIG)
+    assert LM_HEAD not in load_folder(tmp_path, replace(_CONFIG, tie_word_embeddings=True))
+
+
+def test_missing(tmp_path: Path) -> None:
+    """A tensor that is not there is named; of many the first five are."""
+    tensors = _tensors()
+    del tensors["model.layers.1.self_attn.k_proj.weight"]
+    _save(tmp_path, tensors)
+    _fails(tmp_path, "'model.layers.1.self_attn.k_proj.weight' is missing")
+    _save(tmp_path, {LM_HEAD: tensors[LM_HEAD]})
+    _fails(tmp_path, "'model.embed_tokens.weight', ", f"and {len(_tensors()) - 1 - 5} more are missing")
+
+
+def test_surplus(tmp_path: Path) -> None:
+    """A tensor that the model has no use for is an error: the folder is of another model."""
+    _save(tmp_path, _tensors() | {"model.layers.2.input_layernorm.weight": torch.ones(32)})
+    _fails(tmp_path, "'model.layers.2.input_layernorm.weight' is not part of the model")
+
+
+def test_wrong_shape(tmp_path: Path) -> None:
+    """A tensor of another shape is named with its file, the shape wanted and the shape there."""
+    _save(tmp_path, _tensors() | {LM_HEAD: torch.ones(61, 32)})
+    _fails(tmp_path, "'lm_head.weight' in model.safetensors must have shape [60, 32], got [61, 32]")
+
+
+def test_wrong_type(tmp_path: Path) -> None:
+    """Whole numbers are no weights: they would need scales."""
+    _save(tmp_path, _tensors() | {LM_HEAD: torch.ones(60, 32, dtype=torch.int8)})
+    _fails(tmp_path, "'lm_head.weight'", "got I8", "before it was quantised")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../model-0.safetensors",
+        "/etc/x.safetensors",
+        "a/b.safetensors",
+        "..\\x.safetensors",
+        "c:x.safetensors",
+        "x.bin",
+    ],
+)
+def test_unsafe_shard(tmp_path: Path, name: str) -> None:
+    """An index that points out of its folder, or at a pickle, is refused, whether the file is there or not."""
+    _save_index(tmp_path, _save_sharded(tmp_path, _tensors()) | {LM_HEAD: name})
+    _fails(tmp_path, "'lm_head.weight' must be in a .safetensors file of the same folder", repr(name))
+
+
+def test_index_and_files_differ(tmp_path: Path) -> None:
+    """A shard that is not there, and a tensor that is in another one than the index says, are named."""
+    index = _save_sharded(tmp_path, _tensors())
+    _save_index(tmp_path, index | {LM_HEAD: "model-9.safetensors"})
+    _fails(tmp_path, "no file", "model-9.safetensors", kind=NotFoundError)
+    other = next(file for file in index.values() if file != index[LM_HEAD])
+    _save_index(tmp_path, index | {LM_HEAD: other})
+    _fails(tmp_path, f"says that 'lm_head.weight' is in {other}, and it is not")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": {}}', '{"weight_map": {"a": 1}}', '{"weight_map": []}'])
+def test_index_that_is_none(tmp_path: Path, text: str) -> None:
+    """A broken index is an error of the index."""
+    (tmp_path / _INDEX).write_text(text)
+    _fails(tmp_path, _INDEX)
+
+
+@pytest.mark.parametrize("kept", [0, 5, 200, -1])
+def test_torn_file(tmp_path: Path, kept: int) -> None:
+    """A file that was cut off, in its header or in its data, is said to be torn, with its size."""
+    _save(tmp_path, _tensors())
+    data = (tmp_path / _SINGLE).read_bytes()[:kept]
+    (tmp_path / _SINGLE).write_bytes(data)
+    _fails(tmp_path, f"{_SINGLE} ({len(data)} bytes) is torn")
+
+
+def test_header_that_lies(tmp_path: Path) -> None:
+    """A header that claims more data than there is, or to be of absurd size, is an error and no crash."""
+    (tmp_path / _SINGLE).write_bytes(struct.pack("<Q", 2**60) + b"{}")
+    _fails(tmp_path, "is torn or no safetensors file")
+    header = json.dumps({LM_HEAD: {"dtype": "F32", "shape": [60, 32], "data_offsets": [0, 4 * 60 * 32]}}).encode()
+    (tmp_path / _SINGLE).write_bytes(struct.pack("<Q", len(header)) + header + bytes(100))
+    _fails(tmp_path, "is torn or no safetensors file")
+
+
+def test_no_weights(tmp_path: Path) -> None:
+    """A folder without safetensors is NOT_FOUND; if it has pickles, the message says that they are not read."""
+    _fails(tmp_path, "no model.safetensors or model.safetensors.index.json", kind=NotFoundError)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    _fails(tmp_path, "save them as safetensors", kind=NotFoundError)
+
+
+def test_random_weights() -> None:
+    """The same seed gives the same weights, another seed others; norms are 1 and every weight has its shape."""
+    first, again, other = random_weights(_CONFIG, 1), random_weights(_CONFIG, 1), random_weights(_CONFIG, 2)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first[LM_HEAD], other[LM_HEAD])
+    assert (first["model.norm.weight"] == 1).all()
+    assert (60, 32) == first[LM_HEAD].shape
+    assert ((4 + 2 + 2) * 6, 32) == first["model.layers.0.self_attn.qkv_proj.weight"].shape
+
+
+def test_loading_undoes_splitting(tmp_path: Path) -> None:
+    """Random weights that are split into the tensors of a folder come back from it as they were."""
+    weights, tensors = random_weights(_CONFIG, 3), {}
+    for name, parts in weight_parts(_CONFIG).items():
+        pieces = weights[name].split([part.shape[0] for part in parts])
+        tensors |= {part.name: piece.clone() for part, piece in zip(parts, pieces, strict=True)}
+    _save(tmp_path, tensors)
+    assert set(tensors) == set(load_file(tmp_path / _SINGLE))
+    loaded = load_folder(tmp_path, _CONFIG)
+    assert all(torch.equal(weights[name], loaded[name]) for name in weights)
+
+
+def _greedy(config: TransformerConfig, weights: _Tensors, first: int, num_tokens: int) -> list[int]:
+    """What the model says after the token ``first``, always the most likely token."""
+    model = LlamaModel(config, dict(weights))
+    block_size = 16
+    num_blocks = -(-num_tokens // block_size)
+    kv = model.new_kv(1 + num_blocks, block_size)
+    table = torch.arange(1, 1 + num_blocks, dtype=torch.int32).unsqueeze(0)
+    text = [first]
+    for position in range(num_tokens):
+        hidden = model.forward(
+            torch.tensor(text[-1:]),
+            torch.tensor([position], dtype=torch.int32),
+            kv,
+            table,
+            torch.tensor([0, 1], dtype=torch.int32),
+            torch.tensor([position + 1], dtype=torch.int32),
+            torch.tensor([block_size + position]),
+            1,
+            position + 1,
+        )
+        text.append(int(model.logits(hidden).argmax()))
+    return text[1:]
+
+
+@pytest.mark.parametrize(("cycle_len", "corrupted"), [(0, 0.0), (5, 0.0), (0, 0.3)])
+def test_permutation_model(cycle_len: int, corrupted: float) -> None:
+    """The greedy text of a permutation model is its permutation, applied again and again."""
+    weights = permutation_weights(_CONFIG, 4, cycle_len=cycle_len, corrupted=corrupted)
+    successors = permutation(_CONFIG.vocab_size, 4, cycle_len=cycle_len, corrupted=corrupted)
+    expected = [int(successors[17])]
+    while len(expected) < 40:
+        expected.append(int(successors[expected[-1]]))
+    assert expected == _greedy(_CONFIG, weights, 17, 40)
+
+
+def test_permutation_model_computes() -> None:
+    """The layers of a permutation model are not idle: with larger factors on them the text is another one."""
+    quiet = _greedy(_CONFIG, permutation_weights(_CONFIG, 4), 17, 40)
+    assert quiet != _greedy(_CONFIG, permutation_weights(_CONFIG, 4, epsilon=1.0), 17, 40)
+
+
+def test_permutation() -> None:
+    """Cycles have the length asked for; corruption changes the part asked for and leaves a permutation."""
+    successors = permutation(60, 1, cycle_len=6)
+    walked = np.arange(60)
+    for _ in range(5):
+        walked = successors[walked]
+        assert (walked != np.arange(60)).all()
+    assert (successors[walked] == np.arange(60)).all()
+    corrupted = permutation(60, 1, cycle_len=6, corrupted=0.25)
+    assert 15 == (corrupted != successors).sum()
+    assert list(range(60)) == sorted(corrupted)
+
+
+def test_impossible_permutations() -> None:
+    """A cycle that does not fit, a part that is none and tied embeddings are refused."""
+    with pytest.raises(InvalidArgumentError, match="cycle_len must divide vocab_size = 60, got 7"):
+        permutation(60, 0, cycle_len=7)
+    with pytest.raises(InvalidArgumentError, match=r"corrupted must be from 0 to 1, got 1\.5"):
+        permutation(60, 0, corrupted=1.5)
+    with pytest.raises(InvalidArgumentError, match="tie_word_embeddings must be false"):
+        permutation_weights(replace(_CONFIG, tie_word_embeddings=True), 0)
+
+
+def test_model_needs_all_weights() -> None:
+    """A model is not made of incomplete weights, nor for longer texts than it can do."""
+    weights = random_weights(_CONFIG, 0)
+    with pytest.raises(InvalidArgumentError, match="max_model_len must be from 0 to 64, got 65"):
+        LlamaModel(_CONFIG, weights, max_model_len=65)
+    del weights[LM_HEAD]
+    with pytest.raises(InvalidArgumentError, match=r"1 of .* missing, first 'lm_head\.weight'"):
+        LlamaModel(_CONFIG, weights)
+
+
+def test_a_cache_larger_than_memory_is_refused():
+    """A cache that the host cannot allocate is an error that says its size and what to lower."""
+    model = LlamaModel(_CONFIG, dict(random_weights(_CONFIG, seed=1)))
+    with pytest.raises(ResourceExhaustedError, match=r"a KV cache of 1099511627776 blocks takes \d+ bytes.*lower kv_c"):
+        model.new_kv(2**40, 16)

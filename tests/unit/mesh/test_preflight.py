@@ -1,0 +1,98 @@
+"""Checks before anything is started."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from weft.mesh.preflight import MeshError, check_port, hold_port, service_folders
+
+SERVICES = ("preprocess", "model")
+
+
+def test_a_port_in_use_is_named_with_the_cure() -> None:
+    """The message has the port, the host and the options that choose others."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(MeshError, match=f"port {port} on 127.0.0.1 is in use.*--router-port"):
+            check_port("127.0.0.1", port)
+
+
+def test_a_port_that_was_closed_is_free() -> None:
+    """A port is free again as soon as its listener has gone, and 0 always is."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            listener.accept()[0].close()
+    check_port("127.0.0.1", port)
+    check_port("127.0.0.1", 0)
+
+
+def test_a_held_port_is_for_services_of_the_mesh_alone() -> None:
+    """A server that shares no port cannot take it while the service is down, also not with SO_REUSEADDR, as most do."""
+    with hold_port("127.0.0.1", 0) as held:
+        address = held.getsockname()
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server(address)
+        for _ in range(2):  # a service and the one after it
+            with socket.create_server(address, reuse_port=True) as service, socket.create_connection(address):
+                service.accept()[0].close()
+        with pytest.raises(OSError, match="in use"):
+            socket.create_server(address)
+
+
+def test_a_host_of_another_machine_is_refused() -> None:
+    """An address that this machine does not have cannot be listened on."""
+    with pytest.raises(MeshError, match=r"cannot listen on 192\.0\.2\.1 port 0"):
+        check_port("192.0.2.1", 0)
+
+
+def test_a_folder_without_graphs_is_no_repository(tmp_path: Path) -> None:
+    """The message names the folder and the option."""
+    with pytest.raises(MeshError, match=r"is no model repository.*--repository"):
+        service_folders(tmp_path, SERVICES)
+
+
+def test_models_without_files_are_named_with_the_cure(tmp_path: Path) -> None:
+    """Every model is named at once where none was ever built; where one was, the services say what the others lack."""
+    (tmp_path / "graphs").mkdir()
+    for name in ("model/unbuilt", "model/empty/1", "preprocess/notes/docs"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("model/unbuilt", "model/empty", "preprocess/notes"):
+        (tmp_path / name / "config.pbtxt").touch()
+    with pytest.raises(MeshError) as failure:
+        service_folders(tmp_path, SERVICES)
+    assert "no model files for preprocess/notes, model/empty, model/unbuilt in" in str(failure.value)
+    assert "`make models`" in str(failure.value)
+    (tmp_path / "model/empty/1/model.onnx").touch()
+    assert {"preprocess", "model", "graphs"} == set(service_folders(tmp_path, SERVICES))
+
+
+def test_models_and_ensembles_side_by_side(tmp_path: Path) -> None:
+    """A repository of Triton Inference Server is the model service's and the router's; an ensemble needs no files."""
+    for name, config in (("m", 'backend: "python"'), ("e", 'platform: "ensemble" ensemble_scheduling { }')):
+        (tmp_path / name / "1").mkdir(parents=True)
+        (tmp_path / name / "config.pbtxt").write_text(config)
+    with pytest.raises(MeshError, match="no model files for m in"):
+        service_folders(tmp_path, SERVICES)
+    (tmp_path / "m" / "1" / "model.py").touch()
+    assert {"model": tmp_path, "graphs": tmp_path} == service_folders(tmp_path, SERVICES)
+
+
+@pytest.mark.parametrize("name", ["preprocess", "model", "graphs"])
+@pytest.mark.parametrize("has_config", [True, False])
+def test_models_may_have_the_names_of_services(tmp_path: Path, name: str, has_config: bool) -> None:
+    """A folder with a config.pbtxt or a version folder is a model, whatever its name is."""
+    for model in (name, "other"):
+        (tmp_path / model / "1").mkdir(parents=True)
+        (tmp_path / model / "1" / "model.py").touch()
+    if has_config:
+        (tmp_path / name / "config.pbtxt").write_text('backend: "python"')
+    assert {"model": tmp_path, "graphs": tmp_path} == service_folders(tmp_path, SERVICES)
+
+
+def test_a_repository_without_any_configuration_is_one(tmp_path: Path) -> None:
+    """Models are known by their version folders."""
+    (tmp_path / "digits" / "1").mkdir(parents=True)
+    (tmp_path / "digits" / "1" / "model.onnx").touch()
+    assert {"model": tmp_path, "graphs": tmp_path} == service_folders(tmp_path, SERVICES)

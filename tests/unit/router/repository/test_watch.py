@@ -1,0 +1,265 @@
+"""Graph files that change while the router runs."""
+
+import asyncio
+import logging
+import os
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.router import make
+from tests.unit.router.fake_target import FakeTarget
+from tests.unit.router.make import StartedRouter
+from tests.unit.router.pipes import answered_by, named
+
+from weft.base.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from weft.base.repository.watcher import RepositoryWatcher
+
+
+@dataclass
+class WatchedRouter(StartedRouter):
+    """A router in poll mode.
+
+    Attributes:
+        look: The watcher looks at the files.
+        reason: State of the graph's version, and why.
+    """
+
+    look: Callable[[], Awaitable[None]]
+    reason: Callable[..., tuple[str, str]]
+
+
+@asynccontextmanager
+async def watched(
+    root: Path, target: FakeTarget, settle: Callable[[], None] = lambda: None
+) -> AsyncIterator[WatchedRouter]:
+    """A router in poll mode whose watcher looks when it is told to; `settle` is called between its two looks."""
+    async with make.started(root, target, model_control="poll", repository_poll_s=3_600.0) as s:
+        watcher = s.core._watcher
+
+        async def settled() -> None:
+            settle()
+
+        watcher.settle = settled  # type: ignore[method-assign]
+
+        def reason(version: str = "1") -> tuple[str, str]:
+            return next((e.state, e.reason) for e in s.core.index(ready_only=False) if e[:2] == ("pipe", version))
+
+        yield WatchedRouter(s.core, s.refresh, watcher.look, reason)
+
+
+async def test_files_that_appear_change_and_go_are_taken_over(tmp_path: Path, target: FakeTarget) -> None:
+    """A graph, a version, a change, then the way back; the highest version is the default."""
+    async with watched(tmp_path, target) as s:
+        make.write(tmp_path, named("a"))
+        await s.look()
+        assert "a/1" == await answered_by(s.core)
+        make.write(tmp_path, named("b"), version="10")
+        make.write(tmp_path, named("c"), version="9")
+        await s.look()
+        assert ["b/10", "a/1", "c/9"] == [await answered_by(s.core, version) for version in ("", "1", "9")]
+        make.write(tmp_path, named("d"), version="10")
+        await s.look()
+        assert "d/10" == await answered_by(s.core)
+        shutil.rmtree(tmp_path / "pipe" / "10")
+        await s.look()
+        assert "c/9" == await answered_by(s.core)
+        with pytest.raises(NotFoundError, match="version 10 is not found; the graph has versions 1, 9"):
+            await answered_by(s.core, "10")
+        shutil.rmtree(tmp_path / "pipe")
+        await s.look()
+        with pytest.raises(NotFoundError, match="unknown model: 'pipe'"):
+            await answered_by(s.core)
+
+
+async def test_a_bad_file_does_not_replace_a_good_one(
+    tmp_path: Path, target: FakeTarget, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The index says why it is READY all the same; it is told and counted once, and forgotten when it is mended."""
+    make.write(tmp_path, named("a"))
+    async with watched(tmp_path, target) as s:
+        make.write(tmp_path, named("b").replace('"double"', '"nobody"'))
+        for _ in range(3):
+            await s.look()
+        assert "a/1" == await answered_by(s.core)
+        state, reason = s.reason()
+        assert "READY" == state
+        assert reason.startswith("reload failed: ")
+        assert "unknown model 'nobody'" in reason
+        assert 1 == sum("what was loaded before goes on serving" in record.message for record in caplog.records)
+        assert 1 == s.core._graphs.find("pipe", "1").num_load_failures
+        make.write(tmp_path, named("c"))
+        await s.look()
+        assert ("READY", "") == s.reason()
+        assert "c/1" == await answered_by(s.core)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.7, 0.95])
+async def test_a_file_that_is_half_written_takes_nothing_out(tmp_path: Path, target: FakeTarget, share: float) -> None:
+    """Wherever the writer has stopped; with its last byte the new file serves."""
+    make.write(tmp_path, named("a"))
+    text = named("b")
+    async with watched(tmp_path, target) as s:
+        make.write(tmp_path, text[: int(len(text) * share)])
+        await s.look()
+        assert "a/1" == await answered_by(s.core)
+        make.write(tmp_path, text)
+        await s.look()
+        assert "b/1" == await answered_by(s.core)
+
+
+async def test_a_file_that_still_changes_is_left_for_later(tmp_path: Path, target: FakeTarget) -> None:
+    """A beginning that is a whole graph by itself is not taken for one; nor is a file gone that is only replaced."""
+    make.write(tmp_path, named("a"))
+    writes = [named("b"), named("b") + "policy { timeout_ms: 1000 }"]
+    async with watched(tmp_path, target, lambda: make.write(tmp_path, writes[-1])) as s:
+        make.write(tmp_path, writes[0])
+        await s.look()
+        assert "a/1" == await answered_by(s.core)
+        (tmp_path / "pipe/1/graph.pbtxt").unlink()
+        await s.look()  # it is there again before the second look
+        assert "a/1" == await answered_by(s.core)
+    async with watched(tmp_path, target) as s:
+        assert "b/1" == await answered_by(s.core)
+
+
+async def test_a_change_of_the_same_length_within_the_clocks_grain_is_seen(tmp_path: Path, target: FakeTarget) -> None:
+    """Editors that replace the file give it another inode."""
+    make.write(tmp_path, named("a"))
+    path = tmp_path / "pipe/1/graph.pbtxt"
+    before = path.stat()
+    async with watched(tmp_path, target) as s:
+        draft = tmp_path / "draft"
+        draft.write_text(named("b"))
+        os.utime(draft, ns=(before.st_atime_ns, before.st_mtime_ns))
+        draft.replace(path)
+        await s.look()
+        assert "b/1" == await answered_by(s.core)
+
+
+async def test_a_version_goes_only_when_another_is_ready(tmp_path: Path, target: FakeTarget) -> None:
+    """Version 1 was renamed to a version 2 that needs a model which is not there yet."""
+    make.write(tmp_path, named("a"))
+    async with watched(tmp_path, target) as s:
+        shutil.rmtree(tmp_path / "pipe")
+        make.write(tmp_path, named("b").replace('"double"', '"twice"'), version="2")
+        await s.look()
+        assert "a/1" == await answered_by(s.core)
+        assert ("READY", "reload failed: its file is gone; it goes on serving until another version is ready") == (
+            s.reason("1")
+        )
+        make.serve(target, "double", "twice")
+        await s.refresh(lambda: s.core.is_model_ready("pipe", "2"))
+        assert "b/2" == await answered_by(s.core)
+        assert ["2"] == [e.version for e in s.core.index(ready_only=False) if e.name == "pipe"]
+
+
+async def test_a_repository_that_cannot_be_read_takes_nothing_out(
+    tmp_path: Path, target: FakeTarget, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither the whole of it, as when a disk is lost, nor one folder; it is told once."""
+    make.write(tmp_path, named("a"))
+    folder, away = tmp_path / "pipe", tmp_path.with_name("away")
+    async with watched(tmp_path, target) as s:
+        os.rename(tmp_path, away)
+        for _ in range(2):
+            await s.look()
+        os.rename(away, tmp_path)
+        assert 1 == sum("the graph repository cannot be read" in record.message for record in caplog.records)
+        iterdir = Path.iterdir
+
+        def guarded(path: Path) -> Any:
+            if path == folder:
+                raise PermissionError(13, "Permission denied")
+            return iterdir(path)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Path, "iterdir", guarded)
+            await s.look()
+        assert "a/1" == await answered_by(s.core)
+
+
+async def test_a_file_that_cannot_be_read_is_tried_again(
+    tmp_path: Path, target: FakeTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though nothing of it has changed since."""
+    make.write(tmp_path, named("a"))
+    async with watched(tmp_path, target) as s:
+        make.write(tmp_path, named("b"))
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "read_bytes", lambda path: (_ for _ in ()).throw(PermissionError(13, "no", str(path))))
+            await s.look()
+        assert "cannot be read: no" in s.reason()[1]
+        await s.look()
+        assert "b/1" == await answered_by(s.core)
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+async def test_a_file_that_goes_between_two_looks_is_gone(
+    tmp_path: Path, target: FakeTarget, monkeypatch: pytest.MonkeyPatch, is_new: bool
+) -> None:
+    """It was there when the folder was listed, and not when it was read: nothing waits for it for ever."""
+    if not is_new:
+        make.write(tmp_path, named("a"))
+    async with watched(tmp_path, target) as s:
+        make.write(tmp_path, named("b"))
+        read_bytes = Path.read_bytes
+
+        def gone(path: Path) -> bytes:
+            shutil.rmtree(tmp_path / "pipe", ignore_errors=True)
+            return read_bytes(path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "read_bytes", gone)
+            await s.look()
+        assert "cannot be read: No such file or directory" in s.reason()[1]
+        assert is_new != s.core.is_ready()
+        await s.look()
+        assert s.core.is_ready()
+        assert [] == [entry for entry in s.core.index(ready_only=False) if entry.name == "pipe"]
+
+
+async def test_polling_goes_on_after_a_fault(
+    tmp_path: Path, target: FakeTarget, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    """A defect is logged, and the next look comes; the router's own watcher works as this one does."""
+    looked = asyncio.Event()
+    count = 0
+
+    async def look(watcher: RepositoryWatcher) -> None:
+        nonlocal count
+        count += 1
+        if count == 1:
+            raise RuntimeError("boom")
+        looked.set()
+
+    monkeypatch.setattr(RepositoryWatcher, "look", look)
+    with caplog.at_level(logging.ERROR):
+        async with make.started(tmp_path, target, model_control="poll", repository_poll_s=0.001):
+            async with asyncio.timeout(10):
+                await looked.wait()
+    assert "the graph repository could not be followed" in caplog.text
+    assert 0 == make.num_other_tasks()
+
+
+async def test_clients_may_roll_back_and_nothing_else(tmp_path: Path, target: FakeTarget) -> None:
+    """As in Triton Inference Server, load and unload are for explicit control; a rollback lasts until files change."""
+    make.write(tmp_path, named("a"))
+    async with watched(tmp_path, target) as s:
+        for call in (s.core.load("pipe", {}), s.core.unload("pipe", unload_dependents=False)):
+            with pytest.raises(UnavailableError, match="is not allowed if polling is enabled"):
+                await call
+        with pytest.raises(InvalidArgumentError, match="nothing to roll back to"):
+            await s.core.load("pipe", {"rollback": True})
+        make.write(tmp_path, named("b"))
+        await s.look()
+        await s.core.load("pipe", {"rollback": True})
+        await s.look()
+        assert "a/1" == await answered_by(s.core)
+        make.write(tmp_path, named("c"))
+        await s.look()
+        assert "c/1" == await answered_by(s.core)

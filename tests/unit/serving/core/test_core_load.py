@@ -1,0 +1,263 @@
+"""What is loaded at start and by clients, and what is refused."""
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import pytest
+from google.protobuf.json_format import MessageToDict
+
+from weft.base.core import IndexEntry
+from weft.base.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError
+from weft.base.signature import VERSION_DIGEST_PARAMETER
+from weft.serving.lifecycle import lifecycle
+
+
+async def test_control_is_refused_unless_it_is_on(repository: Any) -> None:
+    """In mode none every model is loaded at start, and clients change nothing."""
+    repository.write("m", {1: 1})
+    core = await repository.serve(model_control="none")
+    for change in (core.load("m", {}), core.unload("m", unload_dependents=False)):
+        with pytest.raises(UnavailableError, match="explicit model load / unload is not allowed"):
+            await change
+    assert await repository.infer(core) == 1
+
+
+async def test_explicit_mode_loads_what_is_named(repository: Any) -> None:
+    """The rest is in the index without a state; the server is ready."""
+    for name in ("a", "b", "c"):
+        repository.write(name, {1: 1})
+    core = await repository.serve(load_models=["b"])
+    assert [entry[:3] for entry in core.index(ready_only=False)] == [("a", "", ""), ("b", "1", "READY"), ("c", "", "")]
+    assert core.is_ready()
+    with pytest.raises(NotFoundError, match="'a' has no available versions"):
+        await repository.infer(core, "a")
+    await core.load("a", {})
+    assert await repository.infer(core, "a") == 1
+
+
+async def test_star_loads_all(repository: Any) -> None:
+    """``*`` in explicit mode loads every model, and they can be unloaded."""
+    for name in ("a", "b"):
+        repository.write(name, {1: 1})
+    core = await repository.serve()
+    assert [entry.name for entry in core.index(ready_only=True)] == ["a", "b"]
+
+
+async def test_model_named_at_start_that_is_not_there(repository: Any) -> None:
+    """The process starts, is not ready, and the index says why."""
+    core = await repository.serve(load_models=["absent", "../x"])
+    assert not core.is_ready()
+    reasons = {entry.name: entry.reason for entry in core.index(ready_only=False)}
+    assert "the repository has no folder 'absent'" in reasons["absent"]
+    assert "Invalid model name" in reasons["../x"]
+
+
+async def test_load_of_what_is_not_in_the_repository(repository: Any) -> None:
+    """Neither an unknown name nor one that leaves the repository is loaded, or remembered."""
+    outside = repository.root.parent / f"{repository.root.name}_outside"
+    (outside / "m" / "1").mkdir(parents=True)
+    (outside / "m" / "config.pbtxt").write_text(repository.CONFIG)
+    core = await repository.serve(load_models=[])
+    with pytest.raises(NotFoundError, match="failed to load 'absent', failed to poll from model repository"):
+        await core.load("absent", {})
+    for name in (f"../{outside.name}/m", str(outside / "m"), "..", ""):
+        with pytest.raises(InvalidArgumentError, match="Invalid model name"):
+            await core.load(name, {})
+    with pytest.raises(NotFoundError, match="Request for unknown model: 'absent' is not found"):
+        await core.unload("absent", unload_dependents=False)
+    assert core.index(ready_only=False) == []
+
+
+async def test_configuration_by_parameter(repository: Any) -> None:
+    """``config`` replaces the file until the model is unloaded; one that cannot be loaded changes nothing."""
+    repository.write("m", {1: 1, 2: 2})
+    core = await repository.serve(load_models=[])
+    tensor = {"data_type": "TYPE_FP32", "dims": [2]}
+    config = {"backend": "add", "max_batch_size": 4, "version_policy": {"specific": {"versions": [1]}}}
+    config |= {"input": [{"name": "X", **tensor}], "output": [{"name": "Y", **tensor}]}
+    await core.load("m", {"config": json.dumps(config)})
+    assert core.config("m", "").max_batch_size == 4
+    assert await repository.infer(core) == 1
+    with pytest.raises(InvalidArgumentError):
+        await core.load("m", {"config": json.dumps(config | {"backend": "absent"})})
+    await core.load("m", {})
+    assert core.config("m", "").max_batch_size == 4
+    assert await repository.infer(core) == 1
+    await core.unload("m", unload_dependents=False)
+    await core.load("m", {})
+    assert core.config("m", "").max_batch_size == 8
+    assert await repository.infer(core) == 2
+
+
+async def test_configuration_by_parameter_starts_so_many_instances(repository: Any) -> None:
+    """What a client may start is bounded apart from what the operator's file may."""
+    repository.write("m", {1: 1}, repository.CONFIG + "instance_group { count: 3 }")
+    core = await repository.serve(max_instances=2)
+    tensor = {"data_type": "TYPE_FP32", "dims": [2]}
+    config = {
+        "backend": "add",
+        "max_batch_size": 8,
+        "input": {"name": "X", **tensor},
+        "output": {"name": "Y", **tensor},
+    }
+    await core.load("m", {"config": json.dumps(config | {"instance_group": {"count": 2}})})
+    for groups in ({"count": 3}, [{"count": 2}, {"count": 1}]):
+        with pytest.raises(InvalidArgumentError, match="the groups make 3 instances; at most 2 are allowed"):
+            await core.load("m", {"config": json.dumps(config | {"instance_group": groups})})
+
+
+@pytest.mark.parametrize(
+    ("parameters", "error", "text"),
+    [
+        ({"config": "{}", "file:1/model.py": b"import os"}, UnsupportedError, "'file:1/model.py' is not supported"),
+        ({"config": b"{}"}, InvalidArgumentError, "parameter 'config' must be a string"),
+        ({"confg": "{}"}, InvalidArgumentError, "unknown parameter 'confg'; a load takes 'config'"),
+        ({"config": "{"}, InvalidArgumentError, "parameter 'config' is not a model configuration in JSON"),
+    ],
+)
+async def test_load_parameters_that_are_refused(
+    repository: Any, parameters: dict[str, bytes | str], error: type[Exception], text: str
+) -> None:
+    """Files sent by a client are never used; unknown parameters are not ignored."""
+    repository.write("m", {1: 1})
+    core = await repository.serve(load_models=[])
+    with pytest.raises(error, match=text):
+        await core.load("m", parameters)
+
+
+async def test_load_goes_on_when_its_caller_leaves(repository: Any, gate: Any) -> None:
+    """A cancelled call leaves no half-loaded model: the load ends, and the model serves."""
+    repository.write("m", {1: 1})
+    core = await repository.serve(gate.on_load(), load_models=[])
+    loading = asyncio.create_task(core.load("m", {}))
+    await gate.has_entered()
+    assert core.index(ready_only=False) == [IndexEntry("m", "1", "LOADING", "")]
+    with pytest.raises(UnavailableError, match="is not at ready state"):
+        await repository.infer(core)
+    loading.cancel()
+    gate.is_open.set()
+    await asyncio.gather(*(asyncio.all_tasks() - {asyncio.current_task()}), return_exceptions=True)
+    assert await repository.infer(core) == 1
+
+
+async def test_load_concurrency_is_bounded(repository: Any, gate: Any) -> None:
+    """No more models load at once than allowed, and all get their turn."""
+    for name in "abcdef":
+        repository.write(name, {1: 1})
+    core = repository.core(gate.on_load(), load_models=["*"], load_concurrency=2)
+    starting = asyncio.create_task(core.start())
+    await gate.has_entered()
+    await gate.has_entered()
+    assert {entry.state for entry in core.index(ready_only=False)} == {"LOADING"}
+    gate.is_open.set()
+    await starting
+    assert gate.most_inside == 2
+    assert len(core.index(ready_only=True)) == 6
+
+
+async def test_close_ends_a_load(repository: Any, gate: Any) -> None:
+    """A load that is under way is given up, and its caller is told."""
+    repository.write("m", {1: 1})
+    core = await repository.serve(gate.on_load(), load_models=[])
+    loading = asyncio.create_task(core.load("m", {}))
+    await gate.has_entered()
+    closing = asyncio.create_task(core.close(grace_s=1))
+    await asyncio.sleep(0)
+    gate.is_open.set()
+    await closing
+    with pytest.raises(asyncio.CancelledError):
+        await loading
+    assert core.index(ready_only=True) == []
+
+
+async def test_close_does_not_wait_for_a_load_that_hangs(repository: Any, gate: Any) -> None:
+    """A load that does not come to its end does not hold up the end of the service, whatever time others need."""
+    repository.write("m", {1: 1})
+    core = await repository.serve(gate.on_load(), load_models=[])
+    loading = asyncio.create_task(core.load("m", {}))
+    await gate.has_entered()
+    await asyncio.wait_for(core.close(grace_s=0), 3)
+    assert loading.cancelled()
+    gate.is_open.set()
+
+
+async def test_a_definition_is_read_on_a_thread_that_may_be_left_alone(repository: Any, gate: Any) -> None:
+    """Auto-complete of user code may hang, which must not keep the process alive."""
+    is_daemon: list[bool] = []
+
+    class Completes(repository.BACKEND):
+        @staticmethod
+        def auto_complete(config: dict[str, Any], directory: Any) -> dict[str, Any]:
+            is_daemon.append(threading.current_thread().daemon)
+            gate.wait()
+            return config
+
+    repository.write("m", {1: 1}, 'backend: "add"')
+    core = await repository.serve(Completes, load_models=[])
+    loading = asyncio.create_task(core.load("m", {}))
+    await gate.has_entered()
+    await asyncio.wait_for(core.close(grace_s=0), 3)
+    assert loading.cancelled()
+    assert is_daemon == [True]
+    gate.is_open.set()
+
+
+async def test_exit_in_auto_complete_fails_the_load(repository: Any) -> None:
+    """User code that raises what would end a program fails its own load and nothing else."""
+
+    class Exits(repository.BACKEND):
+        @staticmethod
+        def auto_complete(config: dict[str, Any], directory: Any) -> dict[str, Any]:
+            raise KeyboardInterrupt
+
+    repository.write("m", {1: 1}, 'backend: "add"')
+    core = await repository.serve(Exits, load_models=[])
+    with pytest.raises(InternalError, match="auto-complete of model 'm' by backend 'add' failed"):
+        await core.load("m", {})
+
+
+async def test_auto_complete_that_hangs_fails_the_load(repository: Any, gate: Any, monkeypatch: Any) -> None:
+    """After a bounded time the model is unavailable with the reason, and another one loads in its place."""
+
+    class Hangs(repository.BACKEND):  # type: ignore[misc,name-defined]  # the base is a value here
+        completes_always = True
+
+        @staticmethod
+        def auto_complete(config: dict[str, Any], directory: Any) -> dict[str, Any]:
+            if not gate.is_open.is_set():
+                gate.wait()
+            return config
+
+    monkeypatch.setattr(lifecycle, "DEFINE_LIMIT_S", 0.1)
+    repository.write("m", {1: 1})
+    core = repository.core(Hangs, load_concurrency=1)
+    await core.start()
+    with pytest.raises(UnavailableError, match=r"not complete after 0.1 s; auto_complete_config .* does not return"):
+        await core.load("m", {})
+    (entry,) = core.index(ready_only=False)
+    assert ("UNAVAILABLE", True) == (entry.state, "does not return" in entry.reason)
+    gate.is_open.set()
+    await core.load("m", {})
+    assert 1 == await repository.infer(core)
+
+
+async def test_the_configuration_tells_of_a_versions_files(repository: Any) -> None:
+    """Files replaced under the same configuration are seen after a reload; a digest that a client gives is dropped."""
+    repository.write("m", {1: 1})
+    core = await repository.serve()
+
+    def digest() -> str:
+        return str(core.config("m", "").parameters[VERSION_DIGEST_PARAMETER].string_value)
+
+    first = digest()
+    (repository.root / "m/1/weights").write_bytes(b"others")
+    assert first == digest() != ""
+    await core.load("m", {})
+    second = digest()
+    assert first != second
+    config = MessageToDict(core.config("m", ""), preserving_proto_field_name=True)
+    config["parameters"] = {VERSION_DIGEST_PARAMETER: {"string_value": "forged"}}
+    await core.load("m", {"config": json.dumps(config)})
+    assert second == digest()

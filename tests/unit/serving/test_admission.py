@@ -1,0 +1,118 @@
+"""Deadlines held against measured executions, with the time in the test's hands."""
+
+import pytest
+from tests.unit.serving.builders import make_request
+
+from weft.base.errors import DeadlineExceededError
+from weft.serving.scheduler.admission import DeadlineAdmission
+from weft.serving.scheduler.execution_times import MAX_AGE_NS, MIN_MEASUREMENTS, ExecutionTimes
+from weft.serving.scheduler.queue import PriorityQueue
+from weft.serving.scheduler.settings import SchedulerSettings
+
+MS = 1_000_000
+NOW_NS = 1000 * MS
+
+
+def _measured(*, num_instances=1, full_ms=0, single_ms=10, **settings):
+    """Queue and admission of a model whose executions took so long lately."""
+    scheduling = SchedulerSettings(**{"max_batch_size": 8, "is_batching": True, **settings})
+    times = ExecutionTimes()
+    admission = DeadlineAdmission(scheduling, num_instances, times)
+    for _ in range(MIN_MEASUREMENTS):
+        times.add(1, single_ms * MS, NOW_NS)
+        if full_ms:
+            times.add(8, full_ms * MS, NOW_NS)
+    return PriorityQueue(scheduling), admission
+
+
+def _is_admitted(queue, admission, request, now_ns=NOW_NS):
+    try:
+        admission.check(request, queue, now_ns)
+    except DeadlineExceededError:
+        return False
+    return True
+
+
+def test_median_needs_measurements():
+    """Nothing is known before enough executions of about that size were measured; sizes are not mixed."""
+    times = ExecutionTimes()
+    for number in range(MIN_MEASUREMENTS):
+        assert 0 == times.median_ns(4, 0)
+        times.add(3 + number % 2, 100 + number, 0)
+    assert 108 == times.median_ns(3, 0) == times.median_ns(4, 0)
+    assert [0, 0] == [times.median_ns(rows, 0) for rows in (2, 5)]
+
+
+def test_median_forgets():
+    """Measurements that are old, or followed by many others, no longer count."""
+    times = ExecutionTimes()
+    for _ in range(MIN_MEASUREMENTS):
+        times.add(1, 900, 5)
+    assert (900, 0) == (times.median_ns(1, 5 + MAX_AGE_NS), times.median_ns(1, 6 + MAX_AGE_NS))
+    for number in range(1000):
+        times.add(1, 1000 - number, MAX_AGE_NS)
+    assert 1000 - 967 == times.median_ns(1, MAX_AGE_NS)
+
+
+@pytest.mark.parametrize(
+    ("left_ms", "expected"), [(None, True), (30, True), (10, True), (9, False), (0, True), (-1, True)]
+)
+def test_a_deadline_must_leave_time_to_execute(left_ms, expected):
+    """A request is refused where less than the median is left; deadlines that passed are the queue's affair."""
+    deadline_ns = None if left_ms is None else NOW_NS + left_ms * MS
+    request = make_request(deadline_ns=deadline_ns)
+    assert expected == _is_admitted(*_measured(), request)  # type: ignore[call-arg]
+    assert (10 * MS if (left_ms or 0) > 0 else 0) == request.expected_ns
+
+
+def test_refusal_says_why():
+    """The text has what is left, what it takes, and what waits before it."""
+    queue, admission = _measured(full_ms=40)
+    for _ in range(2):
+        queue.add(make_request(8), NOW_NS)
+    with pytest.raises(
+        DeadlineExceededError,
+        match=r"^cannot finish inside its deadline: 85\.5 ms are left, and by the median of the latest executions it "
+        r"takes 90\.0 ms, of which 80\.0 ms go to the 16 rows that wait before it; allow more time",
+    ):
+        admission.check(make_request(deadline_ns=NOW_NS + 85_500_000), queue, NOW_NS)
+
+
+@pytest.mark.parametrize(
+    ("full_ms", "num_instances", "num_waiting", "level", "least_ms"),
+    [
+        pytest.param(0, 1, 5, 2, 10, id="what waits does not count where full batches were never measured"),
+        pytest.param(40, 1, 1, 2, 50, id="a full batch goes before"),
+        pytest.param(40, 1, 3, 2, 130, id="several do"),
+        pytest.param(40, 2, 3, 2, 50, id="two instances share them, the third is rounded down"),
+        pytest.param(40, 1, 3, 1, 10, id="a better level passes them"),
+    ],
+)
+def test_waiting_requests_count(full_ms, num_instances, num_waiting, level, least_ms):
+    """The full batches of its level and of better ones that are executed before a request take their time."""
+    queue, admission = _measured(
+        full_ms=full_ms, num_instances=num_instances, priority_levels=2, default_priority_level=2
+    )
+    for _ in range(num_waiting):
+        queue.add(make_request(8), NOW_NS)
+    outcomes = [
+        _is_admitted(queue, admission, make_request(priority=level, deadline_ns=NOW_NS + ms * MS))
+        for ms in (least_ms - 1, least_ms)
+    ]
+    assert [False, True] == outcomes
+
+
+def test_own_batch_grows():
+    """A request that joins those that wait takes as long as a batch of that size does."""
+    queue, admission = _measured(full_ms=40)
+    queue.add(make_request(7), NOW_NS)
+    request = make_request(deadline_ns=NOW_NS + 39 * MS)
+    assert not _is_admitted(queue, admission, request)
+
+
+def test_a_model_that_became_faster_is_found_out():
+    """A refusal does not last: without executions its reason is forgotten."""
+    queue, admission = _measured()
+    late_ns = NOW_NS + MAX_AGE_NS + 1
+    assert not _is_admitted(queue, admission, make_request(deadline_ns=NOW_NS + MS))
+    assert _is_admitted(queue, admission, make_request(deadline_ns=late_ns + MS), late_ns)

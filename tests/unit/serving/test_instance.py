@@ -1,0 +1,302 @@
+"""One instance: its thread, its outputs, and what it does with a backend that misbehaves."""
+
+import asyncio
+import logging
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tests.unit.serving.builders import make_call
+from tests.unit.serving.fake_backends import (
+    CannotClose,
+    CannotLoad,
+    ComplexDatatype,
+    Echo,
+    Exits,
+    FailsFirst,
+    MissingOutput,
+    NoArray,
+    NoList,
+    NoOutcome,
+    Poisoned,
+    Raises,
+    RaisesOwnError,
+    TooFewOutcomes,
+    TooManyOutcomes,
+    UnknownOutput,
+    WrongDatatype,
+    WrongRows,
+    WrongShape,
+)
+
+from weft.base.core import CallContext, InferResult
+from weft.base.errors import InternalError, InvalidArgumentError, WeftError
+from weft.base.tensors import decode
+from weft.serving.backends.base import InstanceContext
+from weft.serving.request.request import InferenceRequest, InferenceResponse
+from weft.serving.runtime.instance import Instance
+from weft.serving.runtime.outputs import OutputEncoder
+
+
+class Runner:
+    """An instance and the executions that it reported."""
+
+    def __init__(self, model_context, backend):
+        self.reports = asyncio.Queue()
+        self.num_reports = 0
+        self.instance = Instance(model_context, backend, InstanceContext("echo_0"), self._report)
+
+    def _report(self, instance, execution):
+        assert instance is self.instance
+        self.num_reports += 1
+        self.reports.put_nowait(execution)
+
+    async def run(self, *calls):
+        """The execution of the calls as one batch."""
+        requests = [InferenceRequest(call, CallContext(), call.inputs["IN"].shape[0]) for call in calls]
+        self.instance.execute(requests)
+        return await asyncio.wait_for(self.reports.get(), 10)
+
+
+@pytest.fixture
+async def start(model_context):
+    """Makes a runner of a backend, its instance loaded; it is closed after the test."""
+    runners = []
+
+    async def start(backend):
+        runner = Runner(model_context, backend)
+        await runner.instance.load()
+        runners.append(runner)
+        return runner
+
+    yield start
+    for runner in runners:
+        await runner.instance.close()
+
+
+async def test_one_thread_does_everything(start):
+    """Construction, load, every execute and close of a backend happen on one thread that is not the loop's."""
+    threads = []
+
+    class Recording(Echo):
+        def __init__(self, *args):
+            super().__init__(*args)
+            threads.append(threading.current_thread())
+
+        def load(self):
+            threads.append(threading.current_thread())
+
+        def execute(self, batch):
+            threads.append(threading.current_thread())
+            return super().execute(batch)
+
+        def close(self):
+            threads.append(threading.current_thread())
+
+    runner = await start(Recording)
+    await runner.run(make_call())
+    await runner.run(make_call())
+    await runner.instance.close()
+    assert 5 == len(threads)
+    assert 1 == len(set(threads))
+    assert threading.current_thread() not in threads
+
+
+async def test_batch_is_split_into_results(start):
+    """Each member gets its own rows, encoded, under its own request id, and the batch is reported once."""
+    runner = await start(Echo)
+    execution = await runner.run(make_call(1, rows=2), make_call(2, rows=1))
+    assert ["r1", "r2"] == [answer.request_id for answer in execution.answers]
+    assert ["echo", "1"] == [execution.answers[0].model_name, execution.answers[0].model_version]
+    assert [[1, 1], [1, 1]] == decode(execution.answers[0].outputs["OUT"]).tolist()
+    assert [[2, 2]] == decode(execution.answers[1].outputs["OUT"]).tolist()
+    assert (3, 1) == (execution.num_rows, runner.num_reports)
+    assert execution.start_ns <= execution.infer_start_ns <= execution.infer_end_ns <= execution.end_ns
+
+
+async def test_only_requested_outputs_are_encoded(start):
+    """Members of one batch may ask for different outputs, in their own order; none asked for means all."""
+    runner = await start(Echo)
+    calls = [make_call(outputs=names) for names in (["COUNT"], ["COUNT", "OUT"], [])]
+    execution = await runner.run(*calls)
+    assert [["COUNT"], ["COUNT", "OUT"], ["OUT", "COUNT"]] == [list(answer.outputs) for answer in execution.answers]
+
+
+async def test_wrong_time_stamps_stay_in_order(start):
+    """A backend that stamps nonsense, or nothing, still gives times that never decrease."""
+
+    class Stamps(Echo):
+        stamp = 0
+
+        def execute(self, batch):
+            outcomes = super().execute(batch)
+            batch.infer_start_ns, batch.infer_end_ns = self.stamp, self.stamp
+            return outcomes
+
+    runner = await start(Stamps)
+    for Stamps.stamp in (0, 1, 2**63):
+        execution = await runner.run(make_call())
+        assert execution.start_ns <= execution.infer_start_ns <= execution.infer_end_ns <= execution.end_ns
+
+
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        (Raises, "model 'echo' failed to execute the request"),
+        (Exits, "model 'echo' failed to execute the request"),
+        (NoList, "answered a batch of 2 requests with NoneType outcomes"),
+        (TooFewOutcomes, "answered a batch of 2 requests with 1 outcomes"),
+        (TooManyOutcomes, "answered a batch of 2 requests with 3 outcomes"),
+    ],
+)
+async def test_bad_batch_fails_every_member(start, caplog, bad, text):
+    """Each member gets its own INTERNAL error with one error id, the log has the cause under it, nothing leaks."""
+    runner = await start(bad)
+    execution = await runner.run(make_call(1), make_call(2))
+    assert [InternalError, InternalError] == [type(answer) for answer in execution.answers]
+    assert execution.answers[0] is not execution.answers[1]
+    assert 1 == len({answer.error_id for answer in execution.answers})
+    assert text in execution.answers[0].message
+    assert "secret" not in execution.answers[0].message
+    (record,) = caplog.records
+    assert (logging.ERROR, "weft.serving", execution.answers[0].error_id) == (
+        record.levelno,
+        record.name,
+        record.error_id,
+    )
+    assert execution.answers[0].error_id in record.getMessage()
+    if bad is Raises:
+        assert "secret of the model" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("bad", "text"),
+    [
+        (NoOutcome, "answered a request with NoneType"),
+        (WrongShape, r"output 'COUNT' with shape \[1, 0\] for 1 rows; its configuration says \[1, 1\]"),
+        (WrongRows, r"output 'OUT' with shape \[2, 2\] for 1 rows; its configuration says \[1, -1\]"),
+        (WrongDatatype, "output 'COUNT' with datatype FP64; its configuration says INT32"),
+        (ComplexDatatype, "output 'COUNT' with datatype complex64"),
+        (NoArray, "output 'OUT' as list; it must be a numpy array"),
+        (UnknownOutput, "unknown output 'TYPO'; its configuration has OUT, COUNT"),
+        (MissingOutput, "did not give output 'COUNT'"),
+    ],
+)
+async def test_bad_outcome_fails_one_member(start, caplog, bad, text):
+    """What is wrong with one member's outputs is told to that member, with an error id that is logged."""
+    runner = await start(bad)
+    outputs = ["COUNT"] if bad is MissingOutput else []
+    execution = await runner.run(make_call(1, outputs=outputs), make_call(2))
+    with pytest.raises(InternalError, match=text):
+        raise execution.answers[0]
+    assert isinstance(execution.answers[1], InferResult)
+    assert [execution.answers[0].error_id] == [record.error_id for record in caplog.records]
+
+
+async def test_output_that_was_not_asked_for_may_be_missing(start):
+    """A model may leave out an output that the request did not name."""
+    runner = await start(MissingOutput)
+    execution = await runner.run(make_call())
+    assert ["OUT"] == list(execution.answers[0].outputs)
+
+
+def test_an_optional_output_may_be_missing(model_context):
+    """An answer that lacks it has the others, also where the request named it."""
+    signature = model_context.signature
+    optional = tuple(replace(spec, is_optional=spec.name == "COUNT") for spec in signature.outputs)
+    encoder = OutputEncoder(replace(signature, outputs=optional))
+    response = InferenceResponse({"OUT": np.zeros((1, 2), np.float32)})
+    request = InferenceRequest(make_call(outputs=["COUNT", "OUT"]), CallContext(), num_rows=1)
+    assert ["OUT"] == list(encoder.encode(request, response).outputs)
+
+
+@pytest.mark.parametrize(("is_repeatable", "answered", "num_executed"), [(True, [1, 2], 4), (False, [], 1)])
+async def test_a_bad_request_does_not_fail_its_batch_mates(start, is_repeatable, answered, num_executed):
+    """A batch that failed is run again request by request, and only the one that fails alone has an error.
+
+    A model that may have effects is not run twice.
+    """
+    backend = type("Backend", (Poisoned,), {"is_repeatable": is_repeatable, "num_executed": 0})
+    runner = await start(backend)
+    execution = await runner.run(make_call(1), make_call(13), make_call(2))
+    results = [answer for answer in execution.answers if isinstance(answer, InferResult)]
+    assert answered == [decode(result.outputs["OUT"])[0, 0] for result in results]
+    assert isinstance(execution.answers[1], InternalError)
+    assert num_executed == backend.num_executed  # type: ignore[attr-defined]
+
+
+async def test_own_errors_reach_the_client(start, caplog):
+    """A WeftError is passed on as it is: returned, to its member; raised, to each member."""
+    runner = await start(FailsFirst)
+    execution = await runner.run(make_call(1), make_call(2))
+    assert [InvalidArgumentError, InferResult] == [type(answer) for answer in execution.answers]
+    runner = await start(RaisesOwnError)
+    execution = await runner.run(make_call(1), make_call(2))
+    assert ["the model wants other text"] * 2 == [answer.message for answer in execution.answers]
+    assert [] == caplog.records
+
+
+@pytest.mark.parametrize("bad", [Raises, Exits, TooFewOutcomes, WrongShape])
+async def test_instance_goes_on_after_a_failure(start, bad):
+    """A batch that failed does not harm the next."""
+
+    class Once(bad):  # type: ignore[valid-type]
+        is_bad = True
+
+        def execute(self, batch):
+            if Once.is_bad:
+                Once.is_bad = False
+                return super().execute(batch)
+            return Echo.execute(self, batch)
+
+    runner = await start(Once)
+    assert isinstance((await runner.run(make_call())).answers[0], InternalError)
+    assert isinstance((await runner.run(make_call())).answers[0], InferResult)
+
+
+async def test_cancelled_members_are_not_executed(start, gate):
+    """A member that was cancelled before its batch began is left out; an empty batch is reported without a run."""
+    runner = await start(gate.backend)
+    gate.open()
+    requests = [InferenceRequest(make_call(value), CallContext()) for value in (1, 2, 3)]
+    requests[1].is_cancelled = True
+    runner.instance.execute(requests)
+    execution = await asyncio.wait_for(runner.reports.get(), 10)
+    assert [requests[0], requests[2]] == execution.requests
+    runner.instance.execute([requests[1]])
+    execution = await asyncio.wait_for(runner.reports.get(), 10)
+    assert ([], []) == (execution.requests, execution.answers)
+    assert [[1, 3]] == gate.batches
+
+
+async def test_load_failure_has_its_cause(model_context, caplog):
+    """A backend that cannot load says why, and nothing is left to close."""
+    runner = Runner(model_context, CannotLoad)
+    with pytest.raises(WeftError, match=r"model 'echo' failed to load on instance echo_0: OSError: weights"):
+        await runner.instance.load()
+    await runner.instance.close()
+    assert "Traceback" in caplog.text
+
+
+async def test_close_failure_is_logged(start, caplog):
+    """An exception in close is logged and goes no further."""
+    runner = await start(CannotClose)
+    await runner.instance.close()
+    assert "raised in close" in caplog.text
+
+
+async def test_bytes_are_encoded(start, model_context):
+    """A text that cannot be encoded fails its request with INTERNAL, not the instance."""
+
+    class Surrogate(Echo):
+        def run(self, inputs, num_rows):
+            out = np.empty((num_rows, 1), dtype=object)
+            out[:] = "\ud800"
+            return {"COUNT": out}
+
+    object.__setattr__(model_context.signature.outputs[1], "datatype", "BYTES")
+    runner = await start(Surrogate)
+    execution = await runner.run(make_call())
+    with pytest.raises(InternalError, match="an output of model 'echo' cannot be encoded"):
+        raise execution.answers[0]

@@ -1,0 +1,316 @@
+"""Who may execute next where models share resources: fairness, no deadlock, nothing kept by those who wait."""
+
+from collections import Counter
+
+import pytest
+
+from weft.base.core import CallContext, InferCall
+from weft.base.errors import InvalidArgumentError, ResourceExhaustedError
+from weft.serving.request.call_path import CALL_PATH_HEADER
+from weft.serving.request.request import InferenceRequest
+from weft.serving.runtime.rate_limited import RateLimitedInstances
+from weft.serving.scheduler import rate_limiter
+from weft.serving.scheduler.rate_limiter import PATIENCE, RESERVATION_NS, Contender, RateLimit, RateLimiter, parse_limit
+from weft.serving.scheduler.sequence import SequenceQueue
+from weft.serving.scheduler.sequence_settings import SequenceSettings
+from weft.serving.scheduler.settings import SchedulerSettings
+
+
+class Clock:
+    """A virtual clock in place of ``time.monotonic_ns``."""
+
+    def __init__(self):
+        self.now_ns = 0
+
+    def monotonic_ns(self):
+        return self.now_ns
+
+
+class Model:
+    """A model whose batches end when the test says so."""
+
+    def __init__(self, limiter, name, *, count=1, priority=1, device_id=0, is_global=False, work=0, **resources):
+        limit = RateLimit(priority, *((), tuple(resources.items()))[:: 1 if is_global else -1])
+        contenders = {
+            f"{name}{i}": Contender(f"{name}{i}", priority, limit.demands(device_id), f"{name}{i}")
+            for i in range(count)
+        }
+        self.contenders = contenders
+        self.work, self.running, self.num_run, self.calls = work, [], 0, []
+        self.idle = RateLimitedInstances(
+            limiter, contenders, queued=lambda: self.calls or [None] * self.work, dispatch=self.dispatch
+        )
+        self.idle.open()
+        self.idle.extend(contenders)
+
+    def dispatch(self):
+        while self.idle and self.work:
+            self.running.append(self.idle.take())
+            self.work -= 1
+            self.num_run += 1
+
+    def end(self, *, is_lost=False):
+        self.idle.give_back(self.running.pop(0), is_lost=is_lost)
+        self.dispatch()
+
+
+class Limits:
+    """A limiter with its clock."""
+
+    def __init__(self, monkeypatch):
+        self.clock = Clock()
+        self.alarms = []
+        monkeypatch.setattr("weft.serving.runtime.rate_limited.time", self.clock)
+
+    def make(self, **limits):
+        limits = {(name, None): count for name, count in limits.items()}
+        self.limiter = RateLimiter(limits, set_alarm=self.alarms.append)  # type: ignore[arg-type]
+        return self.limiter
+
+
+@pytest.fixture
+def limits(monkeypatch):
+    """Makes limiters; ``limits.clock`` is their time."""
+    return Limits(monkeypatch)
+
+
+def test_only_as_many_run_as_there_are_units(limits):
+    """Three models that need one of two units: the third begins when another ends."""
+    limiter = limits.make(R=2)
+    models = [Model(limiter, name, work=1, R=1) for name in "abc"]
+    for model in models:
+        model.dispatch()
+    assert [1, 1, 0] == [len(model.running) for model in models]
+    models[0].end()
+    assert [0, 1, 1] == [len(model.running) for model in models]
+
+
+def test_default_is_what_the_most_demanding_instance_needs(limits):
+    """With demands of 2 and 3 there are 3 units: the two exclude each other."""
+    limiter = limits.make()
+    one, other = Model(limiter, "a", work=1, R=2), Model(limiter, "b", work=1, R=3)
+    one.dispatch()
+    other.dispatch()
+    assert ([1, 0]) == [len(one.running), len(other.running)]
+    one.end()
+    assert 1 == len(other.running)
+
+
+def test_what_is_short_blocks_nobody_who_does_not_need_it(limits):
+    """An instance that cannot get all holds nothing: one that needs the other resource alone runs."""
+    limiter = limits.make(R=1, S=1)
+    holder, both, other = (
+        Model(limiter, "h", work=1, R=1), Model(limiter, "b", work=1, R=1, S=1), Model(limiter, "o", work=1, S=1)
+    )  # fmt: skip
+    for model in (holder, both, other):
+        model.dispatch()
+    assert [1, 0, 1] == [len(model.running) for model in (holder, both, other)]
+    other.end()
+    assert 0 == len(both.running)
+    holder.end()
+    assert 1 == len(both.running)
+
+
+def test_priority_is_a_weight(limits):
+    """Of 30 executions one with priority 2 gets half as many as one with priority 1."""
+    limiter = limits.make(R=1)
+    models = {name: Model(limiter, name, priority=n, work=100, R=1) for name, n in (("a", 1), ("b", 2))}
+    models["a"].dispatch()
+    for _ in range(30):
+        next(model for model in models.values() if model.running).end()
+    assert {"a": 21, "b": 10} == {name: model.num_run for name, model in models.items()}
+
+
+def test_idle_time_earns_nothing(limits):
+    """A model that comes late does not make up for what it did not ask for."""
+    limiter = limits.make(R=1)
+    old, new = Model(limiter, "a", work=100, R=1), Model(limiter, "b", R=1)
+    old.dispatch()
+    for _ in range(20):
+        old.end()
+    new.work = 100
+    for _ in range(10):
+        next(model for model in (old, new) if model.running).end()
+    assert abs(10 / 2 - new.num_run) <= 1
+
+
+def test_freed_units_are_shared_out_one_by_one(limits):
+    """Two instances of one model do not take both units before another model has had its turn."""
+    limiter = limits.make(R=2)
+    big = Model(limiter, "a", work=1, R=2)
+    big.dispatch()
+    many, other = Model(limiter, "b", count=2, work=2, R=1), Model(limiter, "c", work=1, R=1)
+    big.end()
+    assert [1, 1] == [len(many.running), len(other.running)]
+
+
+def test_the_demanding_do_not_starve(limits):
+    """Small ones that keep the units busy leave them to a big one after some turns."""
+    limiter = limits.make(R=2)
+    small = Model(limiter, "s", count=2, work=1000, R=1)
+    small.dispatch()
+    big = Model(limiter, "b", work=1, R=2)
+    num_turns = 0
+    while not big.running and num_turns < 100:
+        small.end()
+        num_turns += 1
+    assert 2 <= num_turns <= 4 * PATIENCE
+    big.end()
+    assert 2 == len(small.running)
+
+
+def test_a_reservation_lapses(limits):
+    """Where the holder of the rest waits for the one that is kept out, that one gets its turn after a while."""
+    limiter = limits.make(R=2)
+    holder, child = Model(limiter, "h", work=1, R=1), Model(limiter, "c", work=1000, R=1)
+    holder.dispatch()
+    big = Model(limiter, "b", work=1, R=2)
+    child.dispatch()
+    for _ in range(10 * PATIENCE):
+        if child.running:
+            child.end()
+    assert [0, 0] == [len(child.running), len(big.running)]
+    assert [RESERVATION_NS] == limits.alarms
+    limits.clock.now_ns = RESERVATION_NS
+    limiter.serve()
+    assert 1 == len(child.running)
+    child.work = 0
+    child.end()
+    holder.end()
+    assert 1 == len(big.running)
+
+
+def test_nothing_is_kept_for_more_than_a_model_needs(limits):
+    """A model that has its turns is not starved, though one of its instances needs more than is ever free."""
+    limiter = limits.make(R=2)
+    uneven = Model(limiter, "a", count=2, work=200, R=1)
+    uneven.contenders["a1"].demands = {("R", 0): 2}
+    uneven.dispatch()
+    models = [uneven, Model(limiter, "b", work=200, R=1)]
+    models[1].dispatch()
+    for i in range(100):
+        models[i % 2].end()
+    assert [] == limits.alarms
+    assert [51, 51] == [model.num_run for model in models]
+
+
+def test_an_instance_whose_sequences_have_no_request_does_not_wait(limits):
+    """Work for one instance is none for the other: the sequence cannot move."""
+    queue = SequenceQueue(SchedulerSettings(4, sequences=SequenceSettings()), "m", "XY")
+    contenders = {name: Contender(name, 1, {("R", 0): 1}) for name in "XY"}
+    idle = RateLimitedInstances(limits.make(), contenders, queued=lambda: queue, dispatch=lambda: None)
+    idle.extend("XY")
+    assert [] == idle.waiting()
+    call = InferCall("m", parameters={"sequence_id": 1, "sequence_start": True})
+    queue.add(InferenceRequest(call, CallContext()), 0)
+    assert [contenders["X"]] == idle.waiting()
+
+
+def test_unloaded_models_give_everything_back(limits):
+    """What runs still holds its units, then they are free; its demand no longer counts."""
+    limiter = limits.make()
+    leaving, staying = Model(limiter, "a", work=1, R=3), Model(limiter, "b", count=2, work=2, R=1)
+    leaving.dispatch()
+    leaving.idle.close()
+    staying.dispatch()
+    assert 0 == len(staying.running)
+    leaving.end()
+    assert 1 == len(staying.running)  # of one unit, which is now the most that an instance needs
+    staying.end()
+    assert 1 == len(staying.running)
+
+
+def test_a_lost_instance_gives_its_units_back(limits):
+    """It is not idle, and holds nothing."""
+    limiter = limits.make(R=1)
+    one, other = Model(limiter, "a", work=2, R=1), Model(limiter, "b", work=1, R=1)
+    one.dispatch()
+    one.end(is_lost=True)
+    assert [0, 1] == [len(one.running), len(other.running)]
+
+
+def test_resources_are_counted_on_each_device(limits):
+    """A limit without device is one of each; a global resource is one of all."""
+    limiter = limits.make(R=1, G=1)
+    local = [Model(limiter, f"l{i}", work=1, device_id=i, R=1) for i in range(2)]
+    shared = [Model(limiter, f"g{i}", work=1, device_id=i, is_global=True, G=1) for i in range(2)]
+    for model in (*local, *shared):
+        model.dispatch()
+    assert [1, 1, 1, 0] == [len(model.running) for model in (*local, *shared)]
+
+
+def test_impossible_demands_are_refused_with_numbers(limits):
+    """A model that could never run is not loaded, and leaves nothing behind."""
+    limiter = limits.make(R=3)
+    with pytest.raises(InvalidArgumentError, match=r'"R" is limited to 3 on device 0 .* required count is 4') as caught:
+        Model(limiter, "a", R=4)
+    assert "raise --rate-limit-resource R:4" in caught.value.message
+    Model(limiter, "b", is_global=True, R=3)
+
+
+def test_global_and_local_do_not_mix(limits):
+    """One name means one thing for all models."""
+    limiter = limits.make()
+    Model(limiter, "a", R=1)
+    with pytest.raises(InvalidArgumentError, match='"R" is present as both global and device-specific'):
+        Model(limiter, "b", is_global=True, R=1)
+
+
+def test_a_model_without_demands_always_runs(limits):
+    """Instances that need nothing wait for nobody."""
+    limiter = limits.make(R=1)
+    holder, free = Model(limiter, "a", work=1, R=1), Model(limiter, "b", count=2, work=2)
+    holder.dispatch()
+    free.dispatch()
+    assert 2 == len(free.running)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("R:4", (("R", None), 4)), ("R:4:0", (("R", 0), 4)), ("my-mem:12:3", (("my-mem", 3), 12))],
+)
+def test_limits_as_written(text, expected):
+    """Name, count, and maybe a device."""
+    assert expected == parse_limit(text)
+
+
+@pytest.mark.parametrize("text", ["", "R", "R:", ":4", "R:x", "R:-1", "R:1:", "R:1:x", "R:1:2:3"])
+def test_limits_that_are_none(text):
+    """What cannot be read says what it should be."""
+    with pytest.raises(ValueError, match="must be NAME:COUNT or NAME:COUNT:DEVICE"):
+        parse_limit(text)
+
+
+def test_call_that_its_callers_keep_from_running_is_refused(limits):
+    """A model that holds the last unit calls one that needs it; or two models each wait for what the other holds."""
+    limiter = limits.make(R=2)
+    callers = [Model(limiter, name, work=1, R=1) for name in "ab"]
+    called = Model(limiter, "c", R=1)
+    for model in callers:
+        model.dispatch()
+    requests = [
+        InferenceRequest(InferCall("c"), CallContext(headers={CALL_PATH_HEADER: f"m.1.{name}0"})) for name in "ab"
+    ]
+    called.idle.check_call(requests[0])
+    called.calls.append(requests[0])
+    with pytest.raises(ResourceExhaustedError, match="c0 needs 1 of 'R', which instances hold that wait for this call"):
+        called.idle.check_call(requests[1])
+    callers[1].end()
+    called.idle.check_call(requests[1])
+
+
+def test_everyone_runs_in_the_end(limits):
+    """Ten models with mixed demands: all work is done, and the units are never exceeded."""
+    limiter = limits.make(R=4, S=2)
+    models = [Model(limiter, f"m{i}", work=20, R=1 + i % 4, S=i % 3) for i in range(10)]
+    for model in models:
+        model.dispatch()
+    counts = Counter()
+    while any(model.running for model in models):
+        assert 4 >= sum(1 + i % 4 for i, model in enumerate(models) if model.running)
+        limits.clock.now_ns += rate_limiter.RESERVATION_NS // 3
+        model = next(model for model in models[counts["turn"] % 10 :] + models if model.running)
+        counts["turn"] += 1
+        model.end()
+        limiter.serve()
+    assert [20] * 10 == [model.num_run for model in models]

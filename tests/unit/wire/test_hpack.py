@@ -1,0 +1,374 @@
+"""Field blocks: the examples of RFC 7541, agreement with the ``hpack`` library, what is refused, what is cached."""
+
+import time
+import tracemalloc
+
+import hpack
+import pytest
+from hpack.huffman import HuffmanEncoder
+from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
+from hpack.struct import HeaderTuple
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from weft.wire.errors import ErrorCode, Http2ConnectionError
+from weft.wire.hpack import Decoder, encode
+
+Fields = list[tuple[str, str]]
+
+GET: Fields = [(":method", "GET"), (":scheme", "http"), (":path", "/"), (":authority", "www.example.com")]
+CUSTOM: Fields = [
+    (":method", "GET"),
+    (":scheme", "https"),
+    (":path", "/index.html"),
+    (":authority", "www.example.com"),
+    ("custom-key", "custom-value"),
+]
+DATE, LATER = "Mon, 21 Oct 2013 20:13:21 GMT", "Mon, 21 Oct 2013 20:13:22 GMT"
+LOCATION = ("location", "https://www.example.com")
+FOUND: Fields = [(":status", "302"), ("cache-control", "private"), ("date", DATE), LOCATION]
+COOKIE = "foo=ASDJKHQKBZXOQWEOPIUAXQWEOIU; max-age=3600; version=1"
+OK: Fields = [
+    (":status", "200"),
+    ("cache-control", "private"),
+    ("date", LATER),
+    LOCATION,
+    ("content-encoding", "gzip"),
+    ("set-cookie", COOKIE),
+]
+SIZE_256 = "3fe101"  # the answers of appendix C are decoded with a table of 256 bytes
+
+#: By section of RFC 7541, appendix C: blocks decoded one after the other, and their fields.
+EXAMPLES: dict[str, list[tuple[str, Fields]]] = {
+    "C.2.1": [("400a637573746f6d2d6b65790d637573746f6d2d686561646572", [("custom-key", "custom-header")])],
+    "C.2.2": [("040c2f73616d706c652f70617468", [(":path", "/sample/path")])],
+    "C.2.3": [("100870617373776f726406736563726574", [("password", "secret")])],
+    "C.2.4": [("82", [(":method", "GET")])],
+    "C.3": [
+        ("828684410f7777772e6578616d706c652e636f6d", GET),
+        ("828684be58086e6f2d6361636865", [*GET, ("cache-control", "no-cache")]),
+        ("828785bf400a637573746f6d2d6b65790c637573746f6d2d76616c7565", CUSTOM),
+    ],
+    "C.4": [
+        ("828684418cf1e3c2e5f23a6ba0ab90f4ff", GET),
+        ("828684be5886a8eb10649cbf", [*GET, ("cache-control", "no-cache")]),
+        ("828785bf408825a849e95ba97d7f8925a849e95bb8e8b4bf", CUSTOM),
+    ],
+    "C.5": [
+        (
+            SIZE_256 + "4803333032580770726976617465611d4d6f6e2c203231204f637420323031332032303a31333a32312047"
+            "4d546e1768747470733a2f2f7777772e6578616d706c652e636f6d",
+            FOUND,
+        ),
+        ("4803333037c1c0bf", [(":status", "307"), *FOUND[1:]]),
+        (
+            "88c1611d4d6f6e2c203231204f637420323031332032303a31333a323220474d54c05a04677a69707738666f6f3d4153444a4b48"
+            "514b425a584f5157454f50495541585157454f49553b206d61782d6167653d333630303b2076657273696f6e3d31",
+            OK,
+        ),
+    ],
+    "C.6": [
+        (
+            SIZE_256 + "488264025885aec3771a4b6196d07abe941054d444a8200595040b8166e082a62d1bff6e919d29ad171863c7"
+            "8f0b97c8e9ae82ae43d3",
+            FOUND,
+        ),
+        ("4883640effc1c0bf", [(":status", "307"), *FOUND[1:]]),
+        (
+            "88c16196d07abe941054d444a8200595040b8166e084a62d1bffc05a839bd9ab77ad94e7821dd7f2e6c7b335dfdfcd5b3960"
+            "d5af27087f3672c1ab270fb5291f9587316065c003ed4ee5b1063d5007",
+            OK,
+        ),
+    ],
+}
+
+#: What is wrong, and the block in hexadecimal.
+MALFORMED = [
+    ("index 0 (section 6.1)", "80"),
+    ("an index beyond the static table while the dynamic one is empty (2.3.3)", "be"),
+    ("an index far beyond both tables", "ffffffff07"),
+    ("a name's index beyond both tables", "7f0f0161"),
+    ("an integer of six bytes (5.1)", "ffffffffff01"),
+    ("an integer padded with zeros (5.1)", "ff8080808000"),
+    ("an integer that is cut", "ff80"),
+    ("a literal without name and value", "40"),
+    ("a name that is cut", "4005613a"),
+    ("a literal without value", "4001"),
+    ("a value that is cut", "0001610562"),
+    ("a value that is cut, of a long length", "0001617f8001" + "62" * 254),
+    ("a Huffman-coded value that is cut", "00016184ff"),
+    ("a length of 256 MiB", "0001617f80ffff7f62"),
+    ("the end-of-string symbol (5.2)", "00016184ffffffff"),
+    ("eight bits of padding (5.2)", "000161821fff"),
+    ("padding with zeros (5.2)", "0001618118"),
+    ("nothing but padding of eight bits (5.2)", "00016181ff"),
+    ("a table size above the limit (6.3)", "3fe21f"),
+    ("a table size after a field (4.2)", "8220"),
+    ("three table sizes (4.2)", "20203fe11f82"),
+]
+
+_NAMES = st.text(st.sampled_from("abcdefghijklmnopqrstuvwxyz-"), min_size=1, max_size=20)
+_VALUES = st.text(st.characters(max_codepoint=255), max_size=200)
+_REPEATED = [*GET, *OK, ("content-type", "application/grpc"), ("te", "trailers"), ("authorization", "Bearer x")]
+_LISTS = st.lists(st.sampled_from(_REPEATED) | st.tuples(_NAMES, _VALUES), max_size=20)
+
+
+def decode(decoder: Decoder, block: bytes) -> Fields:
+    decoded = decoder.decode(block)
+    assert not decoded.is_too_large
+    return list(decoded.fields)
+
+
+@pytest.mark.parametrize("section", EXAMPLES)
+def test_examples_of_appendix_c(section: str) -> None:
+    """The blocks of an example are decoded to its fields, one after the other."""
+    decoder = Decoder()
+    assert [decode(decoder, bytes.fromhex(block)) for block, _ in EXAMPLES[section]] == [
+        fields for _, fields in EXAMPLES[section]
+    ]
+
+
+@pytest.mark.parametrize(("reason", "block"), MALFORMED)
+def test_malformed_blocks(reason: str, block: str) -> None:
+    """What RFC 7541 forbids is a connection error of code COMPRESSION_ERROR."""
+    with pytest.raises(Http2ConnectionError) as raised:
+        Decoder().decode(bytes.fromhex(block))
+    assert raised.value.code is ErrorCode.COMPRESSION_ERROR, reason
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.tuples(_LISTS, st.booleans(), st.none() | st.integers(0, 4096), st.none() | st.integers(0, 4096)),
+        max_size=8,
+    )
+)
+def test_decodes_what_the_library_encodes(blocks: list[tuple[Fields, bool, int | None, int | None]]) -> None:
+    """Lists of any fields arrive through indexing, eviction, Huffman coding and up to two table sizes a block."""
+    encoder, decoder = hpack.Encoder(), Decoder()
+    for fields, huffman, smallest, final in blocks:
+        for size in (smallest, final):
+            if size is not None and size != encoder.header_table_size:  # the library forgets a size that is set twice
+                encoder.header_table_size = size
+        block = encoder.encode(
+            [HeaderTuple(name.encode("latin-1"), value.encode("latin-1")) for name, value in fields], huffman=huffman
+        )
+        assert fields == decode(decoder, block)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(_LISTS, max_size=4))
+def test_the_library_decodes_what_is_encoded(lists: list[Fields]) -> None:
+    """The library and our decoder read encoded fields back, in text and in bytes."""
+    library, decoder = hpack.Decoder(), Decoder()
+    for fields in lists:
+        block = encode(fields)
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in fields]
+        assert raw == [(bytes(name), bytes(value)) for name, value in library.decode(block, raw=True)]
+        assert fields == decode(decoder, block)
+        assert fields == decode(Decoder(), encode((name, value.encode("latin-1")) for name, value in fields))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=60), st.binary(max_size=300))
+def test_any_bytes_are_decoded_or_refused(first: bytes, second: bytes) -> None:
+    """Of arbitrary bytes, blocks are decoded as the library does or refused with a connection error."""
+    library, decoder = hpack.Decoder(), Decoder()
+    for block in (first, second):
+        try:
+            ours = decode(decoder, block)
+        except Http2ConnectionError:
+            return
+        assert [(name.encode("latin-1"), value.encode("latin-1")) for name, value in ours] == [
+            (bytes(name), bytes(value)) for name, value in library.decode(block, raw=True)
+        ]
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=300))
+def test_huffman_codes_of_all_bytes(value: bytes) -> None:
+    """Every byte has its Huffman code."""
+    coded = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH).encode(value)
+    length = bytes([0x80 | len(coded)]) if len(coded) < 127 else b"\xff" + _continued(len(coded) - 127)
+    assert [("a", value.decode("latin-1"))] == decode(Decoder(), b"\x00\x01a" + length + coded)
+
+
+def _continued(value: int) -> bytes:
+    return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + _continued(value >> 7)
+
+
+def test_a_table_size_of_zero_empties_the_table() -> None:
+    """After an update to 0 and back, an earlier entry is gone."""
+    decoder = Decoder()
+    decoder.decode(bytes.fromhex("4001610162"))
+    assert [("a", "b")] == decode(decoder, b"\xbe")
+    decoder.decode(bytes.fromhex("203fe11f"))
+    with pytest.raises(Http2ConnectionError):
+        decoder.decode(b"\xbe")
+
+
+def test_a_field_larger_than_the_table_empties_it() -> None:
+    """It is itself decoded, and no entry remains (RFC 7541, section 4.4)."""
+    decoder = Decoder()
+    decoder.decode(bytes.fromhex("4001610162"))
+    large = hpack.Encoder().encode([("large", "x" * 4100)], huffman=False)
+    assert [("large", "x" * 4100)] == decode(decoder, large)
+    with pytest.raises(Http2ConnectionError):
+        decoder.decode(b"\xbe")
+
+
+def test_the_advertised_table_size_is_the_limit() -> None:
+    """The table grows to the size that was advertised, and is 4096 bytes until the peer says so."""
+    fields = [("a", "x" * 3000), ("b", "y" * 3000)]
+    encoder, decoder = hpack.Encoder(), Decoder(max_table_bytes=8192)
+    assert fields == decode(decoder, encoder.encode(fields))
+    encoder.header_table_size = 8192
+    assert fields == decode(decoder, encoder.encode(fields))  # b is indexed, a is inserted once more
+    assert fields == decode(decoder, b"\xbe\xbf")
+
+
+def test_secrets_are_never_indexed() -> None:
+    """Keys are literals that no intermediary puts into a table; other literals are not indexed by us either."""
+    (field,) = hpack.Decoder().decode(encode([("authorization", "Bearer x")]))
+    assert isinstance(field, hpack.NeverIndexedHeaderTuple)
+    assert b"\x1f\x08" == encode([("authorization", "x")])[:2]
+    assert b"\x0f\x10" == encode([("content-type", "application/grpc")])[:2]
+
+
+def test_fields_of_the_static_table_are_one_byte() -> None:
+    """A name and value of the static table take one byte, a name alone its index."""
+    assert b"\x83\x86\x88" == encode([(":method", "POST"), (":scheme", "http"), (":status", "200")])
+    assert b"\x08\x03201" == encode([(":status", "201")])
+
+
+def test_text_that_is_not_latin_1_is_not_encoded() -> None:
+    """A value that no field can hold is an error of the caller."""
+    with pytest.raises(UnicodeEncodeError):
+        encode([("grpc-message", "\u20ac")])
+
+
+def test_a_list_over_the_limit_is_cut_and_keeps_the_table() -> None:
+    """Fields beyond the limit are left out, but enter the dynamic table; later blocks are decoded as ever."""
+    encoder, decoder = hpack.Encoder(), Decoder(max_list_bytes=200)
+    fields = [(f"name-{number}", "x" * 30) for number in range(10)]
+    decoded = decoder.decode(encoder.encode(fields))
+    assert decoded.is_too_large
+    assert list(decoded.fields) == fields[:2]
+    assert [fields[9]] == decode(decoder, encoder.encode([fields[9]]))
+    assert not decoder.decode(encode([("a", "x" * (200 - 33))])).is_too_large
+    assert decoder.decode(encode([("a", "x" * (200 - 32))])).is_too_large
+
+
+def test_memory_of_an_hpack_bomb_is_bounded() -> None:
+    """100,000 references to an entry of 4 KB give the fields that the limit has room for, in little memory."""
+    decoder = Decoder()
+    decoder.decode(hpack.Encoder().encode([("a", "x" * 4000)]))
+    bomb = b"\xbe" * 100_000
+    tracemalloc.start()
+    try:
+        decoded = decoder.decode(bomb)
+        peak_bytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert decoded.is_too_large
+    assert 16 == len(decoded.fields)
+    assert peak_bytes < 500_000
+
+
+def test_time_is_linear_in_the_block() -> None:
+    """Twenty times the bytes take less than sixty times as long, for each representation of a field."""
+    for unit in (b"\xbe", b"\x40\x01a\x01b", b"\x40\x01a\x82\x1f\x1f", b"\x7e\x01b", b"\x00\x00\x00"):
+        times = []
+        for repetitions in (2_000, 40_000):
+            decoder = Decoder()
+            decoder.decode(bytes.fromhex("4001610162"))
+            block = unit * repetitions
+            start = time.thread_time()
+            decoder.decode(block)
+            times.append(time.thread_time() - start)
+        assert times[1] < 60 * times[0], unit
+
+
+def test_a_repeated_block_gives_the_same_object() -> None:
+    """What a caller stored with the fields is there when the block comes again."""
+    decoder = Decoder()
+    block = encode([*GET, ("grpc-timeout", "1S")])
+    first = decoder.decode(block)
+    assert first.memo is None
+    first.memo = "derived"
+    assert decoder.decode(bytes(block)) is first
+    assert first.memo == "derived"
+
+
+def test_a_changed_table_drops_blocks_that_refer_to_it() -> None:
+    """An index means another field after an insertion or a size update; what needs no table stays cached."""
+    decoder = Decoder()
+    decoder.decode(bytes.fromhex("4001610162"))
+    static, by_index, by_name = b"\x82", b"\xbe", bytes.fromhex("0f2f0178")
+    kept = decoder.decode(static)
+    assert decoder.decode(by_index) is decoder.decode(by_index)
+    assert [("a", "x")] == decode(decoder, by_name)
+    decoder.decode(bytes.fromhex("4001630164"))
+    assert [("c", "d")] == decode(decoder, by_index)
+    assert [("c", "x")] == decode(decoder, by_name)
+    assert decoder.decode(static) is kept
+    decoder.decode(b"\x20\x82")
+    for block in (by_index, by_name):
+        with pytest.raises(Http2ConnectionError):
+            decoder.decode(block)
+
+
+def test_blocks_that_change_the_table_are_not_cached() -> None:
+    """An insertion takes effect each time it is received."""
+    decoder = Decoder()
+    insertion = bytes.fromhex("4001610162")
+    assert decoder.decode(insertion) is not decoder.decode(insertion)
+    assert [("a", "b"), ("a", "b")] == decode(decoder, b"\xbe\xbf")
+
+
+def test_the_cache_is_bounded() -> None:
+    """Blocks that are new each time, small or large, of few fields or many, leave little memory behind."""
+    decoder = Decoder()
+    decoder.decode(hpack.Encoder().encode([("table", "x" * 900)]))
+    entry = b"\xbe"
+    usual = [encode([("grpc-timeout", f"{number}u"), ("x", "y" * 900)]) for number in range(2000)]
+    dense = [encode((f"n{number:02}", f"{at:02}") for at in range(64)) for number in range(90)]
+    large = [encode([("a", "x" * 1100), ("number", str(number))]) for number in range(64)]
+    many = [b"\x82" * 100 + encode([("number", str(number))]) for number in range(64)]
+    tracemalloc.start()
+    try:
+        for block in (*usual, *dense, *(entry + block for block in dense), *large, *many):
+            decoder.decode(block)
+        kept_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 200_000
+    repeated = encode(GET)
+    assert decoder.decode(repeated) is decoder.decode(repeated)
+
+
+def test_a_block_that_is_repeated_among_others_is_found_most_times() -> None:
+    """Blocks that differ each time do not drive out the one between them that does not, but for one time in forty."""
+    decoder = Decoder()
+    repeated = encode(GET)
+    decoder.decode(repeated).memo = marks = []
+    for number in range(2000):
+        decoder.decode(encode([*GET, ("grpc-timeout", f"{number}u")]))
+        found = decoder.decode(repeated)
+        if found.memo is None:
+            marks.append(number)
+            found.memo = marks
+    assert len(marks) < 2000 / 40
+
+
+def test_names_that_are_kept_encoded_are_few() -> None:
+    """Names that differ each time, or are long, take little memory, and are encoded as others are."""
+    tracemalloc.start()
+    try:
+        for number in range(3000):
+            assert [(f"x-{number}", "a")] == decode(Decoder(), encode([(f"x-{number}", "a")]))
+            encode([(f"{number}" * 500, "a")])
+        kept_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 200_000
