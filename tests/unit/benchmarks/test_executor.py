@@ -43,7 +43,7 @@ def test_a_profile_names_functions(capsys: pytest.CaptureFixture[str]) -> None:
     """With microseconds and calls of one request."""
     assert 0 == executor.main(["--profile", "--quick", "--only", "random"])
     lines = capsys.readouterr().out.splitlines()
-    executes = [line for line in lines if line.endswith(" execute") and "weft/router/executor.py" in line]
+    executes = [line for line in lines if line.endswith(" execute") and "router/executor.py" in line]
     assert ["1.0"] == [line.split()[1] for line in executes[:1]]
 
 

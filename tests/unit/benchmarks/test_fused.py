@@ -29,7 +29,7 @@ def test_what_a_step_costs_is_the_distance_of_two_graphs() -> None:
 def test_a_profile_names_functions(capsys: pytest.CaptureFixture[str]) -> None:
     """With microseconds and calls of one request."""
     assert 0 == fused.main(["--profile", "--quick", "--only", "identity_py, graph of 1", "--load", "1 at once"])
-    assert "weft/router/core.py" in capsys.readouterr().out
+    assert "router/core.py" in capsys.readouterr().out
 
 
 def test_a_name_that_no_case_has_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:

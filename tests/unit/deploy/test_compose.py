@@ -1,6 +1,7 @@
 """compose.yaml, the Dockerfiles and what they name fit together."""
 
 import importlib.util
+import json
 import re
 import shutil
 import subprocess
@@ -12,32 +13,20 @@ from typing import Any
 import pytest
 import yaml
 
+from weft import __version__
+
 ROOT = Path(__file__).resolve().parents[3]
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
 OURS = ("router", "preprocess", "model", "postprocess")
 BUILT = ("gateway", *OURS)
-#: Packages that an image may hold: its own and the layers below it.
-BASE = {"protos/weft_protos", "services/weft/wire", "services/weft/base"}
-SERVING = BASE | {"services/weft/serving"}
-PACKAGES = {
-    "gateway": BASE | {"services/weft/jobs", "services/weft/gateway"},
-    "router": BASE | {"services/weft/router"},
-    "preprocess": SERVING | {"services/weft/services/preprocess"},
-    "model": SERVING | {"services/weft/services/model", "kernels/weft_kernels"},
-    "postprocess": SERVING | {"services/weft/services/postprocess"},
-}
-PACKAGES["cli"] = set().union(*PACKAGES.values()) | {
-    "services/weft/mesh",
-    "services/weft/tools",
-    "services/weft/optimize",
-    "services/weft/capacity",
-    "services/weft/cli",
-}
+#: Every image, and the folders that it copies.
+IMAGES = {name: {"protos/weft_protos", "services/weft"} for name in (*BUILT, "cli")}
+IMAGES["model"] = IMAGES["cli"] = {"protos/weft_protos", "services/weft", "kernels/weft_kernels"}
 
 
 def dockerfile(service: str) -> str:
     """Content of a service's Dockerfile."""
-    return (ROOT / "services" / service / "Dockerfile").read_text()
+    return (ROOT / "deploy" / "docker" / f"{service}.Dockerfile").read_text()
 
 
 def copies(service: str) -> list[tuple[str, str]]:
@@ -127,15 +116,15 @@ def test_whatever_is_mounted_is_there() -> None:
     assert any(volume.endswith("/etc/prometheus/alerts.yml:ro") for volume in volumes)
 
 
-@pytest.mark.parametrize("service", PACKAGES)
-def test_an_image_holds_the_packages_that_its_layer_may_import(service: str) -> None:
-    """COPY names exactly the service's package and the layers below it, each from where it is to the same place."""
+@pytest.mark.parametrize("service", IMAGES)
+def test_an_image_copies_what_it_runs(service: str) -> None:
+    """COPY names the package, the messages and, where models run, the kernels, each to the place where it is."""
     packages = {(source, destination) for source, destination in copies(service) if "/" in source}
-    assert packages == {(package, package) for package in PACKAGES[service]}
+    assert {(folder, folder) for folder in IMAGES[service]} == packages
     assert all((ROOT / source).exists() for source, _ in copies(service))
 
 
-@pytest.mark.parametrize("service", PACKAGES)
+@pytest.mark.parametrize("service", IMAGES)
 def test_an_image_is_small_and_does_not_run_as_root(service: str) -> None:
     """Only the model image installs torch; versions are those of constraints.txt; the user is nobody."""
     text = dockerfile(service)
@@ -145,7 +134,7 @@ def test_an_image_is_small_and_does_not_run_as_root(service: str) -> None:
     assert re.search(r"^USER 65534$", text, re.MULTILINE)
 
 
-@pytest.mark.parametrize("service", PACKAGES)
+@pytest.mark.parametrize("service", IMAGES)
 def test_an_image_has_what_a_service_of_a_mesh_takes(service: str) -> None:
     """The extra that it installs is `mesh`, or has it: the base package alone has neither conditions nor traces."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -164,25 +153,66 @@ def test_an_image_checks_its_own_port(service: str) -> None:
     assert importlib.util.find_spec("weft.v2.healthcheck") is not None
 
 
-@pytest.mark.parametrize("service", PACKAGES)
-def test_a_service_starts_with_the_packages_of_its_image(service: str, tmp_path: Path) -> None:
-    """The service's entry point imports where no other package of Weft is."""
-    for source, _ in copies(service):
-        if "/" in source:
-            shutil.copytree(ROOT / source, tmp_path / source, ignore=shutil.ignore_patterns("__pycache__"))
-    image = [str((tmp_path / source).parent) for source in PACKAGES[service]]
-    tree = (str(ROOT / "services"), str(ROOT / "protos"))
+@pytest.mark.parametrize("service", IMAGES)
+def test_an_image_is_replayed(service: str, tmp_path: Path) -> None:
+    """What COPY names, installed by pip as the Dockerfile says but without dependencies, serves by its ENTRYPOINT."""
+    for source, destination in copies(service):
+        target = tmp_path / "src" / destination
+        if (ROOT / source).is_dir():
+            shutil.copytree(ROOT / source, target, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            target.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / source, target)
+    installed = _pip_install(service, tmp_path)
+    assert "does not provide the extra" not in installed
+    entrypoint = json.loads(_only(r"^ENTRYPOINT (\[.*\])$", service))
+    if service == "cli":
+        with _run(tmp_path, [*entrypoint, "--version"]) as process:
+            assert f"weft {__version__}\n" == process.communicate(timeout=60)[0]
+        return
+    folder = {"/models/graphs": "graphs"}.get(entrypoint[-1], service)
+    repository = tmp_path / "repository"
+    if service != "gateway":
+        (repository / folder).mkdir(parents=True)
+        entrypoint[-1] = str(repository / folder)
+    ports = ["--port", "0"] if service == "gateway" else ["--grpc-port", "0"]
+    needs = {"gateway": ["--router", "127.0.0.1:1"], "router": ["--target", "model=127.0.0.1:1"]}.get(service, [])
+    with _run(tmp_path, [*entrypoint, *ports, "--metrics-port", "0", "--stop-with-stdin", *needs]) as process:
+        assert process.stdout is not None
+        assert json.loads(process.stdout.readline())["service"] == service
+        process.communicate(timeout=60)  # closes its standard input
+    assert process.returncode == 0
+
+
+def _only(pattern: str, service: str) -> str:
+    (found,) = re.findall(pattern, dockerfile(service), re.MULTILINE)
+    return str(found)
+
+
+def _pip_install(service: str, folder: Path) -> str:
+    """Run the image's `pip install` on the copies, into ``folder``/site; returns what pip printed."""
+    what = _only(r"^RUN pip install .* (\"\.\S*\")", service).strip('"').replace("$EXTRAS", "[mesh]")
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-compile", "--no-index"]
+    done = subprocess.run(
+        [*command, "--target", str(folder / "site"), what], cwd=folder / "src", capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def _run(folder: Path, entrypoint: list[str]) -> "subprocess.Popen[str]":
+    """Start an ENTRYPOINT on what was installed into ``folder``/site, and on no source of this repository."""
+    module = "weft.cli" if entrypoint[0] == "weft" else entrypoint[2]
+    arguments = entrypoint[1:] if entrypoint[0] == "weft" else entrypoint[3:]
+    tree = tuple(str(ROOT / name) for name in ("services", "protos", "kernels"))
     code = (
         "import runpy, sys\n"
-        f"sys.path[:] = {image} + [path for path in sys.path if not path.startswith({tree})]\n"
-        f"sys.argv = ['weft_{service}', '--help']\n"
-        f"runpy.run_module('weft_{service}', run_name='__main__')\n"
+        f"sys.path[:] = [{str(folder / 'site')!r}] + [path for path in sys.path if not path.startswith({tree})]\n"
+        f"sys.argv = {[module, *arguments]}\n"
+        f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr
-    assert "usage: weft" in result.stdout
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen([sys.executable, "-P", "-c", code], cwd=folder, text=True, **pipes)  # type: ignore[call-overload,no-any-return]
 
 
 def test_the_image_for_gpus_can_compile() -> None:
