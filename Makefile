@@ -19,10 +19,10 @@ IN_WORKERS := -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 
 # The implementation of gRPC that is not the default. `make test` runs a tenth of the tests of services on it too.
 OTHER_WIRE := grpcio
-ON_EACH_WIRE := tests/integration tests/e2e tests/faults tests/unit/base tests/unit/router/targets
+ON_EACH_WIRE := tests/integration tests/e2e tests/faults tests/unit/v2 tests/unit/router/targets
 ON_OTHER_WIRE := $(addprefix tests/,integration/test_transport.py integration/test_streams.py integration/test_bad_input.py \
-  integration/test_replicas.py e2e/test_drain.py e2e/test_up_secured.py unit/base/security/test_tls_ports.py \
-  unit/base/security/test_certificates.py unit/base/test_servicer_stream.py unit/base/test_limits.py)
+  integration/test_replicas.py e2e/test_drain.py e2e/test_up_secured.py unit/v2/security/test_tls_ports.py \
+  unit/v2/security/test_certificates.py unit/v2/test_servicer_stream.py unit/v2/test_limits.py)
 
 # What is imported is compiled then, once: most of what is installed never is.
 unexport PYTHONDONTWRITEBYTECODE

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from tests.unit.base.simulated_server import Load, Service, constant, exponential, mixed, run
+from tests.unit.v2.simulated_server import Load, Service, constant, exponential, mixed, run
 
 from weft.base.adaptive_limit import INITIAL_LIMIT, MAX_LIMIT, MIN_LIMIT
 from weft.router.admission import AdaptiveLimit, Outcome

@@ -192,10 +192,9 @@ def _only(pattern: str, service: str) -> str:
 def _pip_install(service: str, folder: Path) -> str:
     """Run the image's `pip install` on the copies, into ``folder``/site; returns what pip printed."""
     what = _only(r"^RUN pip install .* (\"\.\S*\")", service).strip('"').replace("$EXTRAS", "[mesh]")
-    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation", "--no-compile", "--no-index"]
-    done = subprocess.run(
-        [*command, "--target", str(folder / "site"), what], cwd=folder / "src", capture_output=True, text=True, check=False
-    )
+    options = ["--no-deps", "--no-build-isolation", "--no-compile", "--no-index", "--target", str(folder / "site")]
+    command = [sys.executable, "-m", "pip", "install", *options, what]
+    done = subprocess.run(command, cwd=folder / "src", capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 

@@ -2,7 +2,7 @@
 
 import grpc
 import pytest
-from tests.unit.base.builders import make_request
+from tests.unit.v2.builders import make_request
 
 from weft.base import limits
 from weft.base.errors import InvalidArgumentError

@@ -1,7 +1,7 @@
 """A real server on a real socket with a scripted core behind it."""
 
 import pytest
-from tests.unit.base.scripted_core import ScriptedCore
+from tests.unit.v2.scripted_core import ScriptedCore
 
 from weft.v2.client.channels import open_channel
 from weft.v2.server.make_server import make_server

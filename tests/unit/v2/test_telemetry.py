@@ -6,7 +6,7 @@ import time
 import grpc
 import pytest
 from opentelemetry.trace import INVALID_SPAN
-from tests.unit.base.builders import make_request
+from tests.unit.v2.builders import make_request
 
 from weft.base.errors import ERROR_BY_CODE, InternalError, InvalidArgumentError, NotFoundError
 from weft.base.observing import telemetry

@@ -5,7 +5,7 @@ import contextlib
 import socket
 
 import pytest
-from tests.unit.base.builders import make_request
+from tests.unit.v2.builders import make_request
 
 from weft.base.errors import RemoteError
 from weft.v2.client.v2_client import V2Client

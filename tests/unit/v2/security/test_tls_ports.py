@@ -15,7 +15,7 @@ import pytest
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from tests.certificates import Authority
-from tests.unit.base.builders import make_request
+from tests.unit.v2.builders import make_request
 
 from weft.base.errors import InvalidArgumentError
 from weft.v2 import healthcheck

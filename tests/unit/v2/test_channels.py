@@ -5,7 +5,7 @@ import contextlib
 
 import grpc
 import pytest
-from tests.unit.base.builders import make_request
+from tests.unit.v2.builders import make_request
 
 from weft.v2.client.channels import open_channel
 from weft.v2.server.make_server import make_server

@@ -6,8 +6,8 @@ import logging
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2
-from tests.unit.base.builders import make_request
-from tests.unit.base.scripted_core import ScriptedCore
+from tests.unit.v2.builders import make_request
+from tests.unit.v2.scripted_core import ScriptedCore
 
 from weft.v2.client.channels import open_channel
 from weft.v2.client.wires import WireName

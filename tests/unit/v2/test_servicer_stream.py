@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tritonclient.grpc
 import tritonclient.grpc.aio
-from tests.unit.base.builders import make_request
+from tests.unit.v2.builders import make_request
 from tritonclient.utils import InferenceServerException
 
 from weft.base.errors import ResourceExhaustedError

@@ -10,7 +10,7 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
-from tests.unit.base.builders import make_request
+from tests.unit.v2.builders import make_request
 
 from weft.base.security.keys import new_key
 from weft.v2.client.channels import open_channel

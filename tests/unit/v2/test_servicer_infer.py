@@ -6,7 +6,7 @@ import time
 
 import grpc
 import pytest
-from tests.unit.base.builders import make_request
+from tests.unit.v2.builders import make_request
 
 from weft.base import errors
 from weft.base.observing.logs import JsonFormatter
