@@ -155,7 +155,7 @@ class _Run:
         self.consumer.start()
 
     def _kill_router(self) -> None:
-        kill([pid for pid in descendants(self._supervisor) if b"weft.router" in _command_line(pid)][:1])
+        kill([pid for pid in descendants(self._supervisor) if b"weft.services.router" in _command_line(pid)][:1])
         self._kills["router"] += 1
 
     def _kill_broker(self) -> None:

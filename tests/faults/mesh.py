@@ -147,7 +147,7 @@ class Mesh:
         given = [f"--target={name}={address}" for name, address in targets.items()]
         trust = [] if authority is None else [f"--target-tls-ca=model={authority.ca}"]
         arguments = ["--repository", str(graphs), *given, *trust, *router_arguments]
-        self.router = Service("weft.router", arguments, folder / "router.log")
+        self.router = Service("weft.services.router", arguments, folder / "router.log")
 
     @property
     def services(self) -> list[Service]:

@@ -47,7 +47,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "aging_ns": (0, _INT64_MAX),
     "num_threads": (1, 1024),
     "num_speculative_tokens": (1, 16),
-    "seed": (0, _INT64_MAX),
+    "seed": (-1, _INT64_MAX),
     "slo_ttft_ms": (0.0, 1e9),
     "slo_tpot_ms": (0.0, 1e9),
     "peak_flops_per_s": (0.0, 1e18),
@@ -87,7 +87,8 @@ class EngineConfig:
         max_queued: Waiting requests; further ones fail with RESOURCE_EXHAUSTED. 0: no limit.
         aging_ns: Waiting time that counts as one priority level, in nanoseconds. 0: levels are strict.
         num_threads: Torch's threads on a CPU. Applies to the whole process.
-        seed: Seeds the generator that draws seeds for requests without one.
+        seed: Seeds the generator that draws seeds for requests without one; -1: entropy of the system, so that two
+            instances, or two runs, draw differently.
         enable_cuda_graphs: On a GPU, capture decode steps as CUDA graphs at load, and repeat them.
         speculation: Proposer of drafts: ``none``, ``ngram`` (what followed the last tokens before), ``draft`` (a
             smaller model), ``medusa`` (heads on hidden states) or ``lookahead``. Tokens are the same with each.
@@ -126,7 +127,7 @@ class EngineConfig:
     max_queued: int = 0
     aging_ns: int = 0
     num_threads: int = 1
-    seed: int = 0
+    seed: int = -1
     enable_cuda_graphs: bool = True
     speculation: str = "none"
     num_speculative_tokens: int = 4

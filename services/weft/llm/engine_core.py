@@ -108,7 +108,7 @@ class EngineCore:
         self._eos_token_ids = tuple(token for token in model_config.eos_token_ids if token < model_config.vocab_size)
         self._requests: dict[EngineRequest, None] = {}  # in order of arrival
         self._sequence_ids = count(1)
-        self._seeds = random.Random(config.seed)  # noqa: S311  # for sampling, not for secrets
+        self._seeds = random.Random(None if config.seed < 0 else config.seed)  # noqa: S311  # for sampling, not for secrets
 
     @property
     def has_requests(self) -> bool:
@@ -244,7 +244,7 @@ class EngineCore:
         self._metrics.record_tokens(results, end_ns)
         num_new_tokens = sum(len(result.token_ids) for result in results)
         self._metrics.record_step(plan, self._record(plan, num_new_tokens, (end_ns - start_ns) / 1e9))
-        for delta in self._deltas(results, tokens.logprobs):
+        for delta in self._deltas(results, tokens.logprobs, tokens.bad_rows):
             self._emit(delta)
 
     def _fail_step(self, exception: Exception) -> None:
@@ -254,13 +254,18 @@ class EngineCore:
         for request in dict.fromkeys(sequence.request for sequence in self.scheduler.fail()):
             self._fail_request(request, error)
 
-    def _deltas(self, results: list[StepResult], logprobs: StepLogprobs | None) -> list[Delta]:
+    def _deltas(
+        self, results: list[StepResult], logprobs: StepLogprobs | None, bad_rows: frozenset[int]
+    ) -> list[Delta]:
         """The deltas of a step, for requests that are not cancelled; removes requests whose last choice finished."""
         deltas = []
         for sequence, token_ids, row, is_finished, finish_reason in results:
             request = sequence.request
             if request.is_cancelled:  # its abort message may still be in the inbox, and this step may be its last
                 self.abort(request)
+                continue
+            if bad_rows and not bad_rows.isdisjoint(range(row, row + len(token_ids))):
+                self._fail_not_finite(request)
                 continue
             delta = Delta(request, sequence.choice, token_ids, num_cached_tokens=sequence.num_cached)
             if logprobs is not None and sequence.params.logprobs is not None:
@@ -274,6 +279,15 @@ class EngineCore:
                     self._remove(request, finish_reason)
             deltas.append(delta)
         return deltas
+
+    def _fail_not_finite(self, request: EngineRequest) -> None:
+        """End a request whose logits are no numbers: every token drawn from them would be wrong."""
+        if request not in self._requests:  # another choice of it has failed in this step
+            return
+        error = InternalError("the model computed NaN or infinite logits; check its weights, or use a wider dtype")
+        _LOG.error(error.message, extra={"error_id": error.error_id, "request_id": request.id})
+        self._metrics.num_non_finite += 1
+        self._fail_request(request, error)
 
     def _emit(self, delta: Delta) -> None:
         """Pass the delta to its sink; a sink that raises cancels its request."""

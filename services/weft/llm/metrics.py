@@ -173,6 +173,7 @@ class EngineMetrics:
         num_output_tokens: New tokens.
         num_steps: Completed steps.
         num_failed_steps: Steps that raised.
+        num_non_finite: Requests that failed because their logits were NaN or infinite.
         busy_ns: Time spent in steps.
         last_step: The last completed step; None before the first.
     """
@@ -198,7 +199,7 @@ class EngineMetrics:
         self.tpot, self.e2e = Histogram(), Histogram()
         self.outcomes: Counter[str] = Counter()
         self.num_prompt_tokens = self.num_cached_tokens = self.num_computed_tokens = self.num_output_tokens = 0
-        self.num_good_requests = self.num_steps = self.num_failed_steps = self.busy_ns = 0
+        self.num_good_requests = self.num_steps = self.num_failed_steps = self.num_non_finite = self.busy_ns = 0
         self.last_step: StepMetrics | None = None
 
     @property

@@ -133,7 +133,7 @@ class Mesh:
                 *options.router_arguments,
                 *access.router_arguments,
             ],
-            module="weft.mesh.fused" if fused else "weft.router",
+            module="weft.mesh.fused" if fused else "weft.services.router",
             can_hand_over=not any(argument.startswith("--state-dir") for argument in options.router_arguments),
             own_address=access.address,
             security=access.security,

@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Arguments; those of the process when None.
     """
     arguments = sys.argv[1:] if argv is None else argv
-    parser = make_parser("weft.router", "Serve graphs over model services.")
+    parser = make_parser("weft.services.router", "Serve graphs over model services.")
     add_worker_arguments(parser)
     options = parser.parse_args(arguments)
     if fault := fault_of(options):

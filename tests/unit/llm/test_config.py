@@ -245,7 +245,7 @@ def test_engine_defaults() -> None:
         ({"quantization": "int3"}, "quantization must be one of none, int8, int4, got 'int3'"),
         ({"device": "tpu"}, "device must be cpu, cuda or cuda:N, got 'tpu'"),
         ({"num_threads": 0}, "num_threads must be from 1 to"),
-        ({"seed": 2**63}, "seed must be from 0 to"),
+        ({"seed": 2**63}, "seed must be from -1 to"),
     ],
 )
 def test_engine_bounds(fields: dict[str, Any], message: str) -> None:

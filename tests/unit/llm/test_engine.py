@@ -8,7 +8,9 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 from tests.unit.llm.engine_fixture import (
+    MODEL,
     VOCAB_SIZE,
     Answer,
     alone,
@@ -29,6 +31,8 @@ from weft.base.errors import (
 from weft.llm import engine as engine_module
 from weft.llm.engine import Engine
 from weft.llm.metrics import EngineObserver, RequestMetrics
+from weft.llm.models.model import LlamaModel
+from weft.llm.models.weights import EMBEDDING, random_weights
 from weft.llm.request import Delta
 from weft.llm.request_limits import RequestLimits
 from weft.llm.scheduler.sequence import Sequence
@@ -505,3 +509,34 @@ def test_the_engine_says_the_same_on_the_kernels():
         assert "" == run.stderr
         texts.append(run.stdout)
     assert texts[0] == texts[1] != ""
+
+
+def test_requests_without_a_seed_differ_between_engines():
+    """Two engines without `seed` answer one prompt differently; with `seed: 5` they answer it alike."""
+
+    def texts(**config: object) -> list[list[int]]:
+        answers = [Answer(_PROMPTS[0], max_tokens=12, temperature=1.0) for _ in range(4)]
+        serve(answers, **config)
+        return [answer.tokens[0] for answer in answers]
+
+    assert texts() != texts()
+    assert texts(seed=5) == texts(seed=5)
+
+
+def test_logits_that_are_no_numbers_fail_their_request_alone():
+    """A prompt token with a NaN embedding ends its request with INTERNAL, counted; the others of its batch are right."""
+    weights = dict(random_weights(MODEL, seed=3))
+    weights[EMBEDDING] = weights[EMBEDDING].clone()
+    weights[EMBEDDING][95] = float("nan")
+    engine = make_engine(model=LlamaModel(MODEL, weights, dtype=torch.float32, deterministic=True))
+    prompts = [[token % 90 for token in prompt] for prompt in _PROMPTS[:3]]
+    spoiled = Answer([95, *prompts[0]], max_tokens=5, n=2, temperature=1.0, logprobs=2)
+    others = [Answer(prompt, max_tokens=5, logprobs=2) for prompt in prompts]
+    for answer in (spoiled, *others):
+        engine.submit(answer.request)
+    finish(engine, [spoiled, *others])
+    assert isinstance(spoiled.error, InternalError)
+    assert "NaN or infinite logits" in spoiled.error.message
+    assert [[], []] == spoiled.tokens
+    assert [5, 5, 5] == [len(answer.tokens[0]) for answer in others]
+    assert 1 == engine.metrics.num_non_finite

@@ -87,6 +87,7 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ObservableEngine], float]], ...] = (
     ("weft_llm_computed_tokens", "Tokens that steps computed", lambda e: e.metrics.num_computed_tokens),
     ("weft_llm_steps", "Steps that ran", lambda e: e.metrics.num_steps),
     ("weft_llm_failed_steps", "Steps that failed, and their requests with them", lambda e: e.metrics.num_failed_steps),
+    ("weft_llm_non_finite_logits", "Requests whose logits were NaN or infinite", lambda e: e.metrics.num_non_finite),
     ("weft_llm_good_requests", "Requests that met their latency objectives", lambda e: e.metrics.num_good_requests),
 )
 _DRAFT_COUNTERS: tuple[tuple[str, str, Callable[[Speculator], float]], ...] = (
