@@ -65,7 +65,9 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Service]]:
             for number in range(2)
         ]
         target = f"--target=model={','.join(replica.address for replica in replicas)}"
-        router = Service("weft.services.router", ["--repository", str(folder / "graphs"), target], folder / "router.log")
+        router = Service(
+            "weft.services.router", ["--repository", str(folder / "graphs"), target], folder / "router.log"
+        )
         for service in (*replicas, router):
             stack.callback(service.end)
             service.start()

@@ -28,7 +28,7 @@ class Pull(NamedTuple):
         step_index: Of the step.
         probability: As ``Bandit.choose`` gave it; None where that is not known.
         run: Of the splitter, while the request is in work.
-        has_answered: False: the step has failed, or was cancelled, and no fallback of it has answered.
+        has_answered: False: the step itself has failed, or was cancelled; the answer of a fallback is not its own.
     """
 
     node: str
@@ -49,7 +49,7 @@ def settle(pulls: list[Pull], root: NodeRecord) -> None:
     last = {id(run): run.steps[-1] for run in _runs(root) if run.steps}
     found = ((pull, last.get(id(pull.run))) for pull in pulls)
     pulls[:] = [
-        pull._replace(run=None, has_answered=step.has_answered)
+        pull._replace(run=None, has_answered=step.status == "OK")
         for pull, step in found
         if step is not None and step.status != SKIPPED
     ]

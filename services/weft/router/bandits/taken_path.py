@@ -62,7 +62,7 @@ class _PathReader:
         while step.fallback is not None and self._text.startswith(f">{step.fallback.name}", self._at):
             step = step.fallback
             self._at += 1 + len(step.name)
-            has_answered = self._run(step)
+            self._run(step)
         if node.bandit is not None:
             self._choices.insert(at, BanditChoice(node, node.bandit, chosen.name, has_answered))
 

@@ -130,8 +130,8 @@ def test_a_step_that_has_not_answered_is_worth_nothing() -> None:
     assert {"root/ab[A]": (0, 3, 1.4)} == figures(store)
 
 
-def test_the_fallback_of_a_step_answers_for_it() -> None:
-    """It is a part of the step."""
+def test_a_fallback_earns_nothing_for_the_step_that_failed() -> None:
+    """The client's reward of 1 counts as 0 for the step, so that a step that always fails is drawn less and less."""
     store = BanditStore()
     ab, asked = chooser(store), request("r1")
     ab.choose(asked)
@@ -142,7 +142,7 @@ def test_the_fallback_of_a_step_answers_for_it() -> None:
     ab.runs[0].steps.append(failed)
     settle(asked.pulls, ab.runs[0])
     store.reward_request("g", "r1", 1.0)
-    assert {"root/ab[A]": (1, 1, 1.0)} == figures(store)
+    assert {"root/ab[A]": (1, 1, 0.0)} == figures(store)
 
 
 def test_a_request_without_an_id_is_counted_and_not_remembered() -> None:

@@ -57,7 +57,7 @@ def graph() -> NodePlan:
         "ab",
         SplitterPlan,
         [
-            make.step("A", "a", {"IN": "X"}, {"OUT": "Y"}),
+            make.step("A", "a", {"IN": "X"}, {"OUT": "Y"}, fallback=make.step("spare", "a", {"IN": "X"}, {"OUT": "Y"})),
             make.step("B", cascade, {"X": "X"}, {"Y": "Y"}),
         ],
         inputs=["X"],
@@ -81,6 +81,7 @@ def choices(path: str, root: NodePlan) -> list[tuple[str, str]]:
     [
         ("root.ab=ab[A];post", [("ab", "A")]),
         ("root.ab=ab[A!]!", [("ab", "A!")]),
+        ("root.ab=ab[A!>spare];post", [("ab", "A!")]),
         ("root.ab=ab[A~]~", [("ab", "A!")]),
         ("root.ab=ab[B=tries<first>];post!", [("ab", "B")]),
         ("root.ab=ab[B=tries<first!;second=ab.2[AB]>];post", [("ab", "B"), ("ab.2", "AB")]),
