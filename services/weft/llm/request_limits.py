@@ -7,6 +7,7 @@ from weft.base.errors import InvalidArgumentError
 from weft.llm.config import EngineConfig, TransformerConfig
 from weft.llm.kv_window import kv_window
 from weft.llm.request import EngineRequest
+from weft.llm.sampling_params import UNLIMITED_TOKENS
 
 
 class RequestLimits:
@@ -33,6 +34,12 @@ class RequestLimits:
         """
         self._check_prompt(request)
         params = request.params
+        most = self._max_model_len - len(request.prompt_ids)
+        if most < params.max_tokens != UNLIMITED_TOKENS:
+            raise InvalidArgumentError(
+                f"max_tokens must be at most {most}, which is max_model_len = {self._max_model_len} less the "
+                f"{len(request.prompt_ids)} tokens of the prompt, got {params.max_tokens}; lower it, or shorten the prompt"
+            )
         self._check_token_ids("stop_token_ids", params.stop_token_ids)
         self._check_token_ids("logit_bias", [token for token, _ in params.logit_bias])
         if params.logprobs is not None and params.logprobs > self._vocab_size:

@@ -11,6 +11,8 @@ from weft.base.errors import InvalidArgumentError
 from weft.base.text.suggestion import suggestion
 
 _INT32_MAX = 2**31 - 1
+#: A ``max_tokens`` that stands for as many as the model's length allows.
+UNLIMITED_TOKENS = _INT32_MAX
 _INT64_MAX = 2**63 - 1
 
 #: Smallest and largest value of every number.
@@ -46,7 +48,7 @@ class SamplingParams:
 
     Attributes:
         n: Choices (continuations of the same prompt), 1 to 128.
-        max_tokens: Most new tokens per choice.
+        max_tokens: Most new tokens per choice; ``UNLIMITED_TOKENS``: as many as fit.
         min_tokens: Stop tokens are suppressed until the choice has this many new tokens.
         temperature: Divides the logits; 0: greedy, the lowest id among equals.
         top_p: Sample from the most likely tokens whose probabilities add up to this, above 0 to 1.

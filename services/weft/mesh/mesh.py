@@ -244,7 +244,7 @@ class Mesh:
         # It answers no health checks, so it watches itself for hangs.
         watchdog = [f"--watchdog-abort-s={options.hang_timeout_s:g}"] if options.is_restarting else []
         arguments = [*watchdog, *options.service_arguments.get(GATEWAY, ()), "--router", router, *ports]
-        self._add(GATEWAY, arguments, speaks_grpc=False)
+        self._add(GATEWAY, arguments, module="weft.gateway", speaks_grpc=False)
 
     def _hold(self, host: str, port: int = 0) -> int:
         """Reserve the port, or a free one if it is 0, until ``stop``. Raises MeshError as ``hold_port``."""
@@ -257,7 +257,7 @@ class Mesh:
         name: str,
         arguments: Iterable[str],
         *,
-        module: str = "",
+        module: str,
         can_hand_over: bool = True,
         speaks_grpc: bool = True,
         own_address: str = "",
@@ -265,7 +265,7 @@ class Mesh:
     ) -> None:
         options = self._options
         # -P: a file in the current folder must not shadow a library.
-        command = [sys.executable, "-P", "-m", module or f"weft.services.{name}", *arguments]
+        command = [sys.executable, "-P", "-m", module, *arguments]
         supervision = Supervision(
             options.start_timeout_s, options.grace_s, options.is_restarting, options.hang_timeout_s, options.wire
         )

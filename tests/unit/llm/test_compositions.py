@@ -105,7 +105,7 @@ class _Life:
         prompt = base[:shared] + [pick.randrange(VOCAB_SIZE) for _ in range(own)]
         if pick.random() < 0.3:
             prompt = (prompt[:5] * 20)[: len(prompt)]
-        params: dict[str, Any] = {"prompt": prompt, "max_tokens": pick.randint(1, 60), "seed": pick.randrange(100)}
+        params: dict[str, Any] = {"prompt": prompt, "max_tokens": pick.randint(1, 38), "seed": pick.randrange(100)}
         options: dict[str, Any] = {
             "temperature": pick.choice((0.0, 0.7, 1.5)),
             "n": pick.choice((1, 1, 2, 3)),

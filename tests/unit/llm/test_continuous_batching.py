@@ -14,6 +14,7 @@ from tests.unit.llm.engine_fixture import (
 from tests.unit.llm.permutation_model import permutation, permutation_weights
 
 from weft.llm.models.model import LlamaModel
+from weft.llm.sampling_params import UNLIMITED_TOKENS
 
 
 def _greedy(prompts: list[list[int]], **options) -> list[Answer]:
@@ -57,8 +58,8 @@ def test_an_answer_ends_as_was_asked():
     prompt = random_prompts(1, 20, 20)[0]
     text = alone(prompt, max_tokens=30).text
     stop = text[7]
-    stopped = Answer(prompt, max_tokens=30, stop_token_ids=(stop,))
-    at_context = Answer(prompt, max_tokens=500)
+    stopped = Answer(prompt, max_tokens=20, stop_token_ids=(stop,))
+    at_context = Answer(prompt, max_tokens=UNLIMITED_TOKENS)
     serve([stopped, at_context], max_model_len=40)
     assert text[: text.index(stop) + 1] == stopped.text
     assert ["stop"] == stopped.reasons

@@ -450,7 +450,7 @@ def test_what_can_never_be_served_is_refused_at_once(prompt: np.ndarray, params:
 
 def test_the_longest_prompt_is_served():
     """A prompt one token below the limit gets one token; one that fills the pool but for a token does, too."""
-    by_context, by_pool = Answer([1] * 255, max_tokens=9), Answer([1] * 223, max_tokens=9)
+    by_context, by_pool = Answer([1] * 255, max_tokens=1), Answer([1] * 223, max_tokens=9)
     for answer, num_blocks in ((by_context, 40), (by_pool, 15)):
         engine = make_engine(num_blocks=num_blocks)
         engine.submit(answer.request)
@@ -540,3 +540,14 @@ def test_logits_that_are_no_numbers_fail_their_request_alone():
     assert [[], []] == spoiled.tokens
     assert [5, 5, 5] == [len(answer.tokens[0]) for answer in others]
     assert 1 == engine.metrics.num_non_finite
+
+
+def test_more_tokens_than_the_model_has_room_for_are_refused():
+    """`max_tokens` above the model's length less the prompt is INVALID_ARGUMENT with both numbers, and not cut."""
+    engine = make_engine(max_model_len=64)
+    with pytest.raises(InvalidArgumentError, match=r"max_tokens must be at most 44, which .* = 64 less the 20 .* got 45"):
+        engine.submit(Answer([1] * 20, max_tokens=45).request)
+    answer = Answer([1] * 20, max_tokens=44)
+    engine.submit(answer.request)
+    finish(engine, [answer])
+    assert 44 == len(answer.text)

@@ -87,7 +87,7 @@ def load_proposer(
         if has_weights:
             weights = load_folder(folder, draft_config, dtype=dtype, device=config.device)
         else:
-            weights = dict(random_weights(draft_config, config.seed, dtype=dtype, device=config.device))
+            weights = dict(random_weights(draft_config, max(config.seed, 0), dtype=dtype, device=config.device))
         draft = LlamaModel(
             draft_config,
             weights,

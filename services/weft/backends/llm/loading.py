@@ -49,7 +49,7 @@ def load_engine(
     if settings.has_weights:
         weights = load_folder(directory, model_config, dtype=dtype, device=config.device)
     else:
-        weights = random_weights(model_config, config.seed, dtype=dtype, device=config.device)
+        weights = random_weights(model_config, max(config.seed, 0), dtype=dtype, device=config.device)
     model = LlamaModel(
         model_config,
         weights,

@@ -127,6 +127,13 @@ class TextModel:
         elif text_request.sampling.keys() - {"max_tokens"}:
             names = ", ".join(sorted(text_request.sampling))
             raise RequestError(f"the model '{self.name}' takes no sampling parameters, got {names}; leave them out")
+        has_logprobs = LOGPROBS in (spec.name for spec in self.signature.outputs)
+        if "logprobs" in text_request.sampling and not has_logprobs:
+            raise RequestError(
+                f"the model '{self.name}' has no output '{LOGPROBS}', so it cannot report them; leave 'logprobs' out, or "
+                f"let the graph pass on '{LOGPROBS}' and '{OUTPUT_IDS}' of its language model",
+                param="logprobs",
+            )
         outputs = (*_OUTPUTS, *(_LOGPROBS_OUTPUTS if "logprobs" in text_request.sampling else ()))
         # vLLM's own backend returns what these inputs select, others what the request names.
         flags = {STREAM: text_request.is_stream, EXCLUDE_INPUT: True} | {f"return_{name}": True for name in outputs}

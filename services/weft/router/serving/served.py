@@ -175,7 +175,7 @@ class ServedTargetModel(NamedTuple):
 
     def scheduling(self, parameters: Parameters) -> tuple[int, int]:
         """As ``Served``; what they mean beyond admission is for the model's own server to say."""
-        return admissible_priority(parameters), 0
+        return scheduling_parameters(parameters)[0], 0
 
     def limit(self, admission: AdmissionController) -> ConcurrencyLimit:
         """As ``Served``."""

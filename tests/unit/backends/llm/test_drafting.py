@@ -44,7 +44,7 @@ def heads_of(folder: Path, output: Path, num_heads: int = 2) -> None:
 
 def answered(engine: Engine) -> list[int]:
     """Tokens behind token 3."""
-    answer = Answer([3], max_tokens=40)
+    answer = Answer([3], max_tokens=31)
     engine.submit(answer.request)
     finish(engine, [answer])
     return answer.text
