@@ -38,7 +38,7 @@ class RequestLimits:
         if most < params.max_tokens != UNLIMITED_TOKENS:
             raise InvalidArgumentError(
                 f"max_tokens must be at most {most}, which is max_model_len = {self._max_model_len} less the "
-                f"{len(request.prompt_ids)} tokens of the prompt, got {params.max_tokens}; lower it, or shorten the prompt"
+                f"{len(request.prompt_ids)} tokens of the prompt, got {params.max_tokens}; lower it"
             )
         self._check_token_ids("stop_token_ids", params.stop_token_ids)
         self._check_token_ids("logit_bias", [token for token, _ in params.logit_bias])

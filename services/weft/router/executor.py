@@ -16,7 +16,14 @@ from weft.router.assembly import Assembly
 from weft.router.bandits.memory import settle
 from weft.router.policies.cache import CachePlan
 from weft.router.reporting.headers import forwarded_headers
-from weft.router.reporting.path import PATH_HEADER, TRACE_PARAMETER, NodeRecord, path_text, trace_text
+from weft.router.reporting.path import (
+    INCOMPLETE_PARAMETER,
+    PATH_HEADER,
+    TRACE_PARAMETER,
+    NodeRecord,
+    path_text,
+    trace_text,
+)
 from weft.router.requests.cached_answers import GraphAnswers
 from weft.router.requests.routes import ROUTE_HEADER, Routes
 from weft.router.requests.selection import Selection, Selections
@@ -140,6 +147,8 @@ class GraphExecutor:
         parameters = run.request.response_parameters
         if call.parameters and call.parameters.get(TRACE_PARAMETER) is True:
             parameters[TRACE_PARAMETER] = trace_text(run.record, execution.start_ns)
+        if run.request.broken:
+            parameters[INCOMPLETE_PARAMETER] = "; ".join(run.request.broken)
         return InferResult(signature.name, signature.version, call.request_id, parameters, outputs)
 
     def end(self, execution: Execution, context: CallContext) -> None:
@@ -157,7 +166,8 @@ class GraphExecutor:
         """The responses of a decoupled graph to a valid call, as they are made; the last is final.
 
         It is null where the end came later than the response before it. Path and trace are there with the last. With a
-        trace it is neither of them: the client requested what it carries.
+        trace it is neither of them: the client requested what it carries. The last response has the parameter
+        ``graph_incomplete`` where the stream of a soft step broke off.
 
         Raises:
             WeftError: As ``execute``, after the responses that were made before.
@@ -173,6 +183,8 @@ class GraphExecutor:
                     is_over = not is_traced and await response.request.is_last(_LAST_GRACE_S)
                     result = InferResult(name, version, call.request_id, response.request.response_parameters)
                     result.outputs = execution.selection.outputs(response)
+                    if is_over and (broken := response.request.broken):
+                        result.parameters = {**result.parameters, INCOMPLETE_PARAMETER: "; ".join(broken)}
                     result.is_final, result.is_unordered = is_over, True
                     yield result
         finally:

@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 
 from weft.base.core import InferResult
-from weft.base.errors import InternalError, RemoteError
+from weft.base.errors import InternalError, RemoteError, UnavailableError
+from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import bytes_tensor, encode
+from weft.gateway.errors import RequestError
 from weft.gateway.openai.deltas import ChoiceDelta, DeltaReader, PositionLogprobs, ScoredToken
-from weft.gateway.openai.generate import Usage, collect, merge
+from weft.gateway.openai.generate import Usage, collect, generate, merge
 from weft.gateway.openai.logprobs import chat_logprobs, completion_logprobs
+from weft.gateway.openai.text_model import TextModel
+from weft.gateway.openai.text_request import TextRequest
 
 
 def response(**outputs: Any) -> InferResult:
@@ -148,3 +152,31 @@ async def test_the_first_failure_ends_all() -> None:
     with pytest.raises(RemoteError, match="full"):
         await collect(merge([endless(), pieces(RemoteError("RESOURCE_EXHAUSTED", "full"))]), 1, Usage(1))
     assert [True] == closed
+
+
+async def test_an_answer_that_broke_off_is_an_error() -> None:
+    """A graph's last response with `graph_incomplete` ends the deltas with UNAVAILABLE, not as if it were complete."""
+
+    class Router:
+        async def stream(self, request: object, **_: object) -> AsyncGenerator[InferResult, None]:
+            yield InferResult("g", "1", "", {}, {"text_output": bytes_tensor([b"Hel"], (1,))})
+            yield InferResult("g", "1", "", {"graph_incomplete": "root/llm: INTERNAL"}, {})
+
+    spec = tuple(TensorSpec(name, "BYTES", (1,)) for name in ("text_input", "text_output"))
+    model = TextModel(ModelSignature("g", "1", "graph", 0, spec[:1], spec[1:], is_decoupled=True), "", {})
+    request = TextRequest("g", {"max_tokens": 3}, True, False, {}, None)
+    router: Any = Router()
+    deltas = generate(router, model, request, ["Say"], request_id="1", metadata=(), timeout_s=5)
+    assert "Hel" == (await anext(deltas)).text
+    with pytest.raises(UnavailableError, match=r"'g' is incomplete: root/llm: INTERNAL"):
+        await anext(deltas)
+
+
+def test_log_probabilities_that_a_graph_lacks_are_refused() -> None:
+    """`logprobs` of a model without that output is an error that names the field, not a null in the answer."""
+    spec = tuple(TensorSpec(name, "BYTES", (1,)) for name in ("text_input", "sampling_parameters", "text_output"))
+    model = TextModel(ModelSignature("g", "1", "graph", 0, spec[:2], spec[2:], is_decoupled=True), "", {})
+    request = TextRequest("g", {"logprobs": 1}, True, False, {}, None)
+    with pytest.raises(RequestError, match="has no output 'logprobs'") as caught:
+        model.make_request(request, "Say", "1")
+    assert "logprobs" == caught.value.param

@@ -32,7 +32,8 @@ from weft.llm import engine as engine_module
 from weft.llm.engine import Engine
 from weft.llm.metrics import EngineObserver, RequestMetrics
 from weft.llm.models.model import LlamaModel
-from weft.llm.models.weights import EMBEDDING, random_weights
+from weft.llm.models.weight_parts import EMBEDDING
+from weft.llm.models.weights import random_weights
 from weft.llm.request import Delta
 from weft.llm.request_limits import RequestLimits
 from weft.llm.scheduler.sequence import Sequence
@@ -524,7 +525,7 @@ def test_requests_without_a_seed_differ_between_engines():
 
 
 def test_logits_that_are_no_numbers_fail_their_request_alone():
-    """A prompt token with a NaN embedding ends its request with INTERNAL, counted; the others of its batch are right."""
+    """A prompt token with a NaN embedding ends its request with INTERNAL, counted; its batch mates go on."""
     weights = dict(random_weights(MODEL, seed=3))
     weights[EMBEDDING] = weights[EMBEDDING].clone()
     weights[EMBEDDING][95] = float("nan")
@@ -545,7 +546,7 @@ def test_logits_that_are_no_numbers_fail_their_request_alone():
 def test_more_tokens_than_the_model_has_room_for_are_refused():
     """`max_tokens` above the model's length less the prompt is INVALID_ARGUMENT with both numbers, and not cut."""
     engine = make_engine(max_model_len=64)
-    with pytest.raises(InvalidArgumentError, match=r"max_tokens must be at most 44, which .* = 64 less the 20 .* got 45"):
+    with pytest.raises(InvalidArgumentError, match=r"must be at most 44, which .* = 64 less the 20 .* got 45"):
         engine.submit(Answer([1] * 20, max_tokens=45).request)
     answer = Answer([1] * 20, max_tokens=44)
     engine.submit(answer.request)

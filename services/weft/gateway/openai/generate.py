@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.base.cancellation import cancel_and_wait
-from weft.base.errors import InvalidArgumentError
+from weft.base.errors import InvalidArgumentError, UnavailableError
 from weft.gateway.openai.deltas import ChoiceDelta, DeltaReader, PositionLogprobs, invalid_response
 from weft.gateway.openai.text_model import TextModel
 from weft.gateway.openai.text_request import Prompt, TextRequest
 from weft.v2.client.v2_client import Metadata, V2Client
 
+#: Parameter of a graph's last response: a stream in it broke off.
+_INCOMPLETE = "graph_incomplete"
 #: Deltas of several prompts that may be queued for the client.
 _MAX_QUEUED = 16
 
@@ -35,6 +37,7 @@ async def generate(
         RequestError: The model does not support the request.
         RemoteError: See ``V2Client.stream``.
         InternalError: See ``DeltaReader.read``.
+        UnavailableError: The model is a graph, and a stream in it broke off.
     """
     ids = [request_id, *(f"{request_id}-{index}" for index in range(1, len(prompts)))]
     requests = [model.make_request(request, prompt, one) for prompt, one in zip(prompts, ids, strict=True)]
@@ -45,6 +48,8 @@ async def generate(
         try:
             async with contextlib.aclosing(stream) as results:
                 async for result in results:
+                    if broken := result.parameters.get(_INCOMPLETE):
+                        raise UnavailableError(f"the answer of '{model.name}' is incomplete: {broken}; send it again")
                     for delta in reader.read(result):
                         yield delta._replace(choice=first + delta.choice)
         except InvalidArgumentError as error:  # it cannot be read

@@ -130,8 +130,8 @@ class TextModel:
         has_logprobs = LOGPROBS in (spec.name for spec in self.signature.outputs)
         if "logprobs" in text_request.sampling and not has_logprobs:
             raise RequestError(
-                f"the model '{self.name}' has no output '{LOGPROBS}', so it cannot report them; leave 'logprobs' out, or "
-                f"let the graph pass on '{LOGPROBS}' and '{OUTPUT_IDS}' of its language model",
+                f"the model '{self.name}' has no output '{LOGPROBS}', so it cannot report them; leave 'logprobs' out, "
+                f"or let the graph pass on '{LOGPROBS}' and '{OUTPUT_IDS}' of its language model",
                 param="logprobs",
             )
         outputs = (*_OUTPUTS, *(_LOGPROBS_OUTPUTS if "logprobs" in text_request.sampling else ()))

@@ -31,6 +31,8 @@ from weft.language.path_form import IN_A_ROW, PathForm
 PATH_HEADER = "x-graph-path"
 #: Request parameter that requests timings, and response parameter that carries them.
 TRACE_PARAMETER = "graph_trace"
+#: Response parameter of the last response where a soft step's stream broke off: its path and status.
+INCOMPLETE_PARAMETER = "graph_incomplete"
 #: gRPC peers drop headers above 8 KiB, of which an error message may take half; a longer path is cut.
 MAX_PATH_CHARS = 2000
 

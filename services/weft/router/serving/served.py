@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 from weft.base.core import CallContext, InferCall, InferResult, Parameters
 from weft.base.signature import ModelSignature
 from weft.base.validation import scheduling_parameters
-from weft.router.admission import AdmissionController, ConcurrencyLimit, admissible_priority
+from weft.router.admission import AdmissionController, ConcurrencyLimit
 from weft.router.repository.config import config_of_signature
 from weft.router.repository.table import GraphTable
 from weft.router.repository.versions import GraphVersion

@@ -48,6 +48,7 @@ class GraphRequest:
         pulls: What bandits chose for it so far; None for a copy that gets no feedback.
         stream: Of the step or the node that streams and has run: more responses may come.
         parts: Responses of streams that it goes on with: the streams, and the number of each in its stream.
+        broken: Streams of soft steps that failed after their first response, as ``path: code``; shared by all forks.
     """
 
     scope: RequestScope
@@ -61,6 +62,7 @@ class GraphRequest:
     pulls: list[Pull] | None = field(default_factory=list)
     stream: "OpenStream | None" = None
     parts: tuple[tuple[ResponsePart, int], ...] = ()
+    broken: list[str] = field(default_factory=list)
 
     async def is_last(self, timeout_s: float) -> bool:
         """Whether no further response of its streams follows, as far as is known in so many seconds."""
@@ -91,6 +93,7 @@ class GraphRequest:
             captures=self.captures,
             is_collected=self.is_collected,
             pulls=self.pulls,
+            broken=self.broken,
         )
 
     def merge(self, attempt: "GraphRequest") -> None:

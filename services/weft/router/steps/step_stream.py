@@ -97,7 +97,7 @@ class StepStream(OpenStream):
         return self._is_over or self._is_known_last
 
     async def read_on(self, run: Run) -> bool:
-        """As ``OpenStream.read_on``; a failure of a soft step only ends the stream."""
+        """As ``OpenStream.read_on``; a failure of a soft step ends the stream, which the last response tells."""
         if self._is_over:
             return False
         record = self.record
@@ -112,6 +112,7 @@ class StepStream(OpenStream):
             if not self._may_end_early(error, run):
                 raise
             record.error = error.message
+            run.request.broken.append(f"{record.path}: {error.code}")
             await self.close()
             return False
         self._end(None)

@@ -124,21 +124,21 @@ async def test_a_fallback_may_stream_where_its_step_does_not(target: Any) -> Non
 
 @pytest.mark.parametrize("model", ["a", "one"])
 async def test_a_soft_step_may_fail_late(target: Any, model: str) -> None:
-    """Before a response its default stands in; later the stream ends as if it were complete, a fallback's too."""
+    """Before a response its default stands in; later the stream ends with a response that says so, a fallback's too."""
     soft = 'dependency: SOFT default { output: "OUT" number: 7 dims: [ 1 ] } fallback { model_name: "b" }'
     for num_sent in (0, 2):
         target.answers["one"] = failing("UNAVAILABLE", "gone")
         target.streams["a"] = counting(0, RemoteError("UNAVAILABLE", "gone"))
         target.streams["b"] = counting(num_sent, RemoteError("INTERNAL", "boom"))
         values, error, _ = await responses(root("sequence", step(model, soft)), target)
-        assert ([1, 2] if num_sent else [7], None) == (values, error)
+        assert ([1, 2, None] if num_sent else [7], None) == (values, error)
 
 
 async def test_a_soft_node_may_fail_late(target: Any) -> None:
     """A HARD step inside fails the node, and the soft step around it ends there."""
     target.streams["a"] = counting(2, RemoteError("UNAVAILABLE", "gone"))
     soft = 'dependency: SOFT default { output: "OUT" number: 7 dims: [ 1 ] }'
-    assert ([1, 2], None, "root.n=in(a!)!") == await responses(
+    assert ([1, 2, None], None, "root.n=in(a!)!") == await responses(
         NESTED.replace('node: "in"', f'node: "in" {soft}'), target
     )
 

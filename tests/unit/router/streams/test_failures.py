@@ -208,13 +208,15 @@ async def test_a_soft_stream_that_fails_at_once_leaves_one_response(build: Plans
 
 
 async def test_a_soft_stream_that_fails_later_ends_early(build: Plans, target: Any) -> None:
-    """As if it were complete; the path and the trace show that it is not."""
+    """Its last response, path and trace say that it is not complete."""
     target.streams["llm"] = counting(2, RemoteError("UNAVAILABLE", "gone"))
     plan = build.graph(build.stream("llm", "X", "t", is_soft=True), build.step("post", "t", "Y"))
     context = CallContext()
     got, error = await collected(stream_of(plan, target, parameters={"graph_trace": True}, context=context))
     assert (None, [1, 2]) == (error, numbers(got[:-1]))
     assert [("x-graph-path", "root.llm!;post")] == context.trailing_metadata
+    assert "root/llm: UNAVAILABLE" == got[-1].parameters["graph_incomplete"]
+    assert "graph_incomplete" not in got[0].parameters
     entry = json.loads(got[-1].parameters["graph_trace"])[0]  # type: ignore[arg-type]
     assert (2, "UNAVAILABLE") == (entry["responses"], entry["status"])
     assert "gone" in entry["error"]

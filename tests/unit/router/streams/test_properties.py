@@ -41,7 +41,7 @@ class World:
         call = InferCall("g", "", "r", {}, dict(wired(self.inputs)))
         async with aclosing(self.executor.stream(call, CallContext())) as results:
             async for result in results:
-                if not result.is_null:
+                if not result.is_null and (result.outputs or "graph_incomplete" not in result.parameters):
                     yield {name: bytes(tensor.data) for name, tensor in result.outputs.items()}
 
     async def end(self) -> None:
