@@ -47,7 +47,7 @@ class Outcome(NamedTuple):
         seen: What the service did, in words.
         took_s: How long the attack took; the service's CPU time meanwhile is ``cpu_s``.
         peak_mib: By how much the service's resident memory rose at most.
-        num_calls: Of the neighbour meanwhile; ``worst_ms`` is the longest one.
+        num_calls: Of the neighbour meanwhile; ``worst_ms`` is the longest one, ``p99_ms`` the 99th percentile.
         num_lines: How many lines the service logged, for ``num_connections`` of the attack.
     """
 
@@ -57,6 +57,7 @@ class Outcome(NamedTuple):
     peak_mib: float
     num_calls: int
     worst_ms: float
+    p99_ms: float
     num_connections: int
     num_lines: int
 
@@ -130,8 +131,8 @@ class Arena:
             self.close_peers()
             report = self._neighbour.pause()
         outcome = Outcome(
-            seen, took_s, cpu_s, peak_mib, report.num_calls, report.worst_ms, self.num_connections,
-            len(self._log_lines()) - num_lines,
+            seen, took_s, cpu_s, peak_mib, report.num_calls, report.worst_ms, report.p99_ms,
+            self.num_connections, len(self._log_lines()) - num_lines,
         )  # fmt: skip
         assert report.num_calls == report.num_right, report
         self.expect(outcome.num_lines <= self.num_connections, self._log_lines()[num_lines:][:20])

@@ -63,10 +63,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     """The table of attacks."""
     outcomes = config.stash.get(OUTCOMES, {})
     if outcomes:
-        lines = [["attack", "MiB", "s", "CPU s", "others' calls", "worst ms", "connections", "log lines", "seen"]]
+        lines = [
+            ["attack", "MiB", "s", "CPU s", "others' calls", "worst ms", "p99 ms", "connections", "log lines", "seen"]
+        ]
         lines += [
             [name, f"{found.peak_mib:.1f}", f"{found.took_s:.2f}", f"{found.cpu_s:.2f}", str(found.num_calls),
-             f"{found.worst_ms:.0f}", str(found.num_connections), str(found.num_lines), found.seen]
+             f"{found.worst_ms:.0f}", f"{found.p99_ms:.0f}", str(found.num_connections), str(found.num_lines),
+             found.seen]
             for name, found in outcomes.items()
         ]  # fmt: skip
-        terminalreporter.write_line("\n" + table(lines, left_columns=(0, 8)))
+        terminalreporter.write_line("\n" + table(lines, left_columns=(0, 9)))

@@ -149,6 +149,19 @@ def rapid_reset(arena: Arena) -> str:
     return str(flooded)
 
 
+def resets_of_a_router(arena: Arena) -> str:
+    """Requests that are withdrawn at once on a Unix socket, as a router passes on those of all its clients."""
+    peer = arena.peer(to="unix")
+    number = arena.num(100_000)
+    pieces = [
+        peer.request("/test.Echo/Unary", b"x", stream_id=stream_id) + h2.reset(stream_id)
+        for stream_id in range(1, 2 * number, 2)
+    ]
+    flooded = flood_all(peer, [b"".join(pieces[at : at + BATCH]) for at in range(0, number, BATCH)], BATCH)
+    arena.expect(flooded.is_open, flooded)
+    return str(flooded)
+
+
 def made_resets(arena: Arena) -> str:
     """Requests on which the client errs at once, so that the server withdraws them (CVE-2025-8671)."""
     peer = arena.peer()
@@ -378,9 +391,43 @@ def trailers(arena: Arena) -> str:
     return str(flooded)
 
 
+def header_references(arena: Arena) -> str:
+    """Header blocks of 16 kB, each byte of which is a field."""
+    return _header_flood(arena, b"\x84" * 16_000)
+
+
+def table_churn(arena: Arena) -> str:
+    """Header blocks of fields that all enter the table, and push others out of it."""
+    return _header_flood(arena, b"".join(b"\x40\x01a\x02%02x" % (number & 0xFF) for number in range(2_600)))
+
+
+def _header_flood(arena: Arena, fields: bytes) -> str:
+    peer = arena.peer()
+    number = arena.num(2_000)
+    blocks = [
+        h2.frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, stream_id, fields) for stream_id in range(1, 2 * number, 2)
+    ]
+    flooded = flood_all(peer, blocks)
+    arena.expect(not flooded.is_open, flooded)
+    return str(flooded)
+
+
+def data_on_refused_streams(arena: Arena) -> str:
+    """Bytes, a frame each, on a stream that the service has reset."""
+    peer = arena.peer()
+    peer.send(peer.request("/test.Echo/ClientStream", None, end=False) + h2.window_update(1, 0))
+    flooded = flood(peer, h2.data(1, b"x"), arena.num(6_000_000))
+    arena.expect(not flooded.is_open, flooded)
+    return str(flooded)
+
+
 FLOODS = (
+    Attack("header blocks of 16,000 references", header_references),
+    Attack("header blocks that churn the table", table_churn),
+    Attack("DATA on a stream that was reset", data_on_refused_streams),
     Attack("rapid reset", rapid_reset),
     Attack("resets that the client provokes", made_resets),
+    Attack("resets on a Unix socket, which are a router's", resets_of_a_router),
     Attack("CONTINUATION of 16 kB, endless", large_continuations),
     Attack("CONTINUATION of one byte, endless", tiny_continuations),
     Attack("CONTINUATION of no byte, endless", empty_continuations),

@@ -2,7 +2,7 @@
 
 A process of its own, so that what a test does besides delays no call. It calls ``Unary`` every 10 ms on one connection
 of grpcio. Each line on standard input is a command: ``go`` begins, ``pause`` ends and is answered with a line of JSON:
-``[num_calls, num_right, worst_ms, [error, ...]]``; the first errors are told.
+``[num_calls, num_right, worst_ms, p99_ms, [error, ...]]``; the first errors are told.
 """
 
 import contextlib
@@ -27,6 +27,7 @@ class Report(NamedTuple):
     num_calls: int
     num_right: int
     worst_ms: float
+    p99_ms: float
     errors: list[str]
 
 
@@ -90,10 +91,12 @@ class _Caller:
         self._unary = channel.unary_unary("/test.Echo/Unary")
         self._may_run = threading.Event()
         self._thread: threading.Thread | None = None
-        self._report = Report(0, 0, 0.0, [])
+        self._num_right = 0
+        self._times_ms: list[float] = []
+        self._errors: list[str] = []
 
     def go(self) -> None:
-        self._report = Report(0, 0, 0.0, [])
+        self._num_right, self._times_ms, self._errors = 0, [], []
         self._call()
         self._may_run.set()
         self._thread = threading.Thread(target=self._run)
@@ -103,7 +106,9 @@ class _Caller:
         self._may_run.clear()
         if self._thread is not None:
             self._thread.join()
-        return self._report
+        times_ms = sorted(self._times_ms)
+        p99_ms = times_ms[int(0.99 * len(times_ms))]
+        return Report(len(times_ms), self._num_right, times_ms[-1], p99_ms, self._errors[:5])
 
     def _run(self) -> None:
         while self._may_run.is_set():
@@ -118,11 +123,10 @@ class _Caller:
             error = "" if answer == body else f"{answer[:20]!r} for {body[:20]!r}"
         except grpc.RpcError as failure:
             error = f"{failure.code().name}: {failure.details()}"
-        took_ms = 1e3 * (time.monotonic() - begin_s)
-        calls, right, worst_ms, errors = self._report
+        self._times_ms.append(1e3 * (time.monotonic() - begin_s))
+        self._num_right += not error
         if error:
-            errors = [*errors, error][:5]
-        self._report = Report(calls + 1, right + (not error), max(worst_ms, took_ms), errors)
+            self._errors.append(error)
 
 
 def main() -> None:

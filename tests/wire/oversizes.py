@@ -120,12 +120,11 @@ def header_lists_that_stay(arena: Arena) -> str:
     number = min(peer.settings.get(h2.MAX_CONCURRENT_STREAMS, 100), arena.num(20_000))
     for stream_id in range(1, 2 * number, 2):
         indexed = bytes(0x80 | generator.choice((15, 17, 18, 19)) for _ in range(1300))
-        peer.send(h2.frame(h2.HEADERS, h2.END_HEADERS, stream_id, block + indexed))
-        peer.send(h2.data(stream_id, h2.message(b"x"), end=True))
+        request = h2.frame(h2.HEADERS, h2.END_HEADERS, stream_id, block + indexed)
+        if not peer.try_send(request, h2.data(stream_id, h2.message(b"x"), end=True)):
+            return f"closed after {stream_id // 2:,} or fewer"
         block = peer.encoder.encode(h2.request_fields("/test.Echo/Slow"), huffman=False)
-    peer.send(h2.ping())
-    peer.read_kind(h2.PING, timeout_s=60.0)
-    return f"{number:,} wait"
+    return f"{number:,} wait" if peer.try_send(h2.ping()) else "closed"
 
 
 def lists_of_values(arena: Arena) -> str:

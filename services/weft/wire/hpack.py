@@ -18,6 +18,9 @@ _FIELD_OVERHEAD_BYTES: Final = 32  # RFC 7541, section 4.1; RFC 9113, section 6.
 _MAX_INTEGER_SHIFT: Final = 28  # four bytes after the prefix
 _MAX_SIZE_UPDATES: Final = 2  # RFC 7541, section 4.2
 
+#: Fields of a block that may be decoded after the list is full, for the dynamic table's sake; a bomb has thousands.
+_MAX_DROPPED_FIELDS: Final = 256
+
 _MAX_CACHED_FIELDS: Final = 640  # over all blocks; each counts as four more: about 50 usual blocks
 _MAX_CACHED_BLOCK_FIELDS: Final = 64
 _MAX_CACHED_BLOCK_BYTES: Final = 1024
@@ -58,14 +61,18 @@ class Decoder:
         max_table_bytes: SETTINGS_HEADER_TABLE_SIZE as sent to the peer. Unless the peer updates it, the table's size is
             4096, as the protocol has it.
         max_list_bytes: SETTINGS_MAX_HEADER_LIST_SIZE as sent to the peer: names, values and 32 bytes a field.
+
+    Attributes:
+        num_fields: Of the last block that was decoded, not found in the cache; whoever reads it sets it to 0.
     """
 
     __slots__ = (
         "_capacity_bytes", "_entries", "_free_bytes", "_max_list_bytes", "_max_table_bytes", "_num_cached_fields",
-        "_stateless_blocks", "_table_blocks",
+        "_stateless_blocks", "_table_blocks", "num_fields",
     )  # fmt: skip
 
     def __init__(self, *, max_table_bytes: int = 4096, max_list_bytes: int = 65536) -> None:
+        self.num_fields = 0
         self._max_table_bytes = max_table_bytes
         self._max_list_bytes = max_list_bytes
         self._capacity_bytes = _INITIAL_TABLE_BYTES
@@ -85,7 +92,8 @@ class Decoder:
             The fields; the same object again if the block was decoded before and nothing that it refers to has changed.
 
         Raises:
-            Http2ConnectionError: COMPRESSION_ERROR; the decoder is of no use afterwards.
+            Http2ConnectionError: COMPRESSION_ERROR, or ENHANCE_YOUR_CALM for hundreds of fields beyond the limit; the
+                decoder is of no use afterwards.
         """
         cached = self._table_blocks.get(block) or self._stateless_blocks.get(block)
         if cached is not None:
@@ -95,7 +103,7 @@ class Decoder:
         except IndexError:
             raise _malformed("the block ends within a field, or refers to an entry that is not in the table") from None
 
-    def _decode_new(self, block: bytes) -> DecodedHeaders:
+    def _decode_new(self, block: bytes) -> DecodedHeaders:  # noqa: PLR0915  # a function a field costs more than its field
         """Decodes and caches a block; raises IndexError where it reads past the end of the block or of the table."""
         text = block.decode("latin-1")  # slices of it are names and values
         end = len(block)
@@ -103,6 +111,7 @@ class Decoder:
         room_bytes = self._max_list_bytes
         fields: list[tuple[str, str]] = []
         refers_to_table = False
+        num_dropped = 0
         position = self._update_size(block) if block else 0
         changes_table = position > 0
         while position < end:
@@ -138,8 +147,14 @@ class Decoder:
             room_bytes -= _FIELD_OVERHEAD_BYTES + len(name) + len(value)
             if room_bytes >= 0:
                 fields.append(field)
+                continue
+            num_dropped += 1
+            if num_dropped > _MAX_DROPPED_FIELDS:
+                text = f"{num_dropped} header fields beyond a list of {self._max_list_bytes} bytes"
+                raise Http2ConnectionError(ErrorCode.ENHANCE_YOUR_CALM, text)
         if position != end:
             raise IndexError
+        self.num_fields = len(fields) + num_dropped
         decoded = DecodedHeaders(tuple(fields), room_bytes < 0)
         if not changes_table and end <= _MAX_CACHED_BLOCK_BYTES and len(fields) <= _MAX_CACHED_BLOCK_FIELDS:
             self._keep(block, decoded, self._table_blocks if refers_to_table else self._stateless_blocks)

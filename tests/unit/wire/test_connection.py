@@ -254,7 +254,7 @@ def test_control_frames_have_a_budget():
 
 def test_rapid_reset_uses_up_the_budget():
     """Streams that are opened and reset at once are not free, although finished streams give tokens back."""
-    end = server(ConnectionLimits(control_burst=100, control_per_s=1))
+    end = server(ConnectionLimits(control_burst=100, control_per_s=4, resets_per_s=1))
     for stream_id in range(1, 101, 2):
         end.connection.receive(open_request(stream_id) + frames.rst_stream(stream_id, 8))
     assert ErrorCode.ENHANCE_YOUR_CALM == end.connection.failure.code
@@ -380,3 +380,59 @@ def test_large_data_within_a_header_block(flags):
     assert end.connection.failure is not None
     assert ErrorCode.PROTOCOL_ERROR is end.connection.failure.code
     assert b"" == end.accepted[0].data
+
+
+def resets(number: int) -> bytes:
+    """Requests that are withdrawn at once."""
+    return b"".join(open_request(stream_id) + frames.rst_stream(stream_id, 8) for stream_id in range(1, 2 * number, 2))
+
+
+def read_all(end: End, data: bytes) -> int:
+    """Give an end bytes and let it read on; returns how many turns it took."""
+    end.connection.receive(data)
+    num_turns = 1
+    while end.connection.has_unread:
+        end.connection.receive(b"")
+        num_turns += 1
+    return num_turns
+
+
+def test_a_known_peer_may_reset_as_many_calls_as_it_makes():
+    """With `resets_per_s` 0, as for a router, 5,000 resets are read; with the default 40 use up a budget of 160."""
+    known = server(ConnectionLimits(control_burst=160, control_per_s=4000, resets_per_s=0))
+    read_all(known, resets(5_000))
+    assert not known.connection.is_closed
+    unknown = server(ConnectionLimits(control_burst=160, control_per_s=4000), clock_s=lambda: 0.0)
+    read_all(unknown, resets(41))
+    assert ErrorCode.ENHANCE_YOUR_CALM == unknown.connection.failure.code
+
+
+def test_work_is_done_in_turns():
+    """Frames that cost work wait for the next turn after some 512 units of it; all are read in the end."""
+    end = server(ConnectionLimits(control_burst=1_000_000))
+    assert 10 == read_all(end, frames.ping(b"12345678") * 5_000)
+    assert 1 == read_all(end, frames.ping(b"12345678") * 500)
+    assert 5_500 * 17 == sum(map(len, end.connection.take_output()))
+
+
+def test_a_request_costs_no_turn():
+    """A hundred usual requests that come together are read together, so that their model can batch them."""
+    end = server()
+    data = b"".join(
+        open_request(stream_id) + frame(frames.DATA, 1, stream_id, b"hello") for stream_id in range(1, 200, 2)
+    )
+    assert 1 == read_all(end, data)
+    assert 100 == len(end.accepted)
+
+
+def test_a_frame_that_comes_byte_by_byte_is_not_copied_each_time():
+    """The bytes of an incomplete frame are kept in one buffer that grows, which no byte replaces."""
+    end = server()
+    data = frame(frames.SETTINGS, 0, 0, bytes(6 * 1_000))
+    end.connection.receive(data[:20])
+    buffer = end.connection._rest
+    for byte in data[20:-1]:
+        end.connection.receive(bytes([byte]))
+    assert buffer is end.connection._rest
+    end.connection.receive(data[-1:])
+    assert not end.connection.has_partial_frame

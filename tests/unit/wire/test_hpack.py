@@ -260,18 +260,17 @@ def test_a_list_over_the_limit_is_cut_and_keeps_the_table() -> None:
 
 
 def test_memory_of_an_hpack_bomb_is_bounded() -> None:
-    """100,000 references to an entry of 4 KB give the fields that the limit has room for, in little memory."""
+    """100,000 references to an entry of 4 KB end the connection after some hundred, in little memory."""
     decoder = Decoder()
     decoder.decode(hpack.Encoder().encode([("a", "x" * 4000)]))
     bomb = b"\xbe" * 100_000
     tracemalloc.start()
     try:
-        decoded = decoder.decode(bomb)
+        with pytest.raises(Http2ConnectionError, match="257 header fields beyond a list of 65536 bytes"):
+            decoder.decode(bomb)
         peak_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert decoded.is_too_large
-    assert 16 == len(decoded.fields)
     assert peak_bytes < 500_000
 
 
@@ -280,7 +279,7 @@ def test_time_is_linear_in_the_block() -> None:
     for unit in (b"\xbe", b"\x40\x01a\x01b", b"\x40\x01a\x82\x1f\x1f", b"\x7e\x01b", b"\x00\x00\x00"):
         times = []
         for repetitions in (2_000, 40_000):
-            decoder = Decoder()
+            decoder = Decoder(max_list_bytes=1 << 30)
             decoder.decode(bytes.fromhex("4001610162"))
             block = unit * repetitions
             start = time.thread_time()

@@ -65,6 +65,14 @@ _LIMITS = (
         "requests that are not complete or not read yet, over all connections; 0: no limit; --wire weft alone",
     ),
     _Limit(
+        "max_resets_per_s",
+        not_negative_integer,
+        1000,
+        (),
+        "cancelled calls a second on one connection, which ends beyond; 0: no limit, as on Unix sockets: for services "
+        "that only the router reaches; --wire weft alone",
+    ),
+    _Limit(
         "stream_window_bytes",
         positive_integer,
         4 << 20,

@@ -72,8 +72,8 @@ class ControlFrames(StreamStates):
             raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, f"RST_STREAM of {length} bytes")
         if self._is_idle(stream_id):
             raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, f"RST_STREAM on idle stream {stream_id}")
-        self._spend(RESET_COST, "RST_STREAM")
         stream = self.streams.get(stream_id)
+        self._spend(RESET_COST if stream is None else self._peer_reset_cost, "RST_STREAM")
         if stream is not None:
             code = int.from_bytes(body, "big")
             self.forget(stream)

@@ -20,6 +20,7 @@ class ConnectionLimits:
         control_burst: Control frames (PING, SETTINGS, RST_STREAM, WINDOW_UPDATE, PRIORITY, empty DATA) accepted at
             once, beyond those that follow from data and finished streams.
         control_per_s: The same a second, in the long run.
+        resets_per_s: Streams that the peer may reset a second, in the long run; 0: no limit.
     """
 
     max_concurrent_streams: int = 1024
@@ -30,6 +31,7 @@ class ConnectionLimits:
     max_unread_bytes: int = 1 << 20
     control_burst: int = 40_000
     control_per_s: int = 4_000
+    resets_per_s: int = 1_000
 
 
 class ControlBudget:

@@ -61,6 +61,7 @@ class StreamStates(Sender):
         peer_max_streams: Streams that may be open at once towards the peer.
         has_peer_settings: The peer's first SETTINGS have come.
         is_peer_leaving: The peer has sent GOAWAY.
+        turn_work: What the frames read in this turn have cost, in tokens of the budget.
     """
 
     def __init__(
@@ -69,6 +70,11 @@ class StreamStates(Sender):
         super().__init__(owner, limits)
         self._owner = owner
         self._is_client = is_client
+        self.turn_work = 0
+        #: A stream that the peer resets gives tokens back as any other; a limit is what it costs beyond these.
+        self._peer_reset_cost = _STREAM_TOKENS + (
+            limits.resets_per_s and -(-limits.control_per_s // limits.resets_per_s)
+        )
         self.budget = ControlBudget(limits, clock_s)
         self.failure: Http2ConnectionError | None = None
         self.last_peer_stream_id = 0
@@ -234,6 +240,7 @@ class StreamStates(Sender):
 
     def _spend(self, num_tokens: int, what: str) -> None:
         budget = self.budget
+        self.turn_work += num_tokens
         budget.num_left -= num_tokens
         if budget.num_left <= 0:
             budget.refill(what)

@@ -19,6 +19,9 @@ class ServerOptions:
             their client, over all connections. One connection holds at most four times what is then left, alone four
             fifths, so that there is always some for others. A call that would exceed it ends with RESOURCE_EXHAUSTED.
             0: no limit.
+        max_resets_per_s: Calls that a client may cancel a second on one connection, in the long run; beyond it the
+            connection ends with ENHANCE_YOUR_CALM. 0: no limit, as on Unix sockets, whose clients are the same user's:
+            those of a router pass on the cancels of all its clients.
         stream_window_bytes: What a client may send of a call before it is consumed.
         keepalive_time_s: Silence of a client after which it gets a PING. 0: never.
         keepalive_timeout_s: Silence after that which ends the connection.
@@ -38,6 +41,7 @@ class ServerOptions:
     max_header_list_bytes: int = 64 << 10
     max_connections: int = 0
     max_buffered_bytes: int = 4 << 30
+    max_resets_per_s: int = 1000
     stream_window_bytes: int = 4 << 20
     keepalive_time_s: float = 30.0
     keepalive_timeout_s: float = 10.0
@@ -57,6 +61,7 @@ class ServerOptions:
             max_concurrent_streams=self.max_concurrent_streams,
             stream_window_bytes=self.stream_window_bytes,
             max_header_list_bytes=self.max_header_list_bytes,
+            resets_per_s=self.max_resets_per_s,
         )
 
     @property

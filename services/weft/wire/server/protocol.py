@@ -3,6 +3,7 @@
 import random
 from typing import TYPE_CHECKING, Any
 
+from weft.wire.connection.limits import ConnectionLimits
 from weft.wire.connection.stream import Stream
 from weft.wire.errors import ErrorCode, Http2ConnectionError
 from weft.wire.server.call import ServerCall
@@ -21,19 +22,20 @@ class ServerProtocol(Http2Protocol):
 
     Args:
         server: Its server.
+        limits: Of the connection.
 
     Attributes:
         num_running: Handlers that have not ended.
         peer: Address of the client, as gRPC writes it.
     """
 
-    def __init__(self, server: "Server") -> None:
+    def __init__(self, server: "Server", limits: ConnectionLimits) -> None:
         jitter = random.uniform(0.9, 1.1)  # noqa: S311  # spreads reconnects
-        super().__init__(server.loop, server.limits, server.liveness, is_client=False, age_factor=jitter)
+        super().__init__(server.loop, limits, server.liveness, is_client=False, age_factor=jitter)
         self.server = server
         self.num_running = 0
         self._num_buffered_bytes = 0
-        self._max_running = _RUNNING_FACTOR * server.limits.max_concurrent_streams
+        self._max_running = _RUNNING_FACTOR * limits.max_concurrent_streams
         self._pings = PingPolice(server.options.min_ping_interval_s)
         self._auth_context: dict[str, list[bytes]] | None = None
         self.peer = ""

@@ -4,6 +4,8 @@ import asyncio
 import logging
 import ssl
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from weft.wire.errors import Http2ConnectionError
@@ -111,8 +113,10 @@ class Server(grpc.aio.Server):
             if context is not None:
                 options["ssl_handshake_timeout"] = self.options.handshake_timeout_s
                 options["ssl_shutdown_timeout"] = _CLOSE_TIMEOUT_S
-            make = self.loop.create_unix_server if bound.family.name == "AF_UNIX" else self.loop.create_server
-            self._listeners.append(await make(lambda: ServerProtocol(self), **options))
+            is_local = bound.family.name == "AF_UNIX"
+            limits = replace(self.limits, resets_per_s=0) if is_local else self.limits
+            make = self.loop.create_unix_server if is_local else self.loop.create_server
+            self._listeners.append(await make(partial(ServerProtocol, self, limits), **options))
 
     async def stop(self, grace: float | None = None) -> None:
         """Drain: accept no more connections and calls, wait for calls in flight, close.

@@ -51,6 +51,7 @@ class Http2Protocol(asyncio.Protocol):
         self._num_received = 0
         self._is_client = is_client
         self._is_lingering = False
+        self._is_reading_paused = False
         self._linger_timer: asyncio.TimerHandle | None = None
 
     # Events of the transport.
@@ -68,6 +69,8 @@ class Http2Protocol(asyncio.Protocol):
             return
         connection = self.connection
         connection.receive(data)
+        if connection.has_unread:
+            self._pause_reading()
         if connection.output:
             self.flush()
         else:
@@ -76,6 +79,22 @@ class Http2Protocol(asyncio.Protocol):
             self.close()
         elif connection.is_peer_leaving and connection.is_drained:
             self.close_if_drained()
+
+    def _pause_reading(self) -> None:
+        """Go on with the frames that wait once other connections have had their turn."""
+        if not self._is_reading_paused:
+            self._is_reading_paused = True
+            self.transport.pause_reading()
+        self.loop.call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if self.is_lost or self.connection.is_closed:
+            return
+        if self.connection.has_unread:  # else what came meanwhile has brought them on
+            self.data_received(b"")
+        if not self.connection.has_unread and self._is_reading_paused:
+            self._is_reading_paused = False
+            self.transport.resume_reading()
 
     def eof_received(self) -> bool:
         """The peer sends no more: the connection is over, as for every gRPC peer."""
