@@ -12,8 +12,8 @@ from weft.base.versions import is_version
 
 CONFIG_FILENAME = "config.pbtxt"
 
-_ENSEMBLE = re.compile(r"^\s*ensemble_scheduling\b|\bplatform\s*:\s*[\"'](ensemble|graph)[\"']", re.MULTILINE)
-_MODEL = re.compile(r"^\s*(backend|platform)\s*:", re.MULTILINE)
+_ENSEMBLE = re.compile(r"^[ \t]*ensemble_scheduling\b|\bplatform\s*:\s*[\"'](ensemble|graph)[\"']", re.MULTILINE)
+_MODEL = re.compile(r"^[ \t]*(backend|platform)\s*:", re.MULTILINE)
 
 
 def is_ensemble(config: Path) -> bool:

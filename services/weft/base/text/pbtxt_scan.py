@@ -21,7 +21,7 @@ _TOKEN = re.compile(
     r"(?P<skip>\s+|\#[^\n]*)"
     r"|(?P<name>[A-Za-z_][0-9A-Za-z_+-]*)"
     r"|(?P<number>[0-9.+-][0-9A-Za-z_.+-]*)"
-    r"|(?P<string>\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*')"
+    r"|(?P<string>\"(?:[^\"\\\n]|\\.)*\"?|'(?:[^'\\\n]|\\.)*'?)"  # one without an end matches too: time stays linear
     r"|(?P<symbol>.)"
 )
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")

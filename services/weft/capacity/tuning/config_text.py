@@ -14,7 +14,7 @@ from weft_protos.model_config_pb2 import ModelConfig
 _TOKEN = re.compile(
     r"(?P<skip>\s+|\#[^\n]*)"
     r"|(?P<word>[A-Za-z0-9_.+-]+)"
-    r"|(?P<string>\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*')"
+    r"|(?P<string>\"(?:[^\"\\\n]|\\.)*\"?|'(?:[^'\\\n]|\\.)*'?)"  # one without an end matches too: time stays linear
     r"|(?P<symbol>.)"
 )
 _CLOSING = {"{": "}", "<": ">", "[": "]"}

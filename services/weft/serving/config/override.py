@@ -13,8 +13,12 @@ from weft.base.errors import InvalidArgumentError, UnsupportedError
 from weft_protos.model_config_pb2 import ModelConfig
 
 #: What protobuf's parser in C++, which Triton Inference Server has, takes beside JSON: names without quotes, strings in
-#: single quotes, a comma before the end. Strings in double quotes match first, and stay.
-_LENIENT = re.compile(r'"(?:\\.|[^"\\])*"|(\'(?:\\.|[^\'\\])*\')|([A-Za-z_]\w*)|(,)(?=\s*[}\]])')
+#: single quotes, a comma before the end. Strings in double quotes match first, and stay. A string that nothing closes
+#: goes on to the end: were it no match, the next quote would be tried, and so on, in quadratic time.
+_LENIENT = re.compile(
+    r'"(?:\\.|[^"\\])*(?:"|\\?\Z)|(\'(?:\\.|[^\'\\])*(?:\'|\\?\Z))|([A-Za-z_]\w*)|(,)(?=\s*[}\]])', re.DOTALL
+)
+_MAX_CONFIG_CHARS = 1 << 20
 _QUOTE = re.compile(r'\\.|"', re.DOTALL)
 
 
@@ -32,6 +36,11 @@ def config_override(name: str, parameters: Mapping[str, ParameterValue | bytes])
     if config is not None and not isinstance(config, str):
         raise InvalidArgumentError(
             f"failed to load '{name}': parameter 'config' must be a string, a configuration in JSON"
+        )
+    if config is not None and len(config) > _MAX_CONFIG_CHARS:
+        raise InvalidArgumentError(
+            f"failed to load '{name}': parameter 'config' has {len(config)} characters, at most {_MAX_CONFIG_CHARS} are "
+            "allowed; put the configuration into the repository"
         )
     return config
 

@@ -19,7 +19,7 @@ from weft.tools.convert.draft import DraftCondition, DraftTensor, Tensors
 _IN_BODY = re.compile(r"\[@this\]\.#\((?P<test>.*)\)", re.DOTALL)
 _ANY = re.compile(r"(?P<path>[^#()]*)\.#\((?P<test>[^()]*)\)", re.DOTALL)
 _NAMED = re.compile(r"(?P<list>inputs|outputs)\.#\(name==\"(?P<name>[^\"]+)\"\)(\.data)?")
-_TEST = re.compile(r"(?P<path>[^=!<>%]*?)\s*(?P<op>==|!=|!%|<=|>=|<|>|=|%)\s*(?P<value>.*)", re.DOTALL)
+_TEST = re.compile(r"(?P<path>[^=!<>%]*)(?P<op>==|!=|!%|<=|>=|<|>|=|%)\s*(?P<value>.*)", re.DOTALL)
 _PLAIN_PATH = re.compile(r"[^*?|@{}\[\]#()\\\"]+")
 _FIELD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NEGATED = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
@@ -183,7 +183,7 @@ class _Translation:
             test = _TEST.fullmatch("x" + text[named.end() :])
         if test is None:
             return self._existence(text, is_negated=is_negated)
-        path = text[: named.end()] + test["path"][1:] if named else test["path"].strip()
+        path = text[: named.end()] + test["path"][1:].rstrip() if named else test["path"].strip()
         op = "==" if test["op"] == "=" else test["op"]
         place = self._body.place(path, is_request=self._is_request)
         value = _literal(test["value"].strip(), is_pattern=op in _GLOBS)
@@ -297,7 +297,7 @@ def _signed(test: str, *, is_negated: bool) -> str:
     if not is_negated:
         return test
     outside, depth = [], 0
-    for part in re.split(r'("(?:[^"\\]|\\.)*"|[()])', test):
+    for part in re.split(r'("(?:[^"\\]|\\.)*"?|[()])', test):
         depth += (part == "(") - (part == ")")
         outside += [part] if depth == 0 else []
     if " " in "".join(outside):

@@ -1,0 +1,34 @@
+"""Text of clients and files is read in linear time, whatever it is."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from weft.base.errors import WeftError
+from weft.base.repository.layout import _ENSEMBLE, _MODEL
+from weft.base.text.pbtxt import PbtxtError, parse
+from weft.serving.config.override import parse_override
+from weft_protos.model_config_pb2 import ModelConfig
+
+READERS: dict[str, Callable[[str], object]] = {
+    "config of a load": parse_override,
+    "pbtxt": lambda text: parse(text, ModelConfig(), file="config.pbtxt"),
+    "kind of a repository": lambda text: (_ENSEMBLE.search(text), _MODEL.search(text)),
+}
+UNITS = ("\\'", '\\"', "'", '"', "\n", " ", ",", "{", "a", "\\", "'\\", "a:", "/")
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=repr)
+@pytest.mark.parametrize("reader", READERS)
+def test_twenty_times_the_text_takes_less_than_a_hundred_times_as_long(reader: str, unit: str) -> None:
+    """As linear time does and quadratic time, four hundred times, does not; an error is a right answer."""
+    times = []
+    for repetitions in (10_000, 200_000):
+        start_s = time.thread_time()
+        try:
+            READERS[reader](unit * repetitions)
+        except (WeftError, PbtxtError):
+            pass
+        times.append(max(time.thread_time() - start_s, 0.002))
+    assert times[1] < 100 * times[0]
