@@ -1,6 +1,7 @@
-"""How the services of one mesh reach its router when clients need TLS or keys for it."""
+"""How the services of one mesh reach one another when clients need TLS or keys."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -10,7 +11,8 @@ from weft.mesh.service_names import ROUTER
 from weft.v2.security.channel import ChannelSecurity
 from weft.v2.server.unix_socket import address_of
 
-_NAME = "mesh"
+#: Names of the keys: of the services at the router, and of the router at the services.
+_MESH, _ROUTER = "mesh", "mesh-router"
 
 
 class AccessRules(Protocol):
@@ -26,35 +28,41 @@ class AccessRules(Protocol):
 
 
 class InternalAccess(NamedTuple):
-    """The way to the router that only its mesh has.
+    """The ways between the processes of a mesh that nobody else has.
 
     Attributes:
         address: Of the router.
-        router_arguments: Arguments of the router that open this way.
-        service_arguments: Arguments with which services take it.
-        security: With which this process takes it; None: no key is needed.
+        router_arguments: Arguments of the router that open its door to the services, and theirs to it.
+        service_arguments: Arguments of the services for the same.
+        security: With which this process calls the router; None: no key is needed.
+        service_security: With which this process calls the services.
     """
 
     address: str
     router_arguments: Sequence[str] = ()
     service_arguments: Sequence[str] = ()
     security: ChannelSecurity | None = None
+    service_security: ChannelSecurity | None = None
 
 
-def internal_access(folder: Path, address: str, rules: AccessRules) -> InternalAccess:
-    """A Unix socket in place of TLS, and a key of the mesh's own.
+def internal_access(folder: Path, address: str, rules: AccessRules, services: Iterable[str]) -> InternalAccess:
+    """A Unix socket in place of TLS, and keys of the mesh's own, new in each run.
+
+    The services have one key for the router, and the router has another for the services. The arguments name files, and
+    those of the router name its targets too, so that no other target is sent the key.
 
     Args:
         folder: Readable to this user alone.
         address: Of the router, for clients.
         rules: What the router requires of clients.
+        services: Targets of the router that are processes of this mesh.
 
     Raises:
         MeshError: The name of ``folder`` is too long for a socket.
     """
     router_arguments: list[str] = []
     service_arguments: list[str] = []
-    security = None
+    security = service_security = None
     if rules.is_encrypted:
         path = socket_paths(folder, [ROUTER]).get(ROUTER)
         if path is None:
@@ -62,12 +70,23 @@ def internal_access(folder: Path, address: str, rules: AccessRules) -> InternalA
         router_arguments.append(f"--unix-socket={path}")
         address = address_of(path)
     if rules.asks_for_keys:
-        keys_file, key_file = folder / "mesh.keys", folder / "mesh.key"
-        key, line = new_key(_NAME)
-        keys_file.write_text(line + "\n", encoding="utf-8")
-        key_file.touch(0o600)
-        key_file.write_text(key + "\n", encoding="utf-8")
+        keys_file, key_file = _new_key(folder, _MESH)
         router_arguments.append(f"--auth-keys={keys_file}")
         service_arguments.append(f"--router-key-file={key_file}")
         security = ChannelSecurity(key_file=key_file)
-    return InternalAccess(address, router_arguments, service_arguments, security)
+        keys_file, key_file = _new_key(folder, _ROUTER, control=True)
+        service_arguments.append(f"--auth-keys={keys_file}")
+        router_arguments += [f"--target-key-file={name}={key_file}" for name in services]
+        service_security = ChannelSecurity(key_file=key_file)
+    return InternalAccess(address, router_arguments, service_arguments, security, service_security)
+
+
+def _new_key(folder: Path, name: str, *, control: bool = False) -> tuple[Path, Path]:
+    """The file for who checks the key, and the one for who shows it; only this user may read them."""
+    key, line = new_key(name)
+    line = json.dumps(json.loads(line) | {"control": control})
+    paths = folder / f"{name}.keys", folder / f"{name}.key"
+    for path, text in zip(paths, (line, key), strict=True):
+        path.touch(0o600)
+        path.write_text(text + "\n", encoding="utf-8")
+    return paths

@@ -44,8 +44,8 @@ class MeshOptions:
         replicas: How many processes of a service; one of those that are not in it.
         is_restarting: Whether a service that dies is started again.
         hang_timeout_s: A service that does not answer for so long is killed and started again, seconds; 0: never.
-        is_encrypted, asks_for_keys: What ``router_arguments`` require of clients; the mesh then has a way of its own to
-            the router.
+        is_encrypted, asks_for_keys: What ``router_arguments`` require of clients; the processes of the mesh then have
+            ways of their own to one another.
         wire: Implementation of gRPC with which the mesh asks its services for health; None: ``default_wire``.
     """
 
@@ -107,14 +107,15 @@ class Mesh:
         folder = self._held.enter_context(mesh_folder())
         replicas = {name: _labels(name, options.replicas.get(name, 1)) for name in names}
         sockets = socket_paths(folder, [name for name in names if len(replicas[name]) == 1])
-        access = internal_access(folder, dialable(host_and_port(options.host, router_port)), options)
+        access = internal_access(folder, dialable(host_and_port(options.host, router_port)), options, names)
         own_router = ["--router", access.address, *access.service_arguments]  # models call other models through it
         for name in names:
             repository = self._repository_arguments(name, folders[name])
             unix_socket = [f"--unix-socket={sockets[name]}"] if name in sockets else []
             for label in replicas[name]:
                 listen = self._listen("127.0.0.1", self._hold("127.0.0.1"), self._hold("127.0.0.1"))
-                self._add(label, [*repository, *listen, *unix_socket, *own_router], module=f"weft.services.{name}")
+                arguments = [*repository, *listen, *unix_socket, *own_router]
+                self._add(label, arguments, module=f"weft.services.{name}", security=access.service_security)
         endpoints = await self._all_serving([label for name in names for label in replicas[name]], deadline_s)
         addresses = {name: ",".join(endpoints[label].grpc for label in replicas[name]) for name in names}
         addresses |= {name: address_of(path) for name, path in sockets.items()}

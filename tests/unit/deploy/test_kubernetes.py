@@ -72,6 +72,22 @@ def test_every_manifest_fits_the_schema(overlay: str, version: str) -> None:
             kubernetes_validate.validate(manifest, version, strict=True)
 
 
+def test_the_inside_keys_reach_who_checks_and_who_shows_them(tmp_path: Path) -> None:
+    """The model services check the key that the router sends to its targets; each has only its own Secret."""
+    (tmp_path / "kustomization.yaml").write_text(
+        yaml.safe_dump({"resources": [str(FOLDER / "base")], "components": [str(FOLDER / "components/inside-keys")]})
+    )
+    for manifest in (one for one in render(tmp_path) if one["kind"] == "Deployment"):
+        name, container, spec = manifest["metadata"]["name"], container_of(manifest), pod_of(manifest)["spec"]
+        kubernetes_validate.validate(manifest, KUBERNETES_VERSIONS[0], strict=True)
+        (secret,) = (volume["secret"] for volume in spec["volumes"] if "secret" in volume)
+        assert secret == {"secretName": "inside-key" if name == "router" else "inside-keys", "defaultMode": 0o440}
+        assert {"name": "inside", "mountPath": "/etc/weft", "readOnly": True} in container["volumeMounts"]
+        keys = [argument for argument in container["args"] if "/etc/weft/" in argument]
+        shown = [f"--target-key-file={target}=/etc/weft/inside.key" for target in OURS[1:]]
+        assert keys == (shown if name == "router" else ["--auth-keys=/etc/weft/inside.keys"])
+
+
 def test_the_check_finds_a_wrong_field() -> None:
     """A field with a typing error does not pass."""
     broken = json.loads(json.dumps(of_kind("base", "Deployment")["router"]))

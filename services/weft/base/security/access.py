@@ -201,7 +201,7 @@ class KeyRing:
             raise self._unknown("several", f"several keys were sent; send one, {_FORMS[8:]}")
         grant = grant_of(self._grants, found.pop())
         if grant is None:
-            raise self._unknown("wrong", "the key is not valid")
+            raise self._unknown("wrong", "the key is not valid; send one of the service's --auth-keys files")
         return self._principal(grant.name)
 
     def identify_certificate(self, certificate_names: Iterable[str]) -> Principal:
