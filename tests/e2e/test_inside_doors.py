@@ -81,7 +81,9 @@ def check_closed(endpoint: dict[str, str]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("options", [(), ("--replicas", "model=2"), ("--router-workers", "2")])
+@pytest.mark.parametrize(
+    "options", [(), ("--replicas", "model=2"), ("--router-workers", "2"), ("--in-process", "postprocess")]
+)
 def test_services_of_a_mesh_with_keys_take_calls_of_the_mesh_alone(
     up: Callable[..., Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
 ) -> None:
