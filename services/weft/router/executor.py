@@ -213,7 +213,10 @@ class GraphExecutor:
 
     async def _answer_from_cache(self, execution: Execution, answers: GraphAnswers) -> None:
         """Take the answer from the cache, or run the graph."""
-        execution.outputs, execution.is_cached = await answers.outputs(execution.run, execution.selection)
+        if execution.run.request.is_in_sequence:  # models may remember requests, so each is run
+            await execution.selection.node.run(execution.run)
+        else:
+            execution.outputs, execution.is_cached = await answers.outputs(execution.run, execution.selection)
 
     def _run(self, call: InferCall, context: CallContext, start_ns: int, selection: Selection) -> Run:
         """A run of the root, its inputs in the frame. Raises InvalidArgumentError."""

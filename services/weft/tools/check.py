@@ -27,6 +27,8 @@ from weft.tools.offline import (
 _SYNTAX = "G001"
 #: What a folder is searched for.
 FILENAMES = (GRAPH_FILENAME, CONFIG_FILENAME)
+#: Severities as workflow commands name them.
+_LEVELS = {"error": "error", "warning": "warning", "info": "notice"}
 _JSON_KEYS = ("file", "line", "column", "message", "code", "severity")
 _UNKNOWN = "its models are not known, so names and types were not checked; give --repository DIR or --lock FILE"
 
@@ -119,7 +121,7 @@ def _as_json(found: Sequence[Diagnostic]) -> str:
     """A list of objects with exactly the keys of ``_JSON_KEYS``.
 
     ``line`` and ``column`` count from 1, 0 where they are not known; ``code`` is "" outside graphs; ``severity`` is
-    "error" or "warning".
+    "error", "warning" or "info".
     """
     return json.dumps([{key: getattr(one, key) for key in _JSON_KEYS} for one in found], indent=2)
 
@@ -131,8 +133,8 @@ def _as_github(found: Sequence[Diagnostic]) -> str:
         https://docs.github.com/en/actions/reference/workflows-and-actions/workflow-commands
     """
     return "\n".join(
-        f"::{d.severity} file={_escaped(_from_here(d.file), ':,')},{f'line={d.line},col={d.column},' * (d.line > 0)}"
-        f"title={d.code or 'weft'}::{_escaped(d.message)}"
+        f"::{_LEVELS[d.severity]} file={_escaped(_from_here(d.file), ':,')},"
+        f"{f'line={d.line},col={d.column},' * (d.line > 0)}title={d.code or 'weft'}::{_escaped(d.message)}"
         for d in found
     )
 

@@ -67,7 +67,7 @@ class Diagnostic:
         line, column: 1-based, in characters; 0 means unknown.
         message: What is wrong and the cure.
         code: Stable code, for example ``"G011"``; may be "".
-        severity: ``"error"`` or ``"warning"``.
+        severity: ``"error"``, ``"warning"`` or ``"info"``.
         source_line: The line, for the caret; may be "".
     """
 

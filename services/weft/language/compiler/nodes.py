@@ -17,6 +17,7 @@ from weft.language.compiler.scope import (
     inner_types,
     owner_text,
 )
+from weft.language.compiler.state import CODE, stateful_model
 from weft.language.compiler.steps import StepBuilder
 from weft.language.kind import NodeKind
 from weft.language.plan import Binding, NodePlan, Reshaping
@@ -58,6 +59,9 @@ class NodeBuilder(StepBuilder):
             self._check_streams(scope, node.kind)
         if len(call.trail) == 1:
             self.cache = self._graph_cache(scope)
+            if self.cache is not None and (found := stateful_model(names.steps, self.names)):
+                text = f"{found} keeps the state of sequences (sequence_batching), and a cache hides requests from it"
+                self.report.error(CODE, file, "policy.cache", f"{text}; leave 'cache' out", is_name=True)
         shadows = self.shadows(scope)
         if len(shadows) != len(node.shadows):
             plan = None

@@ -13,6 +13,7 @@ from weft.language.compiler.names import MAX_DEPTH, StepNames, describe, target_
 from weft.language.compiler.nesting import check_nesting, cycle_text, too_small_text, with_limits
 from weft.language.compiler.resolve import ModelTarget, NodeTarget
 from weft.language.compiler.scope import BuiltNode, BuiltStep, NodeUse, ResponseCount, Scope
+from weft.language.compiler.state import check_step
 from weft.language.compiler.uses import UseBuilder
 from weft.language.plan import Binding, CallPlan, DefaultPlan, NodePlan, ShadowPlan, StepPlan
 from weft.language.policy import GivenPolicies, PolicyPlan, has_field
@@ -134,6 +135,7 @@ class StepBuilder(UseBuilder, ABC):
         policies = GivenPolicies(
             message.policy, policies_around, isinstance(action, CallPlan), message.HasField("shadow")
         )
+        check_step(scope, step, names, self.names, policies, self.report)
         policy_plans = self._policies(scope, step, policies, certain)
         if responses > ResponseCount.ONE:
             self._check_stream_policies(scope, step)

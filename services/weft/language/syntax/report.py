@@ -26,6 +26,10 @@ class GraphReport:
         """An error at character ``index`` of a string value."""
         self._add(code, file, file.positions.locate(path, index), message, "error")
 
+    def info(self, code: str, file: GraphFile, path: str, message: str) -> None:
+        """Something to know about the value of the field ``path``; nothing is wrong."""
+        self._add(code, file, file.positions.find(path), message, "info")
+
     def warning(self, code: str, file: GraphFile, path: str, message: str) -> None:
         """A warning at the value of the field ``path``."""
         self._add(code, file, file.positions.find(path), message, "warning")

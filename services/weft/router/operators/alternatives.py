@@ -11,6 +11,7 @@ from weft.base.errors import InvalidArgumentError, RemoteError, WeftError
 from weft.language.compiler.names import NodeNames, target_path
 from weft.language.compiler.nodes import NodeBuilder
 from weft.language.compiler.scope import Scope, owner_text
+from weft.language.compiler.state import check_rows
 from weft.language.kind import NodeKind
 from weft.language.path_form import StepOutcome
 from weft.language.plan import Condition, Frame, NodePlan, StepPlan
@@ -88,6 +89,7 @@ class AlternativesKind(NodeKind):
         per_row = self.per_row(node)
         if per_row:
             _check_rows(builder, scope, scope.inputs)
+            check_rows(scope, builder.names, builder.report, "with 'per_row' the rows of a request go different ways")
         for i in range(len(node.steps)):
             plan, offered, used = self.build_step(builder, scope, i, slots)
             _check_alternative(builder, scope, i, offered, promised, offers)

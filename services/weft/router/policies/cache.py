@@ -142,6 +142,9 @@ class Cached(PolicyAction):
     async def act(self, run: Run, record: StepRecord) -> None:
         """As ``Action.act``."""
         frame, request = run.frame, run.request
+        if request.is_in_sequence:  # a model that remembers requests must get each of them
+            await self._action.act(run, record)
+            return
         extra = ""
         if self._condition is not None:
             extra = self._error_context.text(self._condition, run, f"{self._path}: cache key")

@@ -39,8 +39,8 @@ def config_override(name: str, parameters: Mapping[str, ParameterValue | bytes])
         )
     if config is not None and len(config) > _MAX_CONFIG_CHARS:
         raise InvalidArgumentError(
-            f"failed to load '{name}': parameter 'config' has {len(config)} characters, and at most {_MAX_CONFIG_CHARS} "
-            "are allowed; put the configuration into the repository"
+            f"failed to load '{name}': parameter 'config' has {len(config)} characters, {_MAX_CONFIG_CHARS} are "
+            "allowed; put the configuration into the repository"
         )
     return config
 

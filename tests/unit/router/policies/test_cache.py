@@ -1,6 +1,7 @@
 """Steps whose answers are kept, or shared by equal requests."""
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +18,7 @@ from weft.base.tensors import WireTensor
 from weft.language.plan import GraphPlan
 from weft.router.executor import GraphExecutor
 from weft.router.operators.sequence import SequencePlan
+from weft.router.operators.splitter import SplitterPlan
 from weft.router.policies.cache import CachePlan
 from weft.router.policies.retry import RetryPlan
 from weft.router.runtime import Runtime
@@ -248,3 +250,38 @@ async def test_a_stale_answer_stands_in_for_an_unavailable_model(virtual_clock: 
     with pytest.raises(RemoteError, match="down"):
         await bench.ask()
     assert make.tensor(6.0) == (await bench.ask()).outputs["Y"]
+
+
+@pytest.mark.parametrize("is_whole_graph", [False, True])
+async def test_a_request_of_a_sequence_is_not_answered_from_a_cache(
+    virtual_clock: VirtualClock, is_whole_graph: bool
+) -> None:
+    """A model that adds up what a sequence sends gets every request, also equal ones, and of every sequence its own."""
+    target = FakeTarget(m=in_turn(*(answering(float(number)) for number in range(1, 7))))
+    cache = CachePlan(0, 1 << 20)
+    plan = one(cache) if not is_whole_graph else dataclasses.replace(one_plain(), cache=cache)
+    bench = Bench(plan, target, virtual_clock)
+    answers = [await bench.ask(parameters={"sequence_id": number}) for number in (1, 1, 1, 2)]
+    assert [make.tensor(float(number)) for number in (1, 2, 3, 4)] == [answer.outputs["Y"] for answer in answers]
+    alone = [await bench.ask() for _ in range(2)]
+    assert [make.tensor(5.0)] * 2 == [answer.outputs["Y"] for answer in alone]
+
+
+def one_plain() -> GraphPlan:
+    """A graph of one step without policies."""
+    steps = [make.step("a", "m", {"IN": "X"}, {"OUT": "Y"})]
+    return make.graph(make.node("root", SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
+
+
+async def test_a_splitter_without_a_key_keeps_a_sequence_on_its_step(virtual_clock: VirtualClock) -> None:
+    """All requests of one sequence go to one step, those of many sequences to both."""
+    target = FakeTarget(a=answering(1.0), b=answering(2.0))
+    steps = [make.step(name, name, {"IN": "X"}, {"OUT": "Y"}) for name in "ab"]
+    plan = make.graph(make.node("root", SplitterPlan, steps, inputs=["X"], outputs=["Y"]))
+    bench = Bench(plan, target, virtual_clock)
+    taken = []
+    for number in range(1, 30):
+        answers = [await bench.ask(parameters={"sequence_id": number}) for _ in range(4)]
+        (one_answer,) = {bytes(answer.outputs["Y"].data) for answer in answers}
+        taken.append(one_answer)
+    assert 2 == len(set(taken))

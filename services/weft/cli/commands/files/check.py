@@ -36,6 +36,7 @@ def run(options: argparse.Namespace) -> int:
     if text:
         print(text)
     num_errors = sum(diagnostic.severity == "error" for diagnostic in found)
-    counts = {"file": len(files), "error": num_errors, "warning": len(found) - num_errors}
+    num_warnings = sum(diagnostic.severity == "warning" for diagnostic in found)
+    counts = {"file": len(files), "error": num_errors, "warning": num_warnings}
     print(", ".join(counted(count, noun) for noun, count in counts.items()), file=sys.stderr)
     return 1 if num_errors else 0

@@ -9,6 +9,7 @@ from weft.base.text.pbtxt import suggestion
 from weft.language.compiler.names import StepNames
 from weft.language.compiler.nodes import NodeBuilder
 from weft.language.compiler.scope import ResponseCount, Scope
+from weft.language.compiler.state import check_rows
 from weft.language.compiler.uses import declared_uses
 from weft.language.plan import DefaultPlan, StepPlan
 from weft.language.pruning import slots_read
@@ -16,7 +17,6 @@ from weft.language.types.signatures import TensorType, dims_fit
 from weft.router.operators.map.chunk_size import chunk_size
 from weft.router.operators.map.messages import lengths_name, step_index
 from weft.router.operators.map.settings import CollectPlan, ListInput, MapSettings, WholeInput
-from weft.router.operators.map.states import check_states
 
 #: Chunks at once where the file does not say.
 DEFAULT_INFLIGHT = 8
@@ -89,7 +89,7 @@ class _MapBuilder:
             scope.note(slot, name, types.get(name, TensorType.unknown("a step")))
         self._check_collects(given)
         self._check_stream(given)
-        check_states(scope, self._builder.names, self._builder.report)
+        check_rows(scope, self._builder.names, self._builder.report, "a map runs rows at the same time", "G030")
         plans = [one.plan for one in built if one.plan is not None]
         if len(plans) != len(built):
             return None, types

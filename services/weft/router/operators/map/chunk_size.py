@@ -1,9 +1,8 @@
 """How many rows the step of a map gets at once."""
 
-from collections.abc import Iterator
-
-from weft.language.compiler.names import NodeNames, StepNames, describe
+from weft.language.compiler.names import NodeNames, describe
 from weft.language.compiler.resolve import ModelTarget, NodeTarget, Target, UnknownTarget
+from weft.language.compiler.state import targets_of
 from weft.language.syntax.parse import GraphFile, NodeDefinition
 from weft.language.syntax.report import GraphReport
 
@@ -35,11 +34,3 @@ def _batch(target: Target) -> int:
     if isinstance(target, ModelTarget):
         return target.signature.max_batch_size
     return target.file.message.max_batch_size if isinstance(target, NodeTarget) else 0
-
-
-def targets_of(step: StepNames) -> Iterator[Target]:
-    """What a step and its fallbacks call."""
-    one: StepNames | None = step
-    while one is not None:
-        yield one.target
-        one = one.fallback

@@ -8,6 +8,8 @@ from weft.language.bandit_algorithms import ALGORITHMS
 from weft.language.checks.fields import check_choices
 from weft.language.compiler.nodes import NodeBuilder
 from weft.language.compiler.scope import Scope
+from weft.language.compiler.state import CODE as STATE
+from weft.language.compiler.state import stateful_model
 from weft.language.description import (
     Description,
     End,
@@ -96,7 +98,25 @@ class SplitterKind(AlternativesKind):
         message = scope.node.message.splitter
         sticky_by = builder.condition(scope, f"{scope.node.kind_path}.sticky_by", _STICKY_BY)
         bandit = _bandit(message.bandit) if message.HasField("bandit") else None
+        self._check_sequences(builder, scope)
         return {"sticky_by": sticky_by, "salt": message.salt, "bandit": bandit}
+
+    def _check_sequences(self, builder: NodeBuilder, scope: Scope) -> None:
+        """Report a draw that sends the requests of one sequence to different steps."""
+        message, path = scope.node.message.splitter, scope.node.kind_path
+        found = stateful_model(scope.names.steps, builder.names)
+        if not found or "sequence_id" in message.sticky_by:
+            return
+        for field in ("sticky_by", "bandit"):
+            if f"{path}.{field}" in scope.file.positions:
+                builder.report.error(
+                    STATE,
+                    scope.file,
+                    f"{path}.{field}",
+                    f"{found} keeps the state of sequences (sequence_batching), and '{field}' sends the requests "
+                    "of one sequence to different steps; leave it out: without it a sequence stays with its step",
+                    is_name=True,
+                )
 
     def check_fields(self, file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
         """What a bandit, a salt or a single step leaves without effect, and shares that can only be a mistake."""

@@ -44,4 +44,6 @@ class Draw(AlternativesNode):
             key = self._error_context.text(self._sticky_by, run, self.plan.path)
             if key:
                 return self._choice.by_key(key)
+        if request.is_in_sequence:  # its state is where its first request went
+            return self._choice.by_key(str(request.scope.parameters["sequence_id"]))
         return self._choice.by_chance()

@@ -1,0 +1,75 @@
+"""Models that keep the state of sequences: what would lose, repeat or mix up the requests for one (G031)."""
+
+from collections.abc import Iterable, Iterator
+
+from weft.language.compiler.name_table import NameTable
+from weft.language.compiler.names import StepNames, describe, target_path
+from weft.language.compiler.resolve import ModelTarget, NodeTarget, Target
+from weft.language.compiler.scope import Scope
+from weft.language.policy import GivenPolicies, has_field
+from weft.language.syntax.parse import StepDefinition
+from weft.language.syntax.report import GraphReport
+from weft_protos import graph_pb2 as pb
+
+CODE = "G031"
+_CURES = {
+    "cache": "answers a request without a call, so that the state misses it",
+    "retry": "may send a request twice, which the state then counts twice",
+    "hedge": "may send a request twice, which the state then counts twice",
+}
+
+
+def targets_of(step: StepNames) -> Iterator[Target]:
+    """What a step and its fallbacks call."""
+    one: StepNames | None = step
+    while one is not None:
+        yield one.target
+        one = one.fallback
+
+
+def stateful_model(steps: Iterable[StepNames], names: NameTable) -> str:
+    """The first model with ``sequence_batching`` that the steps call, also inside nodes and graphs; "" if none."""
+    return _stateful(steps, names, set())
+
+
+def check_rows(scope: Scope, names: NameTable, report: GraphReport, why: str, code: str = CODE) -> None:
+    """Report steps of a node that runs rows apart and that call such a model; ``why`` says how it runs them."""
+    for step, own in zip(scope.node.steps, scope.names.steps, strict=True):
+        if found := stateful_model([own], names):
+            cure = f"call it outside of '{scope.node.name}', or use a model without 'sequence_batching'"
+            text = f"{found} keeps the state of sequences (sequence_batching), and {why}; {cure}"
+            report.error(code, scope.file, target_path(step), text)
+
+
+def check_step(
+    scope: Scope, step: StepDefinition, own: StepNames, names: NameTable, given: GivenPolicies, report: GraphReport
+) -> None:
+    """Report what a step that calls such a model must not have, and which inherited policies do not hold for it."""
+    if not (found := stateful_model([own], names)):
+        return
+    keeps = f"{found} keeps the state of sequences (sequence_batching)"
+    is_call = isinstance(own.target, ModelTarget) and own.target.signature.is_stateful
+    for field, why in _CURES.items():
+        if not (is_call or field == "cache"):
+            continue
+        if has_field(given.own, field):
+            path, text = f"{step.path}.policy.{field}", f"{keeps}, and a {field} {why}; leave '{field}' out"
+            report.error(CODE, scope.file, path, text, is_name=True)
+        elif field != "cache" and given.is_call and any(has_field(policy, field) for policy in given.around):
+            text = f"the '{field}' around step '{step.name}' does not hold for its requests of a sequence: {keeps}"
+            report.info(CODE, scope.file, step.path, text)
+    if is_call and step.message.dependency == pb.Step.SOFT:
+        text = f"{keeps}, and a SOFT step goes on without an answer, so that client and state disagree; make it HARD"
+        report.error(CODE, scope.file, f"{step.path}.dependency", text)
+
+
+def _stateful(steps: Iterable[StepNames], names: NameTable, seen: set[tuple[str, str]]) -> str:
+    for target in (target for step in steps for target in targets_of(step)):
+        if isinstance(target, ModelTarget) and target.signature.is_stateful:
+            return describe(target)
+        if isinstance(target, NodeTarget) and target.key not in seen:
+            seen.add(target.key)
+            node = names.of(target.file, target.node)
+            if found := _stateful((*node.steps, *node.shadows, *node.customs.values()), names, seen):
+                return found
+    return ""
