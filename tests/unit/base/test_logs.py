@@ -5,9 +5,11 @@ import logging
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
+from weft.base.observing.log_limit import LogLimit
 from weft.base.observing.logs import JsonFormatter, LineWriter, get_logger
 
 
@@ -138,3 +140,37 @@ def test_a_forked_process_logs_too():
     """As models that use multiprocessing do: it has no writing thread and a lock that nobody gives back."""
     done = subprocess.run([sys.executable, "-c", FORKS], stderr=subprocess.PIPE, text=True, timeout=30, check=True)
     assert ["parent", "child"] == [json.loads(line)["message"] for line in done.stderr.splitlines()]
+
+
+def record(line: int, level: int = logging.WARNING, *, name: str = "weft.x", has_traceback: bool = False) -> Any:
+    """A record of a place in the code."""
+    error = (ValueError, ValueError("x"), None) if has_traceback else None
+    return logging.LogRecord(name, level, "/file.py", line, "client %s sent junk", (line,), error)
+
+
+def test_a_place_that_logs_too_much_is_counted():
+    """The first 100 lines of a place in a minute are whole, 10 with a traceback; then one line says how many more."""
+    now_s = 0.0
+    limit = LogLimit(lambda: now_s, frozenset({"stdout"}))
+    assert 100 == sum(limit.admits(record(1)) for _ in range(34_000))
+    assert 10 == sum(limit.admits(record(2, logging.ERROR, has_traceback=True)) for _ in range(500))
+    assert 1000 == sum(limit.admits(record(3, logging.INFO)) for _ in range(1_000))
+    assert limit.admits(record(4))
+    assert all(limit.admits(record(5, name="stdout")) for _ in range(1_000))
+    assert [] == list(limit.counts())
+    now_s = 60.0
+    counted = {told.lineno: number for told, number in limit.counts()}
+    assert {1: 33_900, 2: 490} == counted
+    assert limit.admits(record(1))
+
+
+def test_a_flood_of_lines_is_a_hundred_and_a_count():
+    """A process that logs 5,000 lines from one place writes 101 to standard error; its last one has the number."""
+    program = (
+        "import logging\nfrom weft.base.observing import logs\nlogs.configure()\n"
+        "for n in range(5_000): logging.getLogger('weft.x').warning('connection %d sent junk', n)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert 101 == len(lines)
+    assert "4900 more lines like this one within a minute: connection 4999 sent junk" == lines[-1]["message"]

@@ -19,6 +19,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from weft.base.observing.log_limit import LogLimit
+
 if TYPE_CHECKING:
     from typing import TextIO
 
@@ -35,6 +37,10 @@ _PAUSE_S = 0.1
 _DROPPED = json.dumps(
     {"level": "warning", "logger": "weft.logs", "message": "%d log lines were dropped: they could not be written"}
 )
+
+
+#: Loggers of what programs print, which is not limited.
+_PRINTED = frozenset({"stdout", "stderr"})
 
 
 class JsonFormatter(logging.Formatter):
@@ -167,15 +173,25 @@ class _Handler(logging.Handler):
     def __init__(self, writer: LineWriter, fields: Mapping[str, object] | None) -> None:
         super().__init__()
         self.writer = writer
+        self.limit = LogLimit(exempt=_PRINTED)
         self.setFormatter(JsonFormatter(fields))
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            self.writer.write(self.format(record))
+            self.tell_counts()
+            if self.limit.admits(record):
+                self.writer.write(self.format(record))
         except Exception as error:  # a record that cannot be formatted must not raise in its caller
             self.writer.write(
                 json.dumps({"level": "error", "logger": record.name, "message": f"bad record: {error!r}"})
             )
+
+    def tell_counts(self, *, is_end: bool = False) -> None:
+        """Write how many lines were left out, for each place that logged too many."""
+        for record, num_lines in self.limit.counts(is_end=is_end):
+            text = f"{num_lines} more lines like this one within a minute: {record.getMessage()}"
+            told = logging.LogRecord(record.name, record.levelno, record.pathname, record.lineno, "%s", (text,), None)
+            self.writer.write(self.format(told))
 
 
 class LoggingStream(io.TextIOBase):
@@ -238,6 +254,7 @@ def flush() -> None:
     """Wait until logged lines are written, for at most ``FLUSH_S``."""
     for handler in logging.getLogger().handlers:
         if isinstance(handler, _Handler):
+            handler.tell_counts(is_end=True)
             handler.writer.flush()
 
 
