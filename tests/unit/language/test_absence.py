@@ -204,7 +204,7 @@ UNSURE = 'step { name: "u" model_name: "unsure" EXTRA output_map { key: "PROBS" 
 @pytest.mark.parametrize(
     ("extra", "reader"),
     [
-        ("", 'step { model_name: "context" }'),
+        ("", 'step { model_name: "context" input_map { key: "HINT" value: "HINT" } }'),
         ('default { output: "HINT" number: [ 0, 0, 0, 1 ] }', 'step { model_name: "hinted" }'),
         ("", 'step { model_name: "hinted" when: "has(inputs.HINT)" default { output: "PROBS" number: [ 0, 0, 1 ] } }'),
         ("", 'step { model_name: "hinted" when: "has(inputs.HINT)" dependency: SOFT default { output: "PROBS" number: '
@@ -276,7 +276,8 @@ def test_an_optional_output_of_a_node_reaches_no_required_input(found):
         "'unsure' } step { name: 'b' otherwise: true model_name: 'xlmr' } } }"
     )
     to_optional = _sequence(
-        'step { node: "n" output_map { key: "PROBS" value: "P" } }', 'step { model_name: "context" }'
+        'step { node: "n" output_map { key: "PROBS" value: "P" } }',
+        'step { model_name: "context" input_map { key: "HINT" value: "HINT" } }',
     )
     assert [] == found(to_optional + inner)
     (message,) = _g010(found, to_optional.replace("context", "hinted") + inner)

@@ -191,6 +191,8 @@ class UseBuilder:
                     tensor=tested,
                     declared=value if wire.producer is None else None,
                 )
+            if wire.producer is not None and not wire.is_mapped:
+                self._check_name_alone(scope, names.target, wire, path)
             given[wire.target_input] = value
             if (slot := scope.slot_of(wire.tensor, wire.producer)) >= 0:
                 bindings.append(Binding(wire.target_input, slot))
@@ -227,6 +229,32 @@ class UseBuilder:
         if not wire.is_mapped and not place and hint.startswith("; use"):
             hint = f'; to give it another, write input_map {{ key: "{wire.target_input}" value: ... }}{hint}'
         self.report.error("G006", scope.file, path, f"{needs}: {owner} has no tensor '{tensor}'{hint}")
+
+    def _check_name_alone(self, scope: Scope, target: Target, wire: Wire, path: str) -> None:
+        """Warn where an optional input of a model gets what another step gives because the two have one name."""
+        name, giver = wire.target_input, scope.names.steps[wire.producer or 0]
+        is_renamed = giver.outputs.get(name) != name  # by 'output_map', which says that the name is meant
+        if is_renamed or not (model := self._optional_reader(target, name)):
+            return
+        text = f"optional input '{name}' of {model} takes '{wire.tensor}' of {describe(giver.target)} by its name alone"
+        cure = f'if that is meant, write input_map {{ key: "{name}" value: "{wire.tensor}" }}'
+        self.report.warning("G032", scope.file, path, f"{text}; {cure}; if not, rename it with 'output_map'")
+
+    def _optional_reader(self, target: Target, tensor: str) -> str:
+        """The model that reads the input of a step's target as an optional one, by name alone; "" without one."""
+        if isinstance(target, ModelTarget):
+            is_optional = any(spec.name == tensor and spec.is_optional for spec in target.signature.inputs)
+            return describe(target) if is_optional else ""
+        if not isinstance(target, NodeTarget) or declaring(target.file, target.node).input:
+            return ""
+        steps = self.names.of(target.file, target.node).steps
+        readers = (
+            self._optional_reader(step.target, tensor)
+            for step in steps
+            for wire in step.wires
+            if wire.tensor == tensor and wire.producer is None and not wire.is_mapped
+        )
+        return next(filter(None, readers), "")
 
     def shadow_of(self, scope: Scope, tensor: str) -> str:
         """Hint at a shadow of a pipeline that would give the tensor, were it none; "" without one."""
