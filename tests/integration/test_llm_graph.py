@@ -56,6 +56,7 @@ class TritonPythonModel:
             "output_ids": ids,
             "context_ids": context,
             "finish_reason": np.array([reason], np.object_),
+            "num_previous_tokens": np.array([len(context)], np.uint32),
             "num_input_tokens": np.array([num_ids], np.uint32),
             "num_output_tokens": np.array([len(ids)], np.uint32),
         }
@@ -75,6 +76,7 @@ output [
   { name: "output_ids" data_type: TYPE_INT32 dims: [ -1 ] },
   { name: "context_ids" data_type: TYPE_INT32 dims: [ -1 ] },
   { name: "finish_reason" data_type: TYPE_STRING dims: [ -1 ] },
+  { name: "num_previous_tokens" data_type: TYPE_UINT32 dims: [ 1 ] },
   { name: "num_input_tokens" data_type: TYPE_UINT32 dims: [ 1 ] },
   { name: "num_output_tokens" data_type: TYPE_UINT32 dims: [ -1 ] }
 ]

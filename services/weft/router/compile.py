@@ -119,7 +119,7 @@ def _is_open(file: GraphFile, names: NameTable) -> bool:
 
 def _signature(file: GraphFile, built: BuiltNode) -> ModelSignature:
     message = file.message
-    outputs = [spec_of(tensor) for tensor in message.output] or [
+    outputs = [*dict.fromkeys(spec_of(tensor) for tensor in message.output)] or [
         TensorSpec(name, known.datatype, known.dims) for name, known in built.outputs.items()
     ]
     absent = {name for name, known in built.outputs.items() if known.is_optional}
@@ -129,7 +129,7 @@ def _signature(file: GraphFile, built: BuiltNode) -> ModelSignature:
         version=file.source.version,
         platform="ensemble" if file.is_ensemble else "graph",
         max_batch_size=message.max_batch_size,
-        inputs=tuple(spec_of(tensor) for tensor in message.input),
+        inputs=tuple(dict.fromkeys(spec_of(tensor) for tensor in message.input)),
         outputs=tuple(outputs),
         allows_empty_batch=allows_empty_batch(message.parameters),
         is_decoupled=built.responses > ResponseCount.ONE,

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 from tests.unit.router import make
-from tests.unit.router.fake_target import FakeTarget
+from tests.unit.router.fake_target import FakeTarget, answering
+from tests.unit.router.text_graphs import DEFAULT, compiled, sequence, y
 
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import InternalError, InvalidArgumentError, RemoteError, ResourceExhaustedError
-from weft.base.tensors import WireTensor
+from weft.base.tensors import WireTensor, decode
 from weft.language.plan import GraphPlan
 from weft.router.executor import GraphExecutor
 from weft.router.operators.sequence import SequencePlan
@@ -351,3 +352,29 @@ async def test_an_executor_serves_many_requests_at_once() -> None:
     executor = GraphExecutor(diamond(), Runtime({"model": FakeTarget()}))
     results = await asyncio.gather(*(make.run(executor, inputs={"X": make.tensor(float(i))}) for i in range(50)))
     assert [make.tensor(float(i)) for i in range(50)] == [result.outputs["Y"] for result in results]
+
+
+async def test_steps_of_an_ordered_sequence_may_give_one_tensor_anew() -> None:
+    """Each reads what the nearest step before it gave, conditions too, and the answer is the last; also in a node."""
+    again = 'output_map { key: "Y" value: "X" }'
+    steps = " ".join(f'step {{ name: "{name}" model_name: "{name}" {again} }}' for name in ("one", "two"))
+    last = f"""step {{ name: "last" model_name: "last" when: 'inputs.X[0] == 2.0' {DEFAULT} }}"""
+    for plan in (
+        compiled(sequence(steps, last, "ordered: true")),
+        compiled(sequence('step { node: "n" }') + sequence(steps, last, "ordered: true", name="n")),
+    ):
+        target = FakeTarget(one=answering(1), two=answering(2), last=answering(3))
+        result = await make.run(plan, target)
+        read = [float(decode(call.inputs["X"])[0]) for call in target.calls[1:]]
+        assert ([1.0, 2.0], 3.0) == (read, y(result))
+
+
+async def test_a_node_that_gives_anew_what_it_reads_by_name_is_no_cycle() -> None:
+    """`input_map` from X to itself in its first step is the node's input, though its last step gives X as well."""
+    maps = 'input_map { key: "X" value: "%s" } output_map { key: "Y" value: "%s" }'
+    first = f'step {{ name: "first" model_name: "first" {maps % ("X", "M")} }}'
+    last = f'step {{ name: "last" model_name: "last" {maps % ("M", "X")} }}'
+    outer = 'step { node: "n" output_map { key: "X" value: "Y" } }'
+    plan = compiled(sequence(outer) + sequence(first, last, name="n"))
+    target = FakeTarget(last=answering(5))
+    assert (5.0, ["first", "last"]) == (y(await make.run(plan, target)), target.called())

@@ -74,8 +74,8 @@ def faults(tmp_path: Path, text: str, *, versions: tuple[int, ...] = (1,), num_g
         ('input { name: "Z" dims: 1 }', "5:1: input 'Z' must specify 'data_type', for example TYPE_FP32"),
         ("output { data_type: TYPE_FP32 dims: 1 }", "5:1: output must specify 'name'"),
         (
-            'output { name: "Y" data_type: TYPE_FP32 dims: 1 }',
-            "5:16: output 'Y' is declared twice; names of outputs must differ",
+            'output { name: "Y" data_type: TYPE_INT64 dims: 1 }',
+            "5:16: output 'Y' is declared twice, and not alike; leave one out",
         ),
         (
             'input { name: "Z" data_type: TYPE_FP32 dims: 1 reshape { shape: [ 1, 0 ] } }',

@@ -168,8 +168,8 @@ def test_initial_state(tmp_path: Path, given: str, expected: WireTensor) -> None
         ('sequence_batching { state { input_name: "S" data_type: TYPE_FP32 dims: 1 } }', "must specify output_name"),
         ('sequence_batching { state { input_name: "S" output_name: "T" dims: 1 } }', "must specify 'data_type'"),
         (
-            'sequence_batching { state { input_name: "S" output_name: "T" data_type: TYPE_FP32 } }',
-            "state 'S' must specify 'dims'",
+            'sequence_batching { state { input_name: "S" output_name: "T" data_type: TYPE_FP32 dims: 0 } }',
+            "dims of state 'S' must be at least 1",
         ),
         (
             'sequence_batching { state { input_name: "S" output_name: "Y" data_type: TYPE_FP32 dims: 1 } }',

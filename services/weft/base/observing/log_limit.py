@@ -15,11 +15,11 @@ WINDOW_S = 60.0
 
 
 @dataclass(slots=True)
-class _Window:
+class _Place:
     """Lines of one place since ``start_s``."""
 
     start_s: float
-    last: logging.LogRecord
+    last: logging.LogRecord | None = None
     num_lines: int = 0
     num_dropped: int = 0
 
@@ -37,7 +37,7 @@ class LogLimit:
     def __init__(self, clock_s: Callable[[], float] = time.monotonic, exempt: frozenset[str] = frozenset()) -> None:
         self._clock_s = clock_s
         self._exempt = exempt
-        self._windows: dict[tuple[str, int, int], _Window] = {}
+        self._windows: dict[tuple[str, int, int], _Place] = {}
         self._next_end_s = clock_s() + WINDOW_S
 
     def admits(self, record: logging.LogRecord) -> bool:
@@ -47,12 +47,13 @@ class LogLimit:
         place = (record.pathname, record.lineno, record.levelno)
         window = self._windows.get(place)
         if window is None:
-            window = self._windows[place] = _Window(self._clock_s(), record)
+            window = self._windows[place] = _Place(self._clock_s())
         window.num_lines += 1
         limit = MAX_LINES if record.levelno >= logging.WARNING else MAX_INFO_LINES
         if window.num_lines <= (MAX_TRACEBACKS if record.exc_info else limit):
             return True
-        window.last = record
+        where = (record.levelno, record.pathname, record.lineno)
+        window.last = logging.LogRecord(record.name, *where, record.getMessage(), (), None)  # not what the line holds
         window.num_dropped += 1
         return False
 
@@ -64,5 +65,5 @@ class LogLimit:
         self._next_end_s = now_s + WINDOW_S
         windows, self._windows = self._windows, {}
         for window in windows.values():
-            if window.num_dropped:
+            if window.last:
                 yield window.last, window.num_dropped

@@ -75,15 +75,16 @@ def _check_graph(file: GraphFile, report: GraphReport) -> None:
 
 
 def _check_tensors(file: GraphFile, tensors: Iterable[ModelInput | pb.Output], path: str, report: GraphReport) -> None:
-    seen: set[str] = set()
+    seen: dict[str, ModelInput | pb.Output] = {}
     for i, tensor in enumerate(tensors):
         where = f"{path}[{i}]"
         if not tensor.name:
             report.error("G025", file, where, f"the {path.rpartition('.')[2]} has no 'name'")
             continue
-        if tensor.name in seen:
-            report.error("G005", file, f"{where}.name", f"'{tensor.name}' is declared already; leave one out")
-        seen.add(tensor.name)
+        if seen.setdefault(tensor.name, tensor) is not tensor:
+            is_repeated = file.is_ensemble and tensor == seen[tensor.name]  # Triton takes it
+            add = report.warning if is_repeated else report.error
+            add("G005", file, f"{where}.name", f"'{tensor.name}' is declared already; leave one out")
         if tensor.data_type == DataType.TYPE_INVALID:
             report.error("G007", file, where, f"'{tensor.name}' has no 'data_type'")
         if not tensor.dims:

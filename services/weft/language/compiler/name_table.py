@@ -97,8 +97,13 @@ class NameTable:
         }
         declares = is_root or bool(owner.input)
         names.overwritten = self._overwritten(file, node, names, owner.input if declares else None)
-        for i, (step, step_names) in enumerate(zip(node.steps, names.steps, strict=True)):
-            self._note_reads(file, node, names, step, step_names, i)
+        while True:
+            for i, (step, step_names) in enumerate(zip(node.steps, names.steps, strict=True)):
+                self._note_reads(file, node, names, step, step_names, i)
+            found = set() if declares or file.is_ensemble else names.read_in_rings(node) - names.overwritten
+            if not found:
+                break
+            names.overwritten |= found
         for step, step_names in zip(node.shadows, names.shadows, strict=True):
             self._note_reads(file, node, names, step, step_names, 0)
         if node.kind is not None:
@@ -110,7 +115,7 @@ class NameTable:
             names.needed.update(spec.name for spec in owner.input if not spec.optional)
         else:
             names.inputs = inputs_needed(node, names)
-        for tensor, index in names.producers.items():
+        for tensor, (index, *_) in names.producers.items():
             if tensor in names.inputs and tensor not in names.overwritten:
                 step = node.steps[index]
                 text = f"tensor '{tensor}' is an input of the node and an output of step '{step.name}'; {_RENAME}"
@@ -181,13 +186,14 @@ class NameTable:
         names.reads = dict.fromkeys(wire.tensor for wire in names.wires)
         return names
 
-    def _producers(self, file: GraphFile, node: NodeDefinition, steps: list[StepNames]) -> dict[str, int]:
-        """Index of the step that gives each tensor; a second one is reported."""
-        producers: dict[str, int] = {}
+    def _producers(self, file: GraphFile, node: NodeDefinition, steps: list[StepNames]) -> dict[str, list[int]]:
+        """Indexes of the steps that give each tensor; a second one is reported, but in an ordered sequence."""
+        producers: dict[str, list[int]] = {}
+        is_ordered = not file.is_ensemble and node.message.sequence.ordered
         for i, names in enumerate(steps):
-            for tensor in names.outputs.values():
-                if producers.get(tensor, i) != i:
-                    first, second = node.steps[producers[tensor]], node.steps[i]
+            for tensor in dict.fromkeys(names.outputs.values()):
+                if tensor in producers and not is_ordered:
+                    first, second = node.steps[producers[tensor][0]], node.steps[i]
                     if file.is_ensemble:
                         text = (
                             f"ensemble tensor '{tensor}' can appear in an output map only once for ensemble "
@@ -198,7 +204,7 @@ class NameTable:
                             f"tensor '{tensor}' is an output of step '{first.name}' and of '{second.name}'; {_RENAME}"
                         )
                     self._report.error("G005", file, output_path(file, second, tensor), text)
-                producers.setdefault(tensor, i)
+                producers.setdefault(tensor, []).append(i)
         return producers
 
     def _overwritten(
@@ -212,17 +218,13 @@ class NameTable:
             return set()
         if declared is not None:
             return {spec.name for spec in declared if spec.name in names.producers}
-        found = set()
+        found: set[str] = set()
         for i, (step, own) in enumerate(zip(node.steps, names.steps, strict=True)):
             one: StepDefinition | None = step
             calls: StepNames | None = own
             while one is not None and calls is not None:
-                mapped = one.message.input_map
-                for name in self.of_target(calls.target).inputs:
-                    tensor = mapped.get(name, name)
-                    producer = names.producers.get(tensor, -1)
-                    if producer == i or (producer > i and name not in mapped):
-                        found.add(tensor)
+                unmapped = [name for name in self.of_target(calls.target).inputs if name not in one.message.input_map]
+                found.update(name for name in unmapped if name in names.producers and names.seen(name, i) is None)
                 one, calls = one.fallback, calls.fallback
         return found
 

@@ -1,6 +1,6 @@
 """Names of a node: which tensors it, its steps and its conditions read and give, before any type is known."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -93,7 +93,7 @@ class NodeNames(TargetNames):
         shadows: As ``NodeDefinition.shadows``.
         customs: As ``NodeDefinition.customs``; their wires are those that start at the node's inputs.
         indexes: Name of a step -> its index.
-        producers: Of a pipeline: tensor -> the step that gives it.
+        producers: Of a pipeline: tensor -> the steps that give it, ascending; several only in an ordered sequence.
         overwritten: Of a pipeline: tensors that are inputs of the node and outputs of a step. Steps behind that one, as
             declared, see what it gives; the others, itself among them, what the node is given.
         conditions: By path, every condition of the node, its steps and their fallbacks.
@@ -105,7 +105,7 @@ class NodeNames(TargetNames):
     shadows: list[StepNames] = field(default_factory=list)
     customs: dict[int, StepNames] = field(default_factory=dict)
     indexes: dict[str, int] = field(default_factory=dict)
-    producers: dict[str, int] = field(default_factory=dict)
+    producers: dict[str, list[int]] = field(default_factory=dict)
     overwritten: set[str] = field(default_factory=set)
     conditions: dict[str, NodeCondition] = field(default_factory=dict)
     read: set[str] = field(default_factory=set)
@@ -122,12 +122,27 @@ class NodeNames(TargetNames):
 
     def seen(self, tensor: str, index: int) -> int | None:
         """The step that gives ``tensor``, for a reader that sees the outputs of the steps before ``index``."""
-        producer = self.producers.get(tensor, index)
-        return producer if producer < index else None
+        return max((producer for producer in self.producers.get(tensor, ()) if producer < index), default=None)
 
     def mapped(self, tensor: str, index: int) -> int | None:
         """The step that gives the ``tensor`` that an ``input_map`` of step ``index`` names, wherever it stands."""
-        return self.seen(tensor, index) if tensor in self.overwritten else self.producers.get(tensor)
+        producer = self.seen(tensor, index)
+        return self.last(tensor) if producer is None and tensor not in self.overwritten else producer
+
+    def last(self, tensor: str) -> int | None:
+        """The step that gives the ``tensor`` that a loop and the node's callers see; None: an input, or nothing."""
+        return self.producers[tensor][-1] if tensor in self.producers else None
+
+    def read_in_rings(self, node: NodeDefinition) -> set[str]:
+        """Tensors that a step reads from one which waits for it: in a node that infers its inputs they are inputs."""
+        is_ordered = node.message.sequence.ordered
+        before = [step.waits_for.union([i - 1] if i and is_ordered else ()) for i, step in enumerate(self.steps)]
+        found: set[str] = set()
+        for i, step in enumerate(self.steps):
+            for tensor, producer in step.reads.items():
+                if producer is not None and producer >= i and i in _reached(before, producer):
+                    found.add(tensor)
+        return found
 
     def reads_input(self, tensor: str) -> bool:
         """Whether something in the node reads the node's input of that name."""
@@ -136,6 +151,16 @@ class NodeNames(TargetNames):
         seen = {number for expression, number in self.conditions.values() if tensor in expression.inputs}
         readers = (step.reads.get(tensor, 0) for step in self.steps)
         return None in readers or any(self.seen(tensor, number) is None for number in seen)
+
+
+def _reached(edges: Sequence[set[int]], start: int) -> set[int]:
+    """Where the edges lead from ``start``, itself included."""
+    found, waiting = {start}, [start]
+    while waiting:
+        new = edges[waiting.pop()] - found
+        found |= new
+        waiting += new
+    return found
 
 
 def describe(target: Target) -> str:

@@ -21,12 +21,12 @@ def seen_inputs(
     """What a condition sees as ``inputs``: inputs of the node and outputs of the steps before ``index``."""
     types = {name: known for name, known in scope.call.visible.items() if name not in named} | scope.inputs
     hidden: dict[str, str] = {}
-    for tensor, producer in scope.names.producers.items():
-        if producer < index:
+    for tensor, producers in scope.names.producers.items():
+        if (producer := scope.names.seen(tensor, index)) is not None:
             types[tensor] = scope.produced.get(tensor) or TensorType.unknown(f"step '{producer}'")
         elif tensor not in types:
             hint = f"write outputs.{tensor}" if sees_outputs else "only outputs of earlier steps are seen"
-            hidden[tensor] = f"is an output of step '{scope.node.steps[producer].name}'; {hint}"
+            hidden[tensor] = f"is an output of step '{scope.node.steps[producers[0]].name}'; {hint}"
     is_open = any(step.is_open for step in scope.names.steps[:index])
     for name in named:
         is_reported = scope.names.inputs.get(name, False)  # at the step that runs the node

@@ -6,6 +6,7 @@ replacement is as long as what it replaces, so a position that CEL reports is a 
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
@@ -161,6 +162,7 @@ def read_expression(source: str) -> Expression:
 class _ExpressionReader:
     def __init__(self, source: str) -> None:
         self._tokens = tokens_of(source)
+        self._open = _open_parentheses(self._tokens)
         self._expression = Expression(source)
         self._replacements: list[tuple[int, int, str]] = []
         self._variables: dict[tuple[Use, str, str, tuple[int, ...]], Variable] = {}
@@ -248,6 +250,8 @@ class _ExpressionReader:
         if name is None or not is_closed:
             if use is Use.VALUE:
                 return self._fault(start, f'name one tensor: {space}.NAME, or {space}["NAME"]')
+            if index - 1 in self._open:
+                return self._fault(index - 1, "this parenthesis is not closed; add ')'")
             is_bare = space not in TENSORS and self._at(index).kind == "name" and self._at(index + 1).text == ")"
             shown = f"inputs.{space}" if is_bare else f"{space if space in TENSORS else 'inputs'}.NAME"
             message = f"{use.value}() takes one tensor: {use.value}({shown})"
@@ -388,3 +392,14 @@ def _replaced(source: str, replacements: list[tuple[int, int, str]]) -> str:
         parts += [source[done:start], "\n".join(padded)]
         done = end
     return "".join([*parts, source[done:]])
+
+
+def _open_parentheses(tokens: Sequence[ConditionToken]) -> set[int]:
+    """Indexes of the parentheses that are not closed."""
+    found: list[int] = []
+    for i, token in enumerate(tokens):
+        if token.text == "(":
+            found.append(i)
+        elif token.text == ")" and found:
+            found.pop()
+    return set(found)

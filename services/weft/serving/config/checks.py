@@ -4,8 +4,9 @@ The rules are those of Triton Inference Server's load-time validation. A field t
 implemented, is an error; one that only tunes speed or adds labels is ignored and named in the log.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, MutableSequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from weft.base.signature import EMPTY_BATCH_PARAMETER, OPTIONAL_OUTPUTS_PARAMETER, optional_outputs
 from weft.base.tensors import NUMPY_BY_DATATYPE
@@ -237,7 +238,7 @@ def path_fault(filename: str, folder: str) -> str:
 
 
 def check_tensors(config: ModelConfig, report: ConfigReport, *, may_lack: Collection[str] = ()) -> None:
-    """Check ``input`` and ``output``: there is at least one of each, and each can be served.
+    """Check ``input`` and ``output``: there is at least one of each, and each can be served; repeats are dropped.
 
     Args:
         config: Completed.
@@ -245,23 +246,22 @@ def check_tensors(config: ModelConfig, report: ConfigReport, *, may_lack: Collec
         may_lack: ``input`` where there need not be one, ``output`` likewise.
     """
     is_complete = not report.diagnostics  # else the backend has not completed it
-    kinds: tuple[tuple[str, Sequence[ModelInput | ModelOutput]], ...] = (
-        ("input", config.input),
-        ("output", config.output),
-    )
+    kinds: tuple[tuple[str, MutableSequence[Any]], ...] = (("input", config.input), ("output", config.output))
     for kind, tensors in kinds:
         if not tensors and is_complete and kind not in may_lack:
             report.error(
                 "", f"model must have at least one {kind}; backend '{config.backend}' does not name them, so declare it"
             )
-        names: set[str] = set()
+        declared: dict[str, ModelInput | ModelOutput] = {}
         for i, tensor in enumerate(tensors):
             _check_tensor(kind, f"{kind}[{i}]", tensor, config.max_batch_size, report)
-            if tensor.name in names:
-                report.error(
-                    f"{kind}[{i}].name", f"{kind} '{tensor.name}' is declared twice; names of {kind}s must differ"
-                )
-            names.add(tensor.name)
+            if declared.setdefault(tensor.name, tensor) != tensor:
+                text = f"{kind} '{tensor.name}' is declared twice, and not alike; leave one out"
+                report.error(f"{kind}[{i}].name", text)
+        if is_complete and len(declared) < len(tensors):  # Triton takes a declaration that is repeated
+            kept = [*declared.values()]
+            del tensors[:]
+            tensors.extend(kept)
 
 
 def _check_tensor(

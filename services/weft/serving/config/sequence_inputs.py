@@ -175,8 +175,8 @@ def _state(
         report.error(path, f"state '{name}' must specify output_name, the output that the next request gets")
     if datatype == "INVALID":
         report.error(path, f"state '{name}' must specify 'data_type', for example TYPE_FP32")
-    if not dims or any(dim < -1 or dim == 0 for dim in dims):
-        report.error(path, f"state '{name}' must specify 'dims', each at least 1, or -1 for any size, got {list(dims)}")
+    if any(dim < -1 or dim == 0 for dim in dims):
+        report.error(path, f"dims of state '{name}' must be at least 1, or -1 for any size, got {list(dims)}")
     if message.use_growable_memory and not message.use_same_buffer_for_input_output:
         report.error(
             f"{path}.use_growable_memory",

@@ -67,6 +67,8 @@ class _MapBuilder:
     def build(self) -> tuple[BuiltMap | None, dict[str, TensorType]]:
         """As ``build_map``."""
         scope, wanted = self._scope, self._scope.call.wanted
+        if not self._message.over:  # reported; without lists nothing is known of what the step gets
+            return None, {name: TensorType.unknown("a map without lists") for name in scope.names.outputs}
         self._check_lists()
         rows = self._rows_scope()
         tensors = dict.fromkeys(self._names.outputs.values())

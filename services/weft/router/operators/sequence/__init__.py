@@ -126,8 +126,8 @@ class SequenceKind(NodeKind):
 
     def outputs(self, node: NodeDefinition, names: NodeNames) -> Iterator[str]:
         """What no step reads."""
-        read = {tensor for step in names.steps for tensor, producer in step.reads.items() if producer is not None}
-        yield from (tensor for step in names.steps for tensor in step.outputs.values() if tensor not in read)
+        read = {read for step in names.steps for read in step.reads.items()}
+        yield from (tensor for tensor in names.producers if (tensor, names.last(tensor)) not in read)
 
     def why_no_stream(self, node: NodeDefinition) -> str:
         """Any step may; a loop is told by the checks of its streams."""

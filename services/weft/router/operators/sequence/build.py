@@ -28,10 +28,10 @@ def build_pipeline(
     if order is None:
         return None, None, {name: TensorType.unknown("a cycle") for name in scope.names.outputs}
     after = follows(scope, steps)
-    live = _allocate(scope, order, after)
+    live, slots = _allocate(scope, order, after)
     whole = scope.names.indexes_of(scope.node, scope.node.message.sequence.answer_after)
     whole = whole.union(*(after[i] | scope.names.steps[i].asks for i in live))
-    built = {i: _compiled(builder, scope, i, is_live=i in live, is_whole=i in whole) for i in order}
+    built = {i: _compiled(builder, scope, i, slots.get(i), is_whole=i in whole) for i in order}
     _check_unread(builder, scope, live_steps(scope, order, {*_read_by_node(scope), *scope.names.outputs}, after))
     loop = _loop(builder, scope)
     if scope.streaming:
@@ -46,18 +46,18 @@ def build_pipeline(
     return _linked(scope, plans, _waits(scope, list(plans))), loop, outputs
 
 
-def _compiled(builder: NodeBuilder, scope: Scope, index: int, *, is_live: bool, is_whole: bool) -> BuiltStep:
-    """One step; those after it can read what it gives."""
-    given = scope.names.steps[index].outputs.values() if is_live else ()
-    slots = {tensor: scope.given_slots[tensor] for tensor in given if tensor in scope.given_slots}
-    built = builder.step(scope, index, slots, is_whole=is_whole)
-    if not is_live:
+def _compiled(
+    builder: NodeBuilder, scope: Scope, index: int, slots: Mapping[str, int] | None, *, is_whole: bool
+) -> BuiltStep:
+    """One step, with slots if it is live; those after it can read what it gives."""
+    built = builder.step(scope, index, slots or {}, is_whole=is_whole)
+    if slots is None:
         scope.streaming.pop(index, None)
-    for tensor, known in built.outputs.items():
-        scope.produced.setdefault(tensor, known)
-        scope.answered.setdefault(tensor, built.answered[tensor])
-        if tensor in slots:
-            scope.note(slots[tensor], tensor, known)
+    scope.produced |= built.outputs
+    scope.answered |= built.answered
+    for tensor, slot in (slots or {}).items():
+        scope.given_slots[tensor] = slot
+        scope.note(slot, tensor, built.outputs[tensor])
     return built
 
 
@@ -184,7 +184,7 @@ def _check_streams(builder: NodeBuilder, scope: Scope, order: list[int]) -> None
         for i, (definition, step) in enumerate(zip(scope.node.steps, names.steps, strict=True))
     ]
     wanted = [name for name in names.outputs if name in scope.call.wanted]
-    outputs = {name: names.producers[name] for name in wanted if name in names.producers}
+    outputs = {name: names.producers[name][-1] for name in wanted if name in names.producers}
     check_streams(scope.file, scope.node, order, steps, outputs, builder.report)
 
 
@@ -203,17 +203,20 @@ def _read_by_node(scope: Scope) -> set[str]:
     return read
 
 
-def _allocate(scope: Scope, order: Sequence[int], after: Mapping[int, Set[int]]) -> set[int]:
-    """Steps that must run, shadows among them; what they, a caller or the loop read has a slot."""
+def _allocate(
+    scope: Scope, order: Sequence[int], after: Mapping[int, Set[int]]
+) -> tuple[set[int], dict[int, dict[str, int]]]:
+    """Steps that must run, shadows among them, and by step the slots of what they, a caller or the loop read."""
     names = scope.names.steps
     read = {*scope.call.wanted, *_read_by_node(scope)}
     live = live_steps(scope, order, read, after)
     read.update(tensor for i in live for tensor, producer in names[i].reads.items() if producer is not None)
-    for tensor in (tensor for i in sorted(live) for tensor in names[i].outputs.values()):
-        if tensor in read and tensor not in scope.given_slots:
-            scope.given_slots[tensor] = scope.new_slot(tensor)
+    slots = {
+        i: {tensor: scope.new_slot(tensor) for tensor in dict.fromkeys(names[i].outputs.values()) if tensor in read}
+        for i in sorted(live)
+    }
     scope.new_ok_slots({asked for i in live for asked in names[i].asks})
-    return live
+    return live, slots
 
 
 def _linked(scope: Scope, plans: Mapping[int, StepPlan], waits: Mapping[int, Set[int]]) -> list[StepPlan]:

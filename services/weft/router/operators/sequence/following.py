@@ -56,14 +56,15 @@ def live_steps(scope: Scope, order: Sequence[int], read: Set[str], after: Mappin
     Args:
         scope: The node.
         order: Of its steps, each after those that it waits for.
-        read: Tensors that a caller or the node itself reads.
+        read: Tensors that a caller or the node itself reads, as the last steps give them.
         after: As ``follows`` gives it.
     """
     names, sequence = scope.names.steps, scope.node.message.sequence
-    read = set(read)
+    needed = {(tensor, scope.names.last(tensor)) for tensor in read}
     live = set(scope.names.indexes_of(scope.node, sequence.answer_after))
     for i in reversed(order):
-        if i in live or scope.node.steps[i].is_shadow or not read.isdisjoint(names[i].outputs.values()):
+        is_needed = any((tensor, i) in needed for tensor in names[i].outputs.values())
+        if i in live or scope.node.steps[i].is_shadow or is_needed:
             live |= {i, *names[i].asks, *after[i]}
-            read.update(tensor for tensor, producer in names[i].reads.items() if producer is not None)
+            needed.update(names[i].reads.items())
     return live
