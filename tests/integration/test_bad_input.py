@@ -70,6 +70,9 @@ WRONG_OUTPUT.outputs.add(name="NOPE")
 BAD_PRIORITY = request()
 BAD_PRIORITY.parameters["priority"].string_param = "high"
 
+PRIORITY_BELOW_0 = request()
+PRIORITY_BELOW_0.parameters["priority"].int64_param = -1
+
 CASES = {
     "unknown model": (request("nope"), "NOT_FOUND", "unknown model"),
     "empty model name": (request(""), "NOT_FOUND", "unknown model"),
@@ -98,6 +101,7 @@ CASES = {
         "inference request batch-size must be <= 64",
     ),
     "priority is no number": (BAD_PRIORITY, "INVALID_ARGUMENT", "priority"),
+    "priority is below 0": (PRIORITY_BELOW_0, "INVALID_ARGUMENT", "at least 0, got -1"),
     "truncated BYTES length": (text(b"\x01\x00"), "INVALID_ARGUMENT", "incomplete string"),
     "truncated BYTES data": (text(struct.pack("<I", 100) + b"abc"), "INVALID_ARGUMENT", "incomplete string"),
     "too few BYTES elements": (text(encode_bytes([b"one"]), (2, 1)), "INVALID_ARGUMENT", "string elements"),

@@ -91,7 +91,7 @@ class Gateway:
         body = await self._body(request, context)
 
         async def respond() -> ASGIApp:
-            parsed = await self._parsed(completions.parse_bytes, body, request)
+            parsed = await self._parsed(completions.parse_bytes, body, context)
             model = await self._models.find(parsed.common.model, context.identity())
             usage = Usage(parsed.common.num_choices)
             writer = completions.CompletionWriter(model.name, usage, has_usage_chunk=parsed.common.has_usage_chunk)
@@ -103,7 +103,7 @@ class Gateway:
         body = await self._body(request, context)
 
         async def respond() -> ASGIApp:
-            parsed = await self._parsed(chat.parse_bytes, body, request)
+            parsed = await self._parsed(chat.parse_bytes, body, context)
             model = await self._models.find(parsed.common.model, context.identity())
             prompt = await parsed.prompt(model.template())
             usage = Usage(parsed.common.num_choices)
@@ -124,11 +124,11 @@ class Gateway:
         return b"".join(await self._resources.body(request, context, min(limits.max_body_bytes, limits.max_json_bytes)))
 
     async def _parsed(
-        self, parse: Callable[[bytes, Mapping[str, str]], Parsed], body: bytes, request: Request
+        self, parse: Callable[[bytes, Mapping[str, str]], Parsed], body: bytes, context: RequestContext
     ) -> Parsed:
         """The parsed body; a large one does not stall other requests."""
-        headers = {TIMEOUT_HEADER: request.headers.get(TIMEOUT_HEADER, "")}
-        return await self._resources.run(is_large(body), parse, body, headers)
+        headers = {TIMEOUT_HEADER: context.headers.get(TIMEOUT_HEADER, "")}
+        return await self._resources.run(context, is_large(body), parse, body, headers)
 
     async def _respond(
         self,

@@ -66,6 +66,14 @@ def make_parser() -> argparse.ArgumentParser:
         help="HTTP header that goes on to the router as metadata, for example x-client-id; may be repeated",
     )
     parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="with a loopback --host: a name, besides localhost, in the header 'host' of requests, as behind a proxy; "
+        "* allows all; may be repeated",
+    )
+    parser.add_argument(
         "--batch-dir",
         type=Path,
         metavar="DIR",

@@ -22,6 +22,7 @@ from weft.base.processes.event_loop import new_event_loop
 from weft.base.processes.malloc import keep_freed_memory
 from weft.gateway.app import Gateway, endpoint_of
 from weft.gateway.arguments import fault_of, make_parser
+from weft.gateway.http.allowed_hosts import AllowedHosts
 from weft.gateway.http.http_server import HttpServer, bound_socket
 from weft.gateway.http.request_context import RequestTracker
 from weft.gateway.http.resources import Limits, Resources
@@ -30,7 +31,7 @@ from weft.gateway.openai.models import Models
 from weft.jobs.atomic_files import held
 from weft.v2.client.channels import is_one_endpoint
 from weft.v2.client.v2_client import V2Client
-from weft.v2.security.channel import channel_security
+from weft.v2.security.channel import channel_security, is_local
 from weft.v2.security.tls import ServerTls, server_tls_files
 from weft.v2.server.listening import exposure, host_and_port
 from weft.v2.server.metrics import DroppedLogsCollector, start_metrics_server
@@ -99,9 +100,9 @@ async def _serve(options: argparse.Namespace) -> None:
         if options.batch_dir is not None:
             background = _Background(options.batch_dir, resources)
         routes = () if background is None else background.routes
-        calls = RequestTracker(
-            Gateway(resources, Models(router, templates), routes).app(), endpoint_of, options.forward_header
-        )
+        app = Gateway(resources, Models(router, templates), routes).app()
+        hosts = AllowedHosts(options.allow_host) if is_local(options.host) else None
+        calls = RequestTracker(app, endpoint_of, options.forward_header, hosts)
         if background is not None:
             await background.start(calls)
         shares_ports = options.share_ports or options.take_over

@@ -10,12 +10,13 @@ import ctypes
 import multiprocessing
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import ParamSpec, TypeVar
 
 from weft.base.errors import ResourceExhaustedError
+from weft.gateway.fair_slots import FairSlots
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,18 +39,19 @@ class Offload:
         self._idle_s = idle_s
         self._pool: ProcessPoolExecutor | None = None
         self._num_running = 0
-        self._free = asyncio.Semaphore(MAX_PROCESSES)  # what waits can be cancelled, and is in no queue of the pool
+        self._slots = FairSlots(MAX_PROCESSES)  # what waits can be cancelled, and is in no queue of the pool
         self._idle_timer: asyncio.TimerHandle | None = None
 
-    async def run(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    async def run(self, client: Hashable, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """The result of a function of a module; arguments, result and errors are pickled.
 
-        The work goes on when the awaiting task is cancelled, and its result is dropped.
+        Clients have their turns one after another, however much each wants. The work goes on when the awaiting task is
+        cancelled, and its result is dropped.
 
         Raises:
             ResourceExhaustedError: The process died, as it does without enough memory.
         """
-        await self._free.acquire()
+        await self._slots.take(client)
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         if self._pool is None:
@@ -88,7 +90,7 @@ class Offload:
             self._pool = None
 
     def _ended(self) -> None:
-        self._free.release()
+        self._slots.give_back()
         self._num_running -= 1
         if not self._num_running:
             self._idle_timer = asyncio.get_running_loop().call_later(self._idle_s, self._end_idle)

@@ -244,7 +244,8 @@ class Mesh:
         ports = self._listen(options.host, port, self._hold(options.host), http=True)
         # It answers no health checks, so it watches itself for hangs.
         watchdog = [f"--watchdog-abort-s={options.hang_timeout_s:g}"] if options.is_restarting else []
-        arguments = [*watchdog, *options.service_arguments.get(GATEWAY, ()), "--router", router, *ports]
+        hosts = ["--allow-host=*"] if options.asks_for_keys else []  # a browser has no key
+        arguments = [*watchdog, *hosts, *options.service_arguments.get(GATEWAY, ()), "--router", router, *ports]
         self._add(GATEWAY, arguments, module="weft.gateway", speaks_grpc=False)
 
     def _hold(self, host: str, port: int = 0) -> int:

@@ -20,6 +20,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from weft.base.errors import RemoteError, ResourceExhaustedError
 from weft.gateway.app import Gateway, endpoint_of
 from weft.gateway.errors import RequestError
+from weft.gateway.fair_slots import FairSlots
+from weft.gateway.http.allowed_hosts import AllowedHosts
 from weft.gateway.http.body import BytesInWork, read_body
 from weft.gateway.http.key_check import CACHE_TTL_S, KeyCheck
 from weft.gateway.http.request_context import RequestContext, RequestTracker
@@ -126,21 +128,95 @@ async def test_a_valid_key_is_asked_for_once_in_two_seconds() -> None:
 def test_bytes_in_work_are_bounded_over_all_bodies() -> None:
     """Those that came and those that are declared; memory goes back at the end."""
     given_back: list[int] = []
-    in_work = BytesInWork(8 << 20, lambda: given_back.append(1))
-    in_work.add(5 << 20)
+    in_work = BytesInWork(8 << 20, 8 << 20, lambda: given_back.append(1))
+    in_work.add((), 5 << 20)
     with pytest.raises(ResourceExhaustedError, match=r"9437184 bytes with this one; at most 8388608") as caught:
-        in_work.add(0, further_bytes=4 << 20)
+        in_work.add((), 0, further_bytes=4 << 20)
     assert 1000 == caught.value.retry_after_ms
-    in_work.add(3 << 20)
+    in_work.add((), 3 << 20)
     with pytest.raises(ResourceExhaustedError):
-        in_work.add(1)
-    in_work.remove(3 << 20)
+        in_work.add((), 1)
+    in_work.remove((), 3 << 20)
     assert not given_back
-    in_work.remove(5 << 20)
+    in_work.remove((), 5 << 20)
     assert ([1], 0) == (given_back, in_work.num_bytes)
-    in_work.add(1)
-    in_work.remove(1)
+    in_work.add((), 1)
+    in_work.remove((), 1)
     assert [1] == given_back
+
+
+def test_a_key_has_half_of_the_bytes_in_work_that_others_leave() -> None:
+    """So another key finds room beside it, and a third beside both; a whole body it may have in any case."""
+    first, second = ((("authorization", f"Bearer {name}"),) for name in "ab")
+    in_work = BytesInWork(100, 30, lambda: None)
+    in_work.add(first, 50)
+    with pytest.raises(ResourceExhaustedError, match=r"of this key in work would have 51 bytes .* at most 50"):
+        in_work.add(first, 1)
+    in_work.add(second, 30)
+    with pytest.raises(ResourceExhaustedError, match="31 bytes with this one; at most 30"):
+        in_work.add(second, 0, further_bytes=1)
+    in_work.remove(first, 50)
+    in_work.add(second, 20)
+    in_work.remove(second, 50)
+    in_work.add((), 100)
+
+
+async def test_large_work_of_clients_goes_in_turn() -> None:
+    """One that asks for much waits behind one that asks once; who gives up takes no turn."""
+    slots, order = FairSlots(1), list[str]()
+
+    async def work(client: str) -> None:
+        await slots.take(client)
+        order.append(client)
+        slots.give_back()
+
+    await slots.take("a")
+    waiting = [asyncio.create_task(work(client)) for client in ("a", "a", "a", "b", "c", "c")]
+    await asyncio.sleep(0)
+    waiting.pop(4).cancel()
+    slots.give_back()
+    await asyncio.wait_for(asyncio.gather(*waiting), WAIT_S)
+    assert ["a", "b", "c", "a", "a"] == order
+    await asyncio.wait_for(slots.take("d"), WAIT_S)
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 400),
+        ("LOCALHOST:8000", 400),
+        ("127.0.0.1:8000", 400),
+        ("[::1]:8000", 400),
+        ("a.localhost", 400),
+        ("proxy.example", 400),
+        ("page.example:8000", 403),
+        ("localhost.page.example", 403),
+    ],
+)
+async def test_a_gateway_of_this_machine_is_called_by_its_names_alone(host: str, status: int) -> None:
+    """A page whose name resolves to 127.0.0.1 is refused before its body is read; others are read and found wanting."""
+    resources, _ = app_of(Router())
+    app = Gateway(resources, Models(Router(), {})).app()  # type: ignore[arg-type]
+    tracker = RequestTracker(app, endpoint_of, (), AllowedHosts(["proxy.example"]))
+    headers = {"content-type": "application/json", "host": host, **dict(IDENTITY)}
+    assert (status, status == 400) == await call(tracker, "/v1/completions", headers, [b"["])
+    resources.close()
+
+
+async def test_two_keys_in_a_request_are_refused() -> None:
+    """A proxy in front may have looked at the other one."""
+    resources, app = app_of(Router())
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    raw = [(b"content-type", b"application/json"), *[(b"authorization", b"Bearer a.b")] * 2]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": raw, "query_string": b""}
+    await app(scope, asyncio.Event().wait, send)  # type: ignore[arg-type]
+    assert 400 == sent[0]["status"]
+    assert "'authorization' is there 2 times" in sent[1]["body"].decode()
+    resources.close()
 
 
 async def test_the_bytes_of_a_body_are_in_work_until_its_request_ends() -> None:
@@ -150,7 +226,7 @@ async def test_the_bytes_of_a_body_are_in_work_until_its_request_ends() -> None:
         yield bytes(10)
         yield bytes(10)
 
-    in_work = BytesInWork(100, lambda: None)
+    in_work = BytesInWork(100, 100, lambda: None)
     request: Any = SimpleNamespace(headers=Headers(), stream=parts)
     context = RequestContext("/x", Headers(), ())
     assert [bytes(10)] * 2 == await read_body(request, context, in_work, 20)
@@ -209,7 +285,7 @@ def refuse() -> None:
 async def test_large_work_runs_in_another_process(offload: Offload, tmp_path: Path) -> None:
     """The event loop goes on meanwhile; what is waited for no more gives its place back."""
     path = tmp_path / "go"
-    running = [asyncio.ensure_future(offload.run(wait_for_file, str(path))) for _ in range(4)]
+    running = [asyncio.ensure_future(offload.run(IDENTITY, wait_for_file, str(path))) for _ in range(4)]
     await asyncio.sleep(0)
     running.pop().cancel()
     path.touch()  # on the loop that would be blocked
@@ -220,19 +296,19 @@ async def test_large_work_runs_in_another_process(offload: Offload, tmp_path: Pa
 async def test_errors_come_back_whole_and_a_dead_process_is_replaced(offload: Offload) -> None:
     """With their fields; a process that dies fails its own request alone."""
     with pytest.raises(RequestError, match="wrong") as caught:
-        await asyncio.wait_for(offload.run(refuse), WAIT_S)
+        await asyncio.wait_for(offload.run(IDENTITY, refuse), WAIT_S)
     assert ("prompt", "c", 413) == (caught.value.param, caught.value.reason, caught.value.http_status)
     with pytest.raises(ResourceExhaustedError, match="more memory"):
-        await asyncio.wait_for(offload.run(die), WAIT_S)
-    assert os.getpid() != await asyncio.wait_for(offload.run(os.getpid), WAIT_S)
+        await asyncio.wait_for(offload.run(IDENTITY, die), WAIT_S)
+    assert os.getpid() != await asyncio.wait_for(offload.run(IDENTITY, os.getpid), WAIT_S)
 
 
 async def test_processes_end_when_they_have_no_work() -> None:
     """And start again with the next."""
     offload = Offload(idle_s=0.01)
-    first = await asyncio.wait_for(offload.run(os.getpid), WAIT_S)
+    first = await asyncio.wait_for(offload.run(IDENTITY, os.getpid), WAIT_S)
     await asyncio.wait_for(asyncio.to_thread(wait_for_end, first), WAIT_S)
-    assert first != await asyncio.wait_for(offload.run(os.getpid), WAIT_S)
+    assert first != await asyncio.wait_for(offload.run(IDENTITY, os.getpid), WAIT_S)
     offload.close()
 
 

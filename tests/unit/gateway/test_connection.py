@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 
 from weft.gateway.http import connection
 from weft.gateway.http.http_server import HttpServer, bound_socket
+from weft.gateway.http.request_context import RequestTracker
 
 WAIT_S = 10.0
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -86,6 +87,34 @@ async def test_a_request_that_does_not_come_is_not_waited_for(app: App, answered
         with contextlib.suppress(ConnectionResetError):
             while await loop.sock_recv(client, 4096):
                 pass
+
+
+async def test_a_body_after_its_answer_is_read_for_a_while(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the client can read the answer; one that sends for ever is cut off."""
+    monkeypatch.setattr(connection, "HEADERS_TIMEOUT_S", WAIT_S)
+    loop, num_sent = asyncio.get_running_loop(), 0
+    async with connected(app) as client, asyncio.timeout(WAIT_S):
+        await loop.sock_sendall(client, b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000000\r\n\r\n")
+        await read_answer(client)
+        with contextlib.suppress(ConnectionError):
+            while num_sent < 500 << 20:
+                await loop.sock_sendall(client, bytes(1 << 16))
+                num_sent += 1 << 16
+    assert connection.MAX_UNREAD_BYTES <= num_sent < 64 << 20, num_sent  # what the system buffers counts too
+
+
+async def test_a_request_with_two_lengths_ends_its_connection(app: App) -> None:
+    """Its body is read by its chunks, and what follows as no request: a proxy in front may have read it otherwise."""
+    loop = asyncio.get_running_loop()
+    smuggled = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n" + GET
+    async with connected(RequestTracker(app, str, ())) as client, asyncio.timeout(WAIT_S):  # type: ignore[arg-type]
+        await loop.sock_sendall(client, smuggled)
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            while part := await loop.sock_recv(client, 4096):
+                answer += part
+    assert 1 == answer.count(b"HTTP/1.1")
+    assert b"connection: close" in answer
 
 
 async def test_an_answer_that_nobody_reads_ends(app: App) -> None:

@@ -96,6 +96,17 @@ def test_a_range_of_levels_is_a_part_of_the_order_of_service():
     assert (len(better), len(worst)) == (2, 1)
 
 
+async def test_a_priority_that_a_model_without_levels_does_not_know_is_told_once(serve, caplog):
+    """It is served, as with Triton, and the log says that and why it goes before nobody."""
+    doors = _Doors()
+    model = await serve(doors.backend, is_batching=True)
+    assert [await _count(_infer(model, value, priority)) for value, priority in ((1, 0), (2, 1), (3, 2))] == [1, 1, 1]
+    (record,) = caplog.records
+    assert (
+        "a request for model 'echo' has priority 1, but its configuration has no priority_levels" in record.getMessage()
+    )
+
+
 async def test_a_better_request_does_not_wait_for_one_of_the_lowest_level(serve):
     """With one instance, whose background executes, the better one is answered meanwhile, on the thread as ever."""
     doors = _Doors()

@@ -1,6 +1,7 @@
 """Request bodies: size limits, time limits, and how many bytes of them are in work at once."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 
 from starlette.requests import Request
@@ -8,6 +9,7 @@ from starlette.requests import Request
 from weft.base.errors import ResourceExhaustedError
 from weft.gateway.errors import RequestError
 from weft.gateway.http.request_context import RequestContext
+from weft.v2.client.v2_client import Metadata
 
 #: Time for a client to send its body, in seconds.
 BODY_TIMEOUT_S = 60.0
@@ -22,40 +24,57 @@ _LARGE_BYTES = 4 << 20
 class BytesInWork:
     """Bytes of the bodies in work, over all connections; owned by the event loop.
 
+    A client with a key has at most half of what the others leave, so that there is room for one more client. Clients
+    without a key cannot be told apart.
+
     Args:
         limit_bytes: At most so many at once.
+        max_body_bytes: So many one client may have in any case.
         give_back: Called when no body is left, if there were many bytes: returns freed memory to the system.
     """
 
-    def __init__(self, limit_bytes: int, give_back: Callable[[], object]) -> None:
+    def __init__(self, limit_bytes: int, max_body_bytes: int, give_back: Callable[[], object]) -> None:
         self.num_bytes = 0
+        self._by_client = Counter[Metadata]()
         self._limit_bytes = limit_bytes
+        self._max_body_bytes = max_body_bytes
         self._give_back = give_back
         self._peak_bytes = 0
 
-    def add(self, num_bytes: int, *, further_bytes: int = 0) -> None:
+    def add(self, client: Metadata, num_bytes: int, *, further_bytes: int = 0) -> None:
         """Count bytes that came.
 
         Args:
+            client: Whose they are.
             num_bytes: How many.
             further_bytes: As many are expected to follow, and must fit as well.
 
         Raises:
             ResourceExhaustedError: There are too many; nothing is counted.
         """
-        wanted = self.num_bytes + num_bytes + further_bytes
-        if wanted > self._limit_bytes:
+        own = self._by_client[client]
+        others = self.num_bytes - own
+        limit, whose = self._limit_bytes - others, ""
+        if client and limit > self._max_body_bytes:
+            limit, whose = max(self._max_body_bytes, limit // 2), " of this key"
+        if (wanted := own + num_bytes + further_bytes) > limit:
+            if not whose:
+                wanted, limit = wanted + others, self._limit_bytes
             raise ResourceExhaustedError(
-                f"the bodies in work would have {wanted} bytes with this one; at most {self._limit_bytes} are taken at "
+                f"the bodies{whose} in work would have {wanted} bytes with this one; at most {limit} are taken at "
                 "once; send it again later, or in smaller pieces",
                 retry_after_ms=_RETRY_MS,
             )
+        self._by_client[client] += num_bytes
         self.num_bytes += num_bytes
         self._peak_bytes = max(self._peak_bytes, self.num_bytes)
 
-    def remove(self, num_bytes: int) -> None:
+    def remove(self, client: Metadata, num_bytes: int) -> None:
         """Bytes that were counted are in work no more."""
         self.num_bytes -= num_bytes
+        self._by_client[client] -= num_bytes
+        if not self._by_client[client]:
+            del self._by_client[client]
         if not self.num_bytes and self._peak_bytes >= _LARGE_BYTES:
             self._peak_bytes = 0
             self._give_back()
@@ -117,15 +136,16 @@ async def _read(request: Request, context: RequestContext, in_work: BytesInWork,
     size = int(declared_size) if declared_size.isdecimal() and len(declared_size) < 20 else 0
     if size > max_bytes:
         raise too_large(f"{size} bytes", max_bytes)
-    in_work.add(0, further_bytes=size)
+    client = context.identity()
+    in_work.add(client, 0, further_bytes=size)
     parts: list[bytes] = []
     num_bytes = num_counted = 0
-    context.at_end.callback(lambda: in_work.remove(num_counted))
+    context.at_end.callback(lambda: in_work.remove(client, num_counted))
     async for part in request.stream():
         num_bytes += len(part)
         if num_bytes > max_bytes:
             raise too_large(f"more than {max_bytes} bytes", max_bytes)
-        in_work.add(len(part))
+        in_work.add(client, len(part))
         num_counted = num_bytes
         parts.append(part)
     return parts

@@ -1,4 +1,4 @@
-"""Timeouts of client connections that uvicorn lacks."""
+"""Timeouts of client connections that uvicorn lacks, and the end of those that go on sending what nobody reads."""
 
 import asyncio
 
@@ -11,6 +11,8 @@ HEADERS_TIMEOUT_S = 60.0
 READ_TIMEOUT_S = 60.0
 #: Time that a new connection has for its first request when the server stops, in seconds.
 FIRST_REQUEST_S = 0.25
+#: So much of a body is read after its response was sent, so that the client can read that; then its connection ends.
+MAX_UNREAD_BYTES = 1 << 20
 
 
 class Connection(H11Protocol):  # type: ignore[misc]  # uvicorn's types are not read
@@ -18,6 +20,7 @@ class Connection(H11Protocol):  # type: ignore[misc]  # uvicorn's types are not 
 
     _idle_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
+    _num_unread_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         """Start the timeout for the first request."""
@@ -28,6 +31,12 @@ class Connection(H11Protocol):  # type: ignore[misc]  # uvicorn's types are not 
         """Handle request data and update the idle timeout."""
         super().data_received(data)
         self._update_idle_timer()
+        if self._idle_timer is None or self.conn.their_state is h11.IDLE:
+            self._num_unread_bytes = 0
+        elif (num_bytes := self._num_unread_bytes + len(data)) <= MAX_UNREAD_BYTES:
+            self._num_unread_bytes = num_bytes
+        else:
+            self.transport.abort()
 
     def pause_writing(self) -> None:
         """Start the timeout of a client that does not read."""

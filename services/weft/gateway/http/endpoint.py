@@ -22,6 +22,7 @@ def endpoint(handle: Handler, error: Callable[[WeftError], Response]) -> Callabl
     async def respond(request: Request) -> ASGIApp:
         context = context_of(request.scope)
         try:
+            context.check_host()
             return await handle(request, context)
         except (ClientDisconnectedError, ClientDisconnect):
             context.record_disconnect()

@@ -16,6 +16,7 @@ from weft.base.errors import InternalError, RequestCancelledError, WeftError
 from weft.base.observing import telemetry
 from weft.base.observing.logs import get_logger
 from weft.gateway.errors import RequestError
+from weft.gateway.http.allowed_hosts import AllowedHosts
 from weft.v2.client.v2_client import Metadata
 
 _KEY = "weft_call"
@@ -34,21 +35,26 @@ class RequestContext:
         endpoint: Path of the endpoint, for spans and metrics.
         headers: The client's headers.
         forwarded: Headers to forward to the router besides keys and trace context.
+        hosts: Names by which the gateway may be called; None: all.
 
     Attributes:
         arrival_ns: Arrival by ``time.monotonic_ns``.
+        headers: The client's headers.
         failure: The error that ended it; None: none.
         is_disconnected: Whether the client disconnected before the end.
         at_end: Closed when the request has ended.
     """
 
-    def __init__(self, endpoint: str, headers: Headers, forwarded: Sequence[str]) -> None:
+    def __init__(
+        self, endpoint: str, headers: Headers, forwarded: Sequence[str], hosts: AllowedHosts | None = None
+    ) -> None:
         self.arrival_ns = time.monotonic_ns()
         self.failure: WeftError | None = None
         self.is_disconnected = False
         self.at_end = contextlib.ExitStack()
-        self._headers = headers
+        self.headers = headers
         self._forwarded = forwarded
+        self._hosts = hosts
         parent = telemetry.extract({name: headers[name] for name in _TRACE_HEADERS if name in headers})
         self.span: Span = telemetry.start_span(f"weft.gateway{endpoint}", parent=parent, kind=telemetry.SERVER)
         self._context = telemetry.context_of(self.span, parent) if telemetry.is_enabled() else None
@@ -57,16 +63,24 @@ class RequestContext:
         """The client's keys and forwarded headers, as metadata; equal for calls of the same client.
 
         Raises:
-            RequestError: A header cannot be sent as metadata.
+            RequestError: A header cannot be sent as metadata, or is there twice.
         """
+        for name in _KEY_HEADERS:
+            if (number := len(self.headers.getlist(name))) > 1:
+                raise RequestError(f"the header '{name}' is there {number} times; send one, that of your key")
         names = (*_KEY_HEADERS, *self._forwarded)
-        return tuple((name, _sendable(name, value)) for name in names if (value := self._headers.get(name)) is not None)
+        return tuple((name, _sendable(name, value)) for name in names if (value := self.headers.get(name)) is not None)
+
+    def check_host(self) -> None:
+        """Check the name by which the client calls the gateway. Raises RequestError if it is not allowed."""
+        if self._hosts is not None:
+            self._hosts.check(self.headers.get("host", ""))
 
     def trace_metadata(self) -> Metadata:
         """Trace context for calls to the router."""
         if self._context is not None:
             return tuple(telemetry.inject(self._context).items())
-        given = ((name, self._headers.get(name, "")) for name in _TRACE_HEADERS)
+        given = ((name, self.headers.get(name, "")) for name in _TRACE_HEADERS)
         return tuple((name, value) for name, value in given if value and value.isascii() and value.isprintable())
 
     def record_failure(self, error: Exception) -> WeftError:
@@ -97,13 +111,20 @@ class RequestTracker(Collector):
     Args:
         app: The application.
         endpoint_of: Name of the endpoint of a path, of which there are few.
-        forwarded: See ``RequestContext``.
+        forwarded, hosts: See ``RequestContext``.
     """
 
-    def __init__(self, app: ASGIApp, endpoint_of: Callable[[str], str], forwarded: Sequence[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        endpoint_of: Callable[[str], str],
+        forwarded: Sequence[str],
+        hosts: AllowedHosts | None = None,
+    ) -> None:
         self._app = app
         self._endpoint_of = endpoint_of
         self._forwarded = tuple(forwarded)
+        self._hosts = hosts
         self._num_ended: Counter[tuple[str, str]] = Counter()
         self._num_disconnected: Counter[str] = Counter()
         self._num_open = 0
@@ -114,13 +135,17 @@ class RequestTracker(Collector):
             await self._app(scope, receive, send)
             return
         endpoint = self._endpoint_of(scope["path"])
-        context = scope[_KEY] = RequestContext(endpoint, Headers(scope=scope), self._forwarded)
+        context = scope[_KEY] = RequestContext(endpoint, Headers(scope=scope), self._forwarded, self._hosts)
         status = 0
+
+        has_two_lengths = all(name in context.headers for name in ("content-length", "transfer-encoding"))
 
         async def watched(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if has_two_lengths:  # what follows may be read otherwise by a proxy in front: RFC 9112 6.1
+                    message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
             await send(message)
 
         self._num_open += 1

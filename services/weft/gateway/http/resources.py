@@ -56,7 +56,7 @@ class Resources:
         self.limits = limits
         self.stopping = asyncio.Event()
         self.is_draining = False
-        self.in_work = BytesInWork(limits.max_bytes_in_work, _give_back_memory)
+        self.in_work = BytesInWork(limits.max_bytes_in_work, limits.max_body_bytes, _give_back_memory)
         self._keys = KeyCheck(router)
         self._offload = Offload()
 
@@ -78,10 +78,12 @@ class Resources:
         """Check the client's key. Raises RemoteError if it is not valid, or the router cannot be asked."""
         await self._keys.check(context.identity())
 
-    async def run(self, is_large: bool, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """The result of ``work``, of large work from another process: see ``Offload.run``."""
+    async def run(
+        self, context: RequestContext, is_large: bool, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """The result of ``work`` for a request, of large work from another process: see ``Offload.run``."""
         if is_large:
-            return await self._offload.run(work, *args, **kwargs)
+            return await self._offload.run(context.identity(), work, *args, **kwargs)
         return work(*args, **kwargs)
 
 

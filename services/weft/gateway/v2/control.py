@@ -177,7 +177,7 @@ class ControlHandlers:
     async def _json(self, request: Request, context: RequestContext) -> dict[str, Any]:
         """The body, an object; none is an empty one."""
         data = b"".join(await self._resources.body(request, context, self._resources.limits.max_json_bytes))
-        return await self._resources.run(is_large(data), parse_json, data) if data.strip() else {}
+        return await self._resources.run(context, is_large(data), parse_json, data) if data.strip() else {}
 
     async def _call(
         self, context: RequestContext, method: str, wanted: Message, *, timeout_s: float = CALL_TIMEOUT_S

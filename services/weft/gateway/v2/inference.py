@@ -4,6 +4,7 @@ import contextlib
 import json
 import time
 from collections.abc import AsyncGenerator, Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -65,7 +66,8 @@ class InferenceHandlers:
                 message, timeout_s=self._resources.limits.timeout_s, metadata=metadata
             )
             parameters = {output.name: parameters_from(output.parameters) for output in response.outputs}
-            made = await make_body(result_from_response(response), parameters, is_binary, self._resources)
+            run = partial(self._resources.run, context)
+            made = await make_body(result_from_response(response), parameters, is_binary, run)
             return InferResponse(made, accepted_encoding(request.headers.get("accept-encoding", "")))
 
         return await run_until_disconnect(request.receive, self._resources.stopping, respond())
@@ -86,7 +88,7 @@ class InferenceHandlers:
                     "generate expects the model to give exactly 1 response, and it gave "
                     f"{'several' if found else 'none'}; use generate_stream"
                 )
-            text = await self._resources.run(_is_large(found[0]), _generate_text, found[0])
+            text = await self._resources.run(context, _is_large(found[0]), _generate_text, found[0])
             return Response(text, media_type="application/json")
 
         return await run_until_disconnect(request.receive, self._resources.stopping, respond())
@@ -98,7 +100,7 @@ class InferenceHandlers:
         async def events() -> AsyncGenerator[dict[str, Any], None]:
             async with contextlib.aclosing(self._results(request, context, body)) as results:
                 async for result in results:
-                    yield await self._resources.run(_is_large(result), generate_response, result)
+                    yield await self._resources.run(context, _is_large(result), generate_response, result)
 
         async def respond() -> ASGIApp:
             first = await with_first(events())
@@ -113,11 +115,11 @@ class InferenceHandlers:
         encoding = request.headers.get("content-encoding", "").strip().lower()
         if encoding in ("", "identity"):
             return parts
-        in_work = self._resources.in_work
+        in_work, client = self._resources.in_work, context.identity()
 
         def count(num_bytes: int) -> None:
-            in_work.add(num_bytes)
-            context.at_end.callback(in_work.remove, num_bytes)
+            in_work.add(client, num_bytes)
+            context.at_end.callback(in_work.remove, client, num_bytes)
 
         return await decompressed(parts, encoding, limits.max_body_bytes, count)
 
@@ -133,7 +135,7 @@ class InferenceHandlers:
         if json_size > self._resources.limits.max_json_bytes:
             raise too_large(f"{json_size} bytes of JSON", self._resources.limits.max_json_bytes)
         text, tail = _split(body, json_size)
-        head: InferHead = await self._resources.run(is_large(text), parse_head, text, name, version)
+        head: InferHead = await self._resources.run(context, is_large(text), parse_head, text, name, version)
         return head.request(tail), head.is_binary
 
     async def _raw_request(
@@ -153,7 +155,9 @@ class InferenceHandlers:
             raise too_large(f"{len(text)} bytes of JSON", self._resources.limits.max_json_bytes)
         name, version = request.path_params["name"], request.path_params.get("version", "")
         model = await self._model(name, version, context.identity())
-        data = await self._resources.run(is_large(text), generate_request, text, model.SerializeToString(), version)
+        data = await self._resources.run(
+            context, is_large(text), generate_request, text, model.SerializeToString(), version
+        )
         results = self._resources.router.stream(
             pb.ModelInferRequest.FromString(data),
             timeout_s=self._resources.limits.timeout_s,

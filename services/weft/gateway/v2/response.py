@@ -1,7 +1,7 @@
 """Bodies of inference responses: JSON, and binary tensors behind it."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NamedTuple
 
 from starlette.types import Receive, Scope, Send
@@ -9,7 +9,6 @@ from starlette.types import Receive, Scope, Send
 from weft.base.core import InferResult
 from weft.base.tensors import num_elements
 from weft.gateway.http.content_encoding import MIN_COMPRESSED_BYTES, compressed
-from weft.gateway.http.resources import Resources
 from weft.gateway.json_text import MAX_INLINE_VALUES
 from weft.gateway.v2.request import BINARY_SIZE
 from weft.gateway.v2.values import json_of
@@ -34,7 +33,7 @@ async def make_body(
     result: InferResult,
     parameters: Mapping[str, Mapping[str, Any]],
     is_binary: Callable[[str], bool],
-    resources: Resources,
+    run: Callable[..., Awaitable[bytes]],
 ) -> ResponseBody:
     """The body of a response.
 
@@ -42,7 +41,7 @@ async def make_body(
         result: The response.
         parameters: Parameters of outputs, by name; those of an output in shared memory, which has no data, name it.
         is_binary: Whether the client wants an output in binary.
-        resources: Make the JSON of large outputs elsewhere.
+        run: Makes the JSON of an output, a large one elsewhere: see ``Resources.run``.
 
     Raises:
         InvalidArgumentError: A string of an output in JSON is not UTF-8.
@@ -62,7 +61,7 @@ async def make_body(
             tail.append(tensor.data)
         else:
             is_large = num_elements(tensor.shape) > MAX_INLINE_VALUES or len(tensor.data) > _MAX_INLINE_TEXT_BYTES
-            data = b',"data":' + await resources.run(is_large, json_of, tensor, name)
+            data = b',"data":' + await run(is_large, json_of, tensor, name)
         if own:
             fields["parameters"] = own
         outputs.append(_json(fields)[:-1] + data + b"}")

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import InternalError, RequestCancelledError, ResourceExhaustedError, UnsupportedError, WeftError
+from weft.base.observing.logs import get_logger
 from weft.base.statistics import ModelStatistics
 from weft.base.validation import scheduling_parameters
 from weft.serving.backends.base import Backend, InstanceContext, ModelContext
@@ -20,6 +21,8 @@ from weft.serving.scheduler.admission import DeadlineAdmission
 from weft.serving.scheduler.grouping import make_batch_key
 from weft.serving.scheduler.rate_limiter import RateLimiter
 from weft.serving.scheduler.settings import SchedulerSettings
+
+_LOG = get_logger("weft.serving")
 
 #: The answer to come.
 _Answer = asyncio.Future[InferResult | WeftError]
@@ -64,6 +67,7 @@ class ServedModel:
         self._queue = dispatcher.queue
         self._validation = CallValidation(signature, settings)
         self._deadlines = DeadlineAdmission(settings, len(instances), dispatcher.times)
+        self._is_told_of_priority = settings.priority_levels > 0
         self._self_calls = SelfCalls(signature.name, [place.origin(signature) for place in instances])
         is_keyed = settings.is_batching and not dispatcher.num_slots
         self._batch_key = make_batch_key(signature.for_backend(), context.layout.buckets) if is_keyed else None
@@ -191,6 +195,8 @@ class ServedModel:
         if self.outages.is_total:
             raise self.outages.error().refused()
         priority, timeout_us = scheduling_parameters(call.parameters) if call.parameters else (0, 0)
+        if priority and not self._is_told_of_priority:
+            self._tell_of_priority(priority)
         request = InferenceRequest(call, context, num_rows, priority, timeout_us, is_collected=is_collected)
         if CALL_PATH_HEADER in context.headers:
             self._self_calls.check(request, self._queue)
@@ -207,6 +213,14 @@ class ServedModel:
             dispatcher.decoupled.add(request)
         dispatcher.request_added(now_ns)
         return request, answer
+
+    def _tell_of_priority(self, priority: int) -> None:
+        """Log once that requests ask for an order that the model does not know; as with Triton they are served."""
+        self._is_told_of_priority = True
+        _LOG.warning(
+            f"a request for model '{self.signature.name}' has priority {priority}, but its configuration has no "
+            f"priority_levels: it is served in order of arrival; declare dynamic_batching {{ priority_levels }}"
+        )
 
     def _enqueue(self, request: InferenceRequest, now_ns: int) -> None:
         dispatcher = self._dispatcher

@@ -8,6 +8,7 @@ ids) in the OpenMetrics format.
 
 import gzip
 import re
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -37,6 +38,8 @@ _COUNTERS: tuple[tuple[str, str, Callable[[ModelStatistics], float]], ...] = (
     ("nv_cache_hit_duration_per_model", "Time of answers from the cache, us", lambda s: s.cache_hit.total_ns / 1e3),
     ("nv_cache_miss_duration_per_model", "Time to look up in vain, us", lambda s: s.cache_miss.total_ns / 1e3),
 )
+#: Connections to ``/metrics`` at once.
+MAX_SCRAPES = 32
 #: Timeout of idle clients of ``/metrics``, in seconds; each occupies a thread.
 SCRAPE_TIMEOUT_S = 30.0
 
@@ -182,7 +185,23 @@ def serve_metrics(
     behaved.set_app(_typed_counters(make_wsgi_app(registry, disable_compression=True)))
     behaved.RequestHandlerClass = type("_Handler", (behaved.RequestHandlerClass,), {"timeout": SCRAPE_TIMEOUT_S})
     behaved.handle_error = _broken_off
+    _limit_connections(behaved)
     return int(server.server_port)
+
+
+def _limit_connections(server: Any) -> None:
+    """Close connections beyond ``MAX_SCRAPES`` at once: each has a thread."""
+    slots = threading.Semaphore(MAX_SCRAPES)
+    serve = server.process_request_thread
+
+    def serve_and_release(*connection: object) -> None:
+        try:
+            serve(*connection)
+        finally:
+            slots.release()
+
+    server.verify_request = lambda *_: slots.acquire(blocking=False)
+    server.process_request_thread = serve_and_release
 
 
 def _typed_counters(app: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[bytes]]:

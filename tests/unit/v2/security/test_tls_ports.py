@@ -257,6 +257,26 @@ async def test_silent_connection_does_not_hold_the_metrics_port(listen, authorit
     assert "Traceback" not in capfd.readouterr().err
 
 
+async def test_connections_to_the_metrics_port_are_bounded(listen, authority, monkeypatch):
+    """One beyond the limit is closed at once; when the others have left, the figures are there again."""
+    monkeypatch.setattr(metrics, "MAX_SCRAPES", 2)
+    pair, context = authority.issue("service"), http_context(authority)
+    ports = await listen("--tls-cert", pair.cert, "--tls-key", pair.key)
+    host, _, port = ports.metrics.rpartition(":")
+    with contextlib.ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(socket.create_connection((host, port), 10))
+        with pytest.raises(OSError, match=r"closed|reset|EOF"):
+            await asyncio.to_thread(scrape, ports.metrics, context)
+    end_s = time.monotonic() + 10
+    while True:
+        try:
+            assert "process_open_fds" in await asyncio.to_thread(scrape, ports.metrics, context)
+            return
+        except OSError:
+            assert time.monotonic() < end_s
+
+
 def test_files_are_checked_before_they_are_used(tmp_path, authority):
     """A pair that does not fit, an encrypted key, an empty CA, half a pair and a missing file are refused by name."""
     one, two = authority.issue("one"), authority.issue("two")
