@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from weft.base.caching.coalescing_cache import CoalescingCache
 from weft.base.classification import check_classification, classified
@@ -106,6 +107,7 @@ class ServingCore(InferenceCore):
         self._drain_grace_s = drain_grace_s
         self._models: dict[str, ManagedModel] = {}
         self._followers: list[asyncio.Task[None]] = []
+        self._changes: dict[str, asyncio.Task[None]] = {}  # the latest that the repository asked for, by model
         self._known: dict[str, Fingerprint] = {}
         self._overrides: dict[str, str] = {}  # configurations that clients gave, until they unload the model
         self._watcher = RepositoryWatcher(
@@ -135,18 +137,21 @@ class ServingCore(InferenceCore):
             self._manage(name)
         is_all = self._clients.mode != "explicit" or "*" in self._load_models
         wanted = present if is_all else list(dict.fromkeys(self._load_models))
-        await asyncio.gather(*(self._load_or_log(name) for name in wanted))
-        self._is_started = True
+        loading = [self._change(name, self._load_or_log(name)) for name in wanted]
         if self._clients.mode == "poll":
             self._followers.append(asyncio.create_task(self._watcher.run(self._repository_poll_s)))
+        if loading:
+            await asyncio.wait(loading)
+        self._is_started = True
         if self._pool is not None:
             self._followers.append(asyncio.create_task(self._pool.run()))
 
     async def close(self, *, grace_s: float) -> None:
         """Stop every model; running requests have ``grace_s`` to end."""
-        for task in self._followers:
+        following = [*self._followers, *self._changes.values()]
+        for task in following:
             task.cancel()
-        await asyncio.gather(*self._followers, return_exceptions=True)
+        await asyncio.gather(*following, return_exceptions=True)
         await self._clients.close()
         await asyncio.gather(*(model.close(grace_s=grace_s) for model in self._models.values()))
         if self._router is not None:
@@ -314,11 +319,17 @@ class ServingCore(InferenceCore):
             _log.error("%s", error.message, extra={"model": name})
 
     async def _take_over(self, changes: Mapping[str, Fingerprint | None]) -> None:
-        """Load what is new or has changed, unload what is gone."""
-        await asyncio.gather(
-            *(
-                self._load_or_log(name) if fingerprint is not None else self._find(name).unload()
-                for name, fingerprint in changes.items()
-                if fingerprint is not None or name in self._models  # else it went while the service started
-            )
-        )
+        """Begin to load what is new or has changed, and to unload what is gone; one change waits for no other."""
+        for name, fingerprint in changes.items():
+            if fingerprint is not None:
+                self._change(name, self._load_or_log(name))
+            elif name in self._models:  # else it went while the service started
+                self._change(name, self._find(name).unload())
+
+    def _change(self, name: str, change: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Begin a change of a model that the repository asks for; one that goes on is cancelled for it."""
+        if (earlier := self._changes.get(name)) is not None:
+            earlier.cancel()
+        task = self._changes[name] = asyncio.create_task(change)
+        task.add_done_callback(lambda _: self._changes.pop(name) if self._changes.get(name) is task else None)
+        return task

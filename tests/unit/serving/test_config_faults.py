@@ -60,6 +60,10 @@ def faults(tmp_path: Path, text: str, *, versions: tuple[int, ...] = (1,), num_g
             "5:11: platform 'pytorch_libtorch' means backend 'pytorch', but backend is 'echo'",
         ),
         (
+            'parameters { key: "load_timeout_s" value { string_value: "soon" } }',
+            "5:36: parameter 'load_timeout_s' must be seconds from 0 (no limit) to 86400, got 'soon'",
+        ),
+        (
             'input { name: "Z" data_type: TYPE_FP32 dims: [ 4, 0 ] }',
             "5:51: input 'Z' dimension must be integer >= 1, or -1 for any size, got 0",
         ),

@@ -1,6 +1,7 @@
 """The rooms of every package are layers: folders and files beside each other never import in a circle."""
 
-import ast
+import subprocess
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,6 @@ from grimp import ImportGraph
 
 ROOT = Path(__file__).parents[3]
 PACKAGES = ["weft"]
-#: Python files beside each other in one folder, ``__init__.py`` not counted.
-MAX_FILES = 16
 
 
 def shortest_circle(graph: ImportGraph, package: str) -> list[str]:
@@ -69,23 +68,16 @@ def test_the_shortest_circle_is_found() -> None:
     assert ["p.b", "p.d", "p.b"] == shortest_circle(graph, "p")
 
 
-def test_no_folder_is_a_heap() -> None:
-    """No folder under services/ has more than 16 Python files beside each other."""
-    counts: dict[Path, int] = defaultdict(int)
-    for path in (ROOT / "services").rglob("*.py"):
-        counts[path.parent] += path.name != "__init__.py"
-    assert [] == [f"{folder.relative_to(ROOT)}: {count}" for folder, count in counts.items() if count > MAX_FILES]
-
-
-#: The interface of Triton Inference Server for Python names these; the engine's own classes have the field's name too.
-_NAMED_BY_TRITON = {"InferenceRequest", "InferenceResponse"}
-
-
-def test_one_class_name_means_one_thing() -> None:
-    """No two modules under services/ define classes of one name, but for those that Triton Inference Server names."""
-    defined = defaultdict[str, list[str]](list)
-    for path in (ROOT / "services").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef) and node.name not in _NAMED_BY_TRITON:
-                defined[node.name].append(str(path.relative_to(ROOT)))
-    assert {} == {name: where for name, where in defined.items() if len(where) > 1}
+def test_the_house_keeps_its_budget() -> None:
+    """Lines of services and tests, and modules, are at most what ``budget.toml`` says: growth is a decision."""
+    files = subprocess.run(["git", "ls-files", "-z", "*.py"], cwd=ROOT, capture_output=True, check=True).stdout
+    paths = [ROOT / name for name in files.decode().split("\0") if name and (ROOT / name).exists()]
+    services = [path for path in paths if path.is_relative_to(ROOT / "services") and not path.stem.endswith("_pb2")]
+    tests = [path for path in paths if path.is_relative_to(ROOT / "tests")]
+    found = {
+        "services_lines": sum(len(path.read_bytes().splitlines()) for path in services),
+        "tests_lines": sum(len(path.read_bytes().splitlines()) for path in tests),
+        "modules": len(services),
+    }
+    budget = tomllib.loads((Path(__file__).parent / "budget.toml").read_text())
+    assert {} == {what: number for what, number in found.items() if number > budget[what]}

@@ -1,12 +1,16 @@
 """``SchedulerSettings`` from ``dynamic_batching`` and its parameters."""
 
+import math
+
 from weft.serving.config.report import ConfigReport
 from weft.serving.config.sequences import MAX_BACKLOG, sequence_settings
-from weft.serving.scheduler.settings import QueuePolicy, SchedulerSettings
+from weft.serving.scheduler.settings import DEFAULT_LOAD_TIMEOUT_S, QueuePolicy, SchedulerSettings
 from weft_protos.model_config_pb2 import ModelConfig, ModelQueuePolicy
 
 _AGING, _SPLIT, _LIMIT = "priority_aging_us", "split_large_requests", "execution_timeout_us"
-SCHEDULING_PARAMETERS = (_AGING, _SPLIT, _LIMIT, MAX_BACKLOG)
+_LOAD_LIMIT = "load_timeout_s"
+SCHEDULING_PARAMETERS = (_AGING, _SPLIT, _LIMIT, _LOAD_LIMIT, MAX_BACKLOG)
+_MAX_LOAD_S = 86_400.0
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -37,6 +41,7 @@ def scheduler_settings(config: ModelConfig, report: ConfigReport) -> SchedulerSe
         policies={level: _policy(policy) for level, policy in sorted(batching.priority_queue_policy.items())},
         priority_aging_us=_microseconds(config, _AGING, report),
         execution_timeout_us=_microseconds(config, _LIMIT, report),
+        load_timeout_s=_load_timeout_s(config, report),
         can_split=_can_split(config, report),
     )
     for path, message in settings.faults():
@@ -59,6 +64,7 @@ def _by_sequence(config: ModelConfig, report: ConfigReport) -> SchedulerSettings
         ),
         max_queue_delay_us=sequences.max_queue_delay_us if sequences.is_direct else oldest.max_queue_delay_microseconds,
         execution_timeout_us=_microseconds(config, _LIMIT, report),
+        load_timeout_s=_load_timeout_s(config, report),
         sequences=sequences,
     )
 
@@ -72,6 +78,24 @@ def _microseconds(config: ModelConfig, key: str, report: ConfigReport) -> int:
         report.error(f"parameters[{key}]", f"parameter '{key}' must be a whole number of at least 1, got '{text}'")
         return 0
     return int(text)
+
+
+def _load_timeout_s(config: ModelConfig, report: ConfigReport) -> float:
+    """The longest load in seconds; 0: no limit."""
+    if _LOAD_LIMIT not in config.parameters:
+        return DEFAULT_LOAD_TIMEOUT_S
+    text = config.parameters[_LOAD_LIMIT].string_value
+    try:
+        limit_s = float(text)
+    except ValueError:
+        limit_s = math.nan
+    if not 0 <= limit_s <= _MAX_LOAD_S:
+        report.error(
+            f"parameters[{_LOAD_LIMIT}]",
+            f"parameter '{_LOAD_LIMIT}' must be seconds from 0 (no limit) to {_MAX_LOAD_S:.0f}, got '{text[:80]}'",
+        )
+        return DEFAULT_LOAD_TIMEOUT_S
+    return limit_s
 
 
 def _can_split(config: ModelConfig, report: ConfigReport) -> bool:

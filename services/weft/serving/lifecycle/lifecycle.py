@@ -23,6 +23,7 @@ from weft.serving.lifecycle.on_demand import OnDemandModel
 from weft.serving.lifecycle.response_cache import CachedModel
 from weft.serving.lifecycle.version import ModelVersion, Served, VersionState
 from weft.serving.lifecycle.warm_pool import WarmPool
+from weft.serving.runtime.load_watch import until_slow
 from weft.serving.runtime.model import ServedModel
 from weft.serving.runtime.sequence_model import SequenceModel
 from weft.serving.scheduler.rate_limiter import RateLimiter
@@ -161,7 +162,7 @@ class ManagedModel:
                 self._versions, self._state, self._reason = {}, VersionState.LOADING, ""
             fresh: dict[int, ModelVersion] = {}
             try:
-                async with contextlib.nullcontext() if is_nested else self._slots:
+                async with contextlib.nullcontext() if is_nested else until_slow(self._slots):
                     fresh = self._prepare(*await self._define(partial(_digested, define)))
                     await self._start(fresh)
             except (WeftError, asyncio.CancelledError) as error:

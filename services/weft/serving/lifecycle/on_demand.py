@@ -11,6 +11,7 @@ from weft.base.errors import DeadlineExceededError, RequestCancelledError, Unava
 from weft.base.statistics import ModelStatistics, failure_reason
 from weft.serving.backends.base import ModelContext
 from weft.serving.lifecycle.warm_pool import WarmPool
+from weft.serving.runtime.load_watch import SLOW_S
 from weft.serving.runtime.model import ServedModel
 from weft.serving.runtime.outages import Outages
 from weft.serving.runtime.sequence_model import SequenceModel
@@ -64,7 +65,7 @@ class OnDemandModel:
 
     @property
     def outages(self) -> Outages:
-        """Lost instances, while the model is loaded."""
+        """Lost instances, while the model is loaded; a load that takes long counts as one."""
         return self._no_outages if self._served is None else self._served.outages
 
     async def stop(self, *, grace_s: float) -> None:
@@ -87,8 +88,17 @@ class OnDemandModel:
         served = self._make(self.statistics)
         if isinstance(served, SequenceModel):
             served.when_free(self._pool.freed)
-        await served.start()
+        slow = asyncio.get_running_loop().call_later(SLOW_S, self._begin_slow_load)
+        try:
+            await served.start()
+        finally:
+            slow.cancel()
+            self._no_outages.end(self)
         self._served = served
+
+    def _begin_slow_load(self) -> None:
+        reason = f"model {self.label} has been loading for {SLOW_S:g} s"
+        self._no_outages.begin(self, reason, is_hung=True, is_loading=True)
 
     async def cool(self) -> None:
         """Unload the model; running requests are answered within the grace of ``stop``."""

@@ -34,6 +34,8 @@ class ModelVersion:
 
     @property
     def shown_state(self) -> VersionState:
-        """The state that clients see: UNAVAILABLE for a version that has lost every instance."""
-        is_out = self.state is VersionState.READY and self.served.outages.is_total
-        return VersionState.UNAVAILABLE if is_out else self.state
+        """The state that clients see: for a version that has lost every instance UNAVAILABLE, or LOADING."""
+        outages = self.served.outages
+        if self.state is not VersionState.READY or not outages.is_total:
+            return self.state
+        return VersionState.LOADING if outages.is_loading else VersionState.UNAVAILABLE

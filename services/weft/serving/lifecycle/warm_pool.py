@@ -10,6 +10,7 @@ from weft.base.errors import UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.base.signature import ModelSignature
 from weft.base.statistics import LatencyHistogram
+from weft.serving.runtime.load_watch import until_slow
 
 _log = get_logger("weft.serving.warm_pool")
 
@@ -195,10 +196,10 @@ class WarmPool:
         self._changed = asyncio.Event()
 
     async def _load(self, member: _Member) -> None:
-        """Make room and load, one model at a time, so that two do not evict each other."""
+        """Make room and load, one model at a time unless one takes long, so that two do not evict each other."""
         counters = self._counters(member)
         try:
-            async with self._turn:
+            async with until_slow(self._turn):
                 while member.is_leaving:
                     await self._changed.wait()
                 while not self._has_room(member.num_bytes):

@@ -85,7 +85,14 @@ class Dispatcher:
         has_background = self._background_level > 0
         self._instances = [
             Instance(
-                context, backend, place, self._on_executed, self._on_outage, limit_s, has_background=has_background
+                context,
+                backend,
+                place,
+                self._on_executed,
+                self._on_outage,
+                limit_s,
+                settings.load_timeout_s,
+                has_background=has_background,
             )
             for place in places
         ]
@@ -282,7 +289,7 @@ class Dispatcher:
                 self._idle.append(instance)
             self.dispatch()
             return
-        self.outages.begin(instance, reason, is_hung=instance.is_hung)
+        self.outages.begin(instance, reason, is_hung=instance.is_hung, is_loading=instance.is_slow)
         self._idle.discard(instance)
         if self.outages.is_total:
             for request in list(self.queue):

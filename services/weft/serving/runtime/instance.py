@@ -20,6 +20,7 @@ from weft.serving.backends.base import Backend, InstanceContext, ModelContext, T
 from weft.serving.backends.loading import why_unreadable
 from weft.serving.request.request import InferenceRequest
 from weft.serving.runtime.execution import BackgroundThread, BatchExecution, BatchRunner
+from weft.serving.runtime.load_watch import LoadWatch
 from weft.serving.runtime.outages import PAUSES_S, STABLE_S
 
 _LOG = get_logger("weft.serving")
@@ -43,12 +44,14 @@ class Instance:
             in a batch, and after each attempt to load it again; with "" when that succeeded. Also when a batch runs
             for too long, and with "" when it ends after all.
         execution_timeout_s: Longest execution; the backend then aborts the batch, if it can. 0: no limit.
+        load_timeout_s: Longest load; it then fails, and the backend aborts it, if it can. 0: no limit.
         has_background: Run batches in the background too, if the backend can.
 
     Attributes:
         background: Runs batches beside those of ``execute``, and reports them itself; None where the backend, or the
             operating system, cannot. Known once it is loaded.
         is_hung: Whether a batch runs for longer than that.
+        is_slow: Whether the lost backend has been loading again for ``load_watch.SLOW_S``.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Instance:
         report: Callable[["Instance | BackgroundThread", BatchExecution], None],
         report_outage: Callable[["Instance", str], None] = lambda instance, reason: None,
         execution_timeout_s: float = 0.0,
+        load_timeout_s: float = 0.0,
         *,
         has_background: bool = False,
     ) -> None:
@@ -79,7 +83,9 @@ class Instance:
         self._execution_timeout_s = execution_timeout_s
         self._started_s: float | None = None  # the batch that runs, by the clock of the loop; only with a limit
         self._overdue: asyncio.TimerHandle | None = None
-        self.is_hung = False
+        self._load_timeout_s = load_timeout_s
+        self._watch: LoadWatch | None = None
+        self.is_hung = self.is_slow = False
         self._has_background = has_background
         self.background: BackgroundThread | None = None
 
@@ -97,9 +103,15 @@ class Instance:
         self._loop = asyncio.get_running_loop()
         self._loaded = self._loop.create_future()
         self._closed = self._loop.create_future()
+        what = f"instance {self.name} of model '{self._model.signature.name}'"
+        self._watch = watch = LoadWatch(what, self._load_timeout_s, self._on_slow, self._give_up, self._loop)
         # A daemon, so that a model that never returns cannot keep the process alive after the grace of a shutdown.
         threading.Thread(target=self._run, name=self.name, daemon=True).start()
-        error = await self._loaded
+        watch.start()
+        try:
+            error = await self._loaded
+        finally:
+            watch.stop()
         if error is not None:
             raise error
 
@@ -202,7 +214,7 @@ class Instance:
         self._on_loop(self._begin_outage, reason)
 
     def _begin_outage(self, reason: str) -> None:
-        self.is_hung = False
+        self.is_hung = self.is_slow = False
         self._report_outage(self, reason)
 
     def _check_overdue(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -236,6 +248,28 @@ class Instance:
             self.is_hung = False
         self._report(self, execution)
 
+    def _begin_load(self) -> None:
+        """The lost backend is loaded again."""
+        if self._watch is not None:
+            self._watch.start()
+
+    def _end_load(self) -> None:
+        if self._watch is not None:
+            self._watch.stop()
+        self.is_slow = False
+
+    def _on_slow(self, reason: str) -> None:
+        """A load takes long: if it is that of a lost backend, its calls do not wait for it."""
+        if self._loaded is not None and self._loaded.done():
+            self.is_slow = True
+            self._report_outage(self, reason)
+
+    def _give_up(self, reason: str) -> None:
+        """Fail the load, and abort it where that is possible."""
+        if self._loaded is not None:
+            _resolve(self._loaded, UnavailableError(f"{reason}; if it needs longer, raise that parameter of the model"))
+        self.abort()
+
     def _load_again(
         self, backend: Backend, loss: str, num_losses: int, held: Sequence[InferenceRequest]
     ) -> Sequence[InferenceRequest] | None:
@@ -247,7 +281,11 @@ class Instance:
             pause_s = PAUSES_S[min(attempt - 1, len(PAUSES_S) - 1)] if attempt else 0.0
             try:
                 held = self._next_within(pause_s) or held
-                backend.load()
+                self._on_loop(self._begin_load)
+                try:
+                    backend.load()
+                finally:
+                    self._on_loop(self._end_load)
             except _ClosedError:
                 self._fail(held)
                 return None

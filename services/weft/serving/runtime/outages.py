@@ -20,20 +20,22 @@ class Outages:
 
     Attributes:
         reasons: By lost instance.
-        is_total: Whether every instance hangs, or is lost and could not be loaded again.
+        is_total: Whether every instance hangs, or is lost and could not be loaded again, or not soon.
+        is_loading: Whether that is so because they are still being loaded.
     """
 
     def __init__(self, model: str, num_instances: int) -> None:
         self._model = model
         self._num_instances = num_instances
         self.reasons: dict[Hashable, str] = {}
-        self.is_total = False
+        self.is_total = self.is_loading = False
         self._failed: set[Hashable] = set()
 
-    def begin(self, instance: Hashable, reason: str, *, is_hung: bool = False) -> None:
-        """Note that the instance is lost or hangs, or that the latest attempt to load it again failed."""
+    def begin(self, instance: Hashable, reason: str, *, is_hung: bool = False, is_loading: bool = False) -> None:
+        """Note that the instance is lost or hangs, or that the latest attempt to load it again failed or takes long."""
         if is_hung or instance in self.reasons:
             self._failed.add(instance)
+        self.is_loading = is_loading
         self.reasons[instance] = reason
         self.is_total = len(self._failed) == self._num_instances
 

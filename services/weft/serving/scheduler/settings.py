@@ -34,6 +34,10 @@ class QueuePolicy:
         return self.default_timeout_us
 
 
+#: Longest load of an instance, in seconds.
+DEFAULT_LOAD_TIMEOUT_S = 600.0
+
+
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
     """Queue and batching of one model; field meanings and load-time rules are those of ``ModelDynamicBatching``.
@@ -49,6 +53,7 @@ class SchedulerSettings:
         default_policy: Policy of each level that ``policies`` does not name.
         policies: Policy by level.
         execution_timeout_us: An instance that executes for longer counts as hung; 0: never.
+        load_timeout_s: An instance that loads for longer is given up; 0: never.
         priority_aging_us: A request is served as one of the next better level that came so many microseconds later;
             0: levels are strict.
         can_split: A request of more than ``max_batch_size`` rows is executed in parts.
@@ -66,6 +71,7 @@ class SchedulerSettings:
     policies: Mapping[int, QueuePolicy] = field(default_factory=dict)
     priority_aging_us: int = 0
     execution_timeout_us: int = 0
+    load_timeout_s: float = DEFAULT_LOAD_TIMEOUT_S
     can_split: bool = False
     sequences: SequenceSettings | None = None
 

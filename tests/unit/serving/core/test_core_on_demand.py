@@ -10,7 +10,9 @@ import pytest
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import DeadlineExceededError, InvalidArgumentError, UnavailableError
 from weft.base.tensors import encode
+from weft.serving.lifecycle import on_demand
 from weft.serving.lifecycle.warm_pool import WarmLimits
+from weft.serving.runtime import load_watch
 
 
 def figures(core: Any) -> dict[str, float]:
@@ -41,6 +43,38 @@ async def test_cold_models_are_ready_and_answer(repository: Any) -> None:
         found["weft_warm_model_bytes"],
         found["weft_cold_start_seconds_countm1"],
     )
+
+
+async def test_a_load_that_takes_long_is_loading_in_the_index(
+    repository: Any, gate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its requests wait for it by their own deadlines, and it is ready again with the answer."""
+    monkeypatch.setattr(on_demand, "SLOW_S", 0.01)
+    repository.write("m", {1: 5})
+    core = await repository.serve(gate.on_load(), on_demand=WarmLimits())
+    answer = asyncio.ensure_future(repository.infer(core))
+    async with asyncio.timeout(10):
+        while core.index(ready_only=False)[0].state != "LOADING":  # noqa: ASYNC110  # the index tells nobody
+            await asyncio.sleep(0.005)
+    assert not core.is_model_ready("m", "")
+    gate.is_open.set()
+    assert await answer == 5
+    assert core.index(ready_only=False)[0].state == "READY"
+
+
+async def test_a_load_that_takes_long_holds_up_no_other(
+    repository: Any, gate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loads are one at a time, but for one that does not end."""
+    monkeypatch.setattr(load_watch, "SLOW_S", 0.01)
+    for name in ("m", "n"):
+        repository.write(name, {1: 5})
+    core = await repository.serve(gate.on_load(), on_demand=WarmLimits())
+    answers = [asyncio.ensure_future(repository.infer(core, name)) for name in ("m", "n")]
+    for _ in answers:
+        await gate.has_entered()
+    gate.is_open.set()
+    assert [5, 5] == await asyncio.gather(*answers)
 
 
 async def test_statistics_outlive_an_unload(repository: Any) -> None:

@@ -69,6 +69,20 @@ async def test_a_bad_change_does_not_replace_what_serves(repository: Any, core: 
     assert await repository.infer(core) == 3
 
 
+async def test_a_load_that_hangs_holds_up_no_other_change(repository: Any, core: ServingCore, gate: Any) -> None:
+    """Others are taken over meanwhile, the index says LOADING, and a mended file is loaded in its place at once."""
+    core._backends = {**core._backends, "slow": gate.on_load()}
+    repository.write("slow", {1: 1}, config=repository.CONFIG.replace('"add"', '"slow"'))
+    await until(lambda: ("slow", "1", "LOADING") in states(core))
+    repository.write("m", {1: 3})
+    repository.write("n", {1: 7})
+    await until(lambda: ("n", "1", "READY") in states(core))
+    repository.write("slow", {1: 8})
+    await until(lambda: ("slow", "1", "READY") in states(core))
+    assert (3, 8) == (await repository.infer(core), await repository.infer(core, "slow"))
+    gate.is_open.set()
+
+
 async def test_clients_do_not_control_what_is_polled(core: ServingCore) -> None:
     """Load and unload are refused with the text of Triton Inference Server."""
     for change in (core.load("m", {}), core.unload("m", unload_dependents=False)):

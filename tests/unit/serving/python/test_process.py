@@ -25,12 +25,13 @@ from weft.base.errors import (
 from weft.base.processes.forks import end_copies
 from weft.base.tensors import WireTensor, decode, encode
 from weft.serving.backends.base import Batch
+from weft.serving.backends.python import process
 from weft.serving.backends.python.channel import MessageChannel
 from weft.serving.backends.python.process import CLOSE_WAIT_S
 from weft.serving.calls.nested_calls import NestedCalls
 from weft.serving.request.request import InferenceRequest
 from weft.serving.request.stream import MAX_WAITING
-from weft.serving.runtime import instance
+from weft.serving.runtime import instance, load_watch
 
 PROCESS = {"EXECUTION": "process"}
 
@@ -41,6 +42,8 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 FOLDER = pathlib.Path(pb_utils.get_model_dir())
+while (FOLDER / "hangs").exists():
+    time.sleep(0.01)
 
 
 def out(value):
@@ -293,6 +296,61 @@ async def test_process_that_hangs_is_killed_and_started_again(serve):
     assert 1 == model.statistics.restart_count
 
 
+async def test_process_that_is_stopped_is_killed_and_started_again(serve, monkeypatch):
+    """SIGSTOP, as of a debugger or a full disk quota: its batch fails with UNAVAILABLE, and a new process answers."""
+    monkeypatch.setattr(process, "STOP_GRACE_S", 0.05)
+    model = await serve()
+    first = await _ask(model, 0)
+    os.kill(int(first), signal.SIGSTOP)
+    with pytest.raises(UnavailableError, match="was stopped by SIGSTOP and killed before it had answered"):
+        await _ask(model, 0)
+    await _until(lambda: not str(model.outages))
+    assert first != await _ask(model, 0)
+
+
+async def test_process_that_is_stopped_for_a_moment_goes_on(serve, monkeypatch):
+    """Ctrl-Z and fg end nothing."""
+    monkeypatch.setattr(process, "STOP_GRACE_S", 0.5)
+    model = await serve()
+    first = await _ask(model, 0)
+    for number in (signal.SIGSTOP, signal.SIGCONT):
+        os.kill(int(first), number)
+    assert first == await _ask(model, 0)
+    await asyncio.sleep(2 * process.STOP_GRACE_S)
+    assert first == await _ask(model, 0)
+
+
+async def test_import_that_does_not_return_ends_at_the_limit(serve, folder):
+    """The load fails with the parameter's name, and its process is gone; a limit that is longer does not matter."""
+    before = _children()
+    (folder / "hangs").touch()
+    with pytest.raises(UnavailableError, match=r"instance m_0 of model 'm' was not loaded within 0.5 s, its load"):
+        await serve(load_timeout_s=0.5)
+    await _until(lambda: _children() <= before)
+    (folder / "hangs").unlink()
+    assert await _ask(await serve(load_timeout_s=60.0), 0)
+
+
+async def test_calls_do_not_wait_for_a_lost_instance_whose_import_takes_long(serve, folder, monkeypatch, caplog):
+    """They are UNAVAILABLE after the first warning, the index can say LOADING, and at the limit it is tried again."""
+    monkeypatch.setattr(load_watch, "SLOW_S", 0.2)
+    monkeypatch.setattr(load_watch, "PERIOD_S", 0.1)
+    model = await serve(load_timeout_s=1.5)
+    (folder / "hangs").touch()
+    with pytest.raises(UnavailableError):
+        await _ask(model, 1)
+    waiting = asyncio.ensure_future(_ask(model, 0))
+    await _until(lambda: model.outages.is_total)
+    assert model.outages.is_loading
+    with pytest.raises(UnavailableError, match=r"has been loading for 0.2 s: its import or initialize does not return"):
+        await waiting
+    await _until(lambda: "was not loaded within 1.5 s" in caplog.text)
+    assert sum("has been loading for" in record.getMessage() for record in caplog.records) > 1
+    (folder / "hangs").unlink()
+    await _until(lambda: not model.outages.is_total)
+    assert await _ask(model, 0)
+
+
 async def test_process_that_dies_idle_is_started_again(serve, folder):
     """A process that is killed while it has nothing to do is replaced before the next request."""
     model = await serve()
@@ -336,7 +394,7 @@ async def test_model_that_fails_to_load_is_a_load_error(serve, folder):
     (folder / "broken").touch()
     before = _children()
     with pytest.raises(
-        InvalidArgumentError, match=r"model 'm' failed to initialize: .*model.py:18: ValueError: broken on"
+        InvalidArgumentError, match=r"model 'm' failed to initialize: .*model.py:20: ValueError: broken on"
     ):
         await serve()
     assert before == _children()

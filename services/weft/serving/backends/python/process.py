@@ -3,11 +3,13 @@
 import contextlib
 import itertools
 import logging
+import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future
 from functools import partial
@@ -26,6 +28,8 @@ from weft.serving.request.stream import ResponseStream
 
 #: Time for ``finalize`` of a process that should end, in seconds; then it is killed.
 CLOSE_WAIT_S = 10.0
+#: A process that a signal has stopped for so long is killed, in seconds; Ctrl-Z and ``fg`` go on before.
+STOP_GRACE_S = 1.0
 #: Time for ``auto_complete_config``, in seconds; more than the load waits for it.
 COMPLETE_LIMIT_S = 200.0
 
@@ -49,7 +53,7 @@ class ModelProcess:
         self._instance = instance
         self._on_exit = on_exit
         self._where = f"the process of instance {instance.name} of model '{model.signature.name}'"
-        self.exit_text = ""
+        self.exit_text = self._why_killed = ""
         self._is_closing = False
         self._numbers = itertools.count()
         self._requests: dict[int, tuple[InferenceRequest, ResponseStream | None, Callable[[], None]]] = {}
@@ -58,7 +62,7 @@ class ModelProcess:
         self._replies: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
         self._outbox: SimpleQueue[object] = SimpleQueue()
         self._process, self._channel = _started()
-        for target in (self._read, self._write):
+        for target in (self._read, self._write, self._kill_stopped):
             threading.Thread(target=target, name=f"{instance.name}{target.__name__}", daemon=True).start()
 
     def load(self) -> None:
@@ -136,6 +140,18 @@ class ModelProcess:
     def kill(self) -> None:
         """Kill the process; from any thread."""
         self._process.kill()
+
+    def _kill_stopped(self) -> None:
+        """Kill the process when a signal has stopped it, as SIGSTOP does: what it was asked would never be answered."""
+        pid, changes = self._process.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT
+        with contextlib.suppress(ChildProcessError):  # it has ended, and that was noted
+            while (change := os.waitid(os.P_PID, pid, changes)) is not None and change.si_code == os.CLD_STOPPED:
+                time.sleep(STOP_GRACE_S)
+                change = os.waitid(os.P_PID, pid, changes | os.WNOHANG)
+                if change is not None and change.si_code == os.CLD_STOPPED:
+                    self._why_killed = f"was stopped by {signal.Signals(change.si_status).name} and killed"
+                    self._process.kill()
+                    return
 
     def _entered(self, request: InferenceRequest) -> int:
         if (waiting := self._again.pop(request, None)) is not None:
@@ -263,7 +279,8 @@ class ModelProcess:
     def _end(self) -> None:
         """Handle the end of the process: its requests fail, and ``on_exit`` is called if it was unexpected."""
         self._channel.close()
-        self.exit_text = f"{self._where} {_ending(self._process.wait())}"
+        how = _ending(self._process.wait())
+        self.exit_text = f"{self._where} {self._why_killed or how}"
         if self._model.metrics is not None:
             self._model.metrics.release(self._instance.origin(self._model.signature))
         self._outbox.put(None)
