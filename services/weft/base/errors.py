@@ -118,6 +118,12 @@ class UnavailableError(WeftError):
     code = "UNAVAILABLE"
 
 
+class FailedPreconditionError(WeftError):
+    """Something else must change before the same request can succeed. FAILED_PRECONDITION."""
+
+    code = "FAILED_PRECONDITION"
+
+
 class UnsupportedError(WeftError):
     """The server does not support this. UNIMPLEMENTED."""
 
@@ -159,6 +165,7 @@ ERROR_BY_CODE: dict[str, type[WeftError]] = {
         DeadlineExceededError,
         RequestCancelledError,
         UnavailableError,
+        FailedPreconditionError,
         UnsupportedError,
         UnknownError,
     )

@@ -111,7 +111,11 @@ class ServingCore(InferenceCore):
         self._known: dict[str, Fingerprint] = {}
         self._overrides: dict[str, str] = {}  # configurations that clients gave, until they unload the model
         self._watcher = RepositoryWatcher(
-            "model repository", self._repository.fingerprints, self._known, self._take_over, SETTLE_S
+            "model repository",
+            lambda: self._repository.fingerprints(self._known),
+            self._known,
+            self._take_over,
+            SETTLE_S,
         )
         self._repository_poll_s = repository_poll_s
         self._pool = None if on_demand is None else WarmPool(on_demand)

@@ -14,6 +14,7 @@ CONFIG_FILENAME = "config.pbtxt"
 
 _ENSEMBLE = re.compile(r"^[ \t]*ensemble_scheduling\b|\bplatform\s*:\s*[\"'](ensemble|graph)[\"']", re.MULTILINE)
 _MODEL = re.compile(r"^[ \t]*(backend|platform)\s*:", re.MULTILINE)
+_NAMED = re.compile(r"(^|[\s;,])((backend|platform|default_model_filename)\s*:|ensemble_scheduling\b)")
 
 
 def is_ensemble(config: Path) -> bool:
@@ -25,6 +26,14 @@ def is_model(config: Path) -> bool:
     """Whether the file declares no ensemble, and names a backend or leaves it to a model's files. Raises OSError."""
     text = _text(config)
     return _ENSEMBLE.search(text) is None and (_MODEL.search(text) is not None or has_files(config.parent))
+
+
+def names_backend(config: Path) -> bool:
+    """Whether the file says what runs the model: a backend, a platform, a model file or steps. Raises OSError.
+
+    One that does not may be complete, where files tell the rest; or an edit has emptied or cut it.
+    """
+    return _NAMED.search(_text(config)) is not None
 
 
 def is_model_folder(folder: Path) -> bool:

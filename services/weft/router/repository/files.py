@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from weft.base.observing.logs import get_logger
-from weft.base.repository.layout import is_model
+from weft.base.repository.layout import CONFIG_FILENAME, is_model, names_backend
 from weft.base.text import pbtxt
 from weft.base.versions import is_version, versions_to_serve
 from weft.language.syntax.source import GraphSource
@@ -81,6 +81,13 @@ class GraphRepository:
         chosen = [file for file in files if not version or file.version == version]
         return chosen[-1].read() if chosen else None
 
+    def is_unfinished(self, name: str) -> bool:
+        """Whether a folder has a ``config.pbtxt`` that names no backend, platform, model file or steps."""
+        try:
+            return not names_backend(self._root / name / CONFIG_FILENAME)
+        except OSError:
+            return False
+
     def names(self) -> list[str]:
         """Every graph name."""
         return list(self.scan())
@@ -110,7 +117,7 @@ def _contents(folder: Path) -> _Contents:
             _look_at(entry, versions, found)
         versions.sort(key=int)
         found.files.sort(key=lambda file: int(file.version))
-        config = folder / "config.pbtxt"
+        config = folder / CONFIG_FILENAME
         if not found.files and config.is_file() and not is_model(config):
             if not versions:
                 found.leave_out("it has no version folder; make an empty folder '1' beside config.pbtxt")

@@ -114,9 +114,13 @@ class GraphLifecycle:
                 raise failure
 
     def scan_readable(self) -> Files:
-        """The files of every graph, for the watcher; one that cannot be read is as in ``files``. Raises OSError."""
+        """The files of every graph, for the watcher. Raises OSError.
+
+        One that cannot be read, or whose ``config.pbtxt`` an edit has emptied or cut, is as in ``files``.
+        """
         found = self._repository.scan()
-        for name in self._repository.unreadable:
+        missing = self.files.keys() - found.keys()
+        for name in self._repository.unreadable.union(filter(self._repository.is_unfinished, missing)):
             found.pop(name, None)
             if name in self.files:
                 found[name] = self.files[name]

@@ -76,8 +76,8 @@ class GraphLoader:
             graph = await self.made(serving.source, self._sources())
         except WeftError as failure:
             entry.candidate = entry.candidate or serving.source
-            if not serving.fits(self._catalog):
-                entry.serving = None
+            if misfit := serving.misfit(self._catalog):
+                entry.serving, entry.misfit = None, misfit
             self.report(entry, failure)
         else:
             entry.serving = graph

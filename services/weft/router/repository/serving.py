@@ -5,9 +5,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from weft.base.observing.logs import get_logger
+from weft.base.signature import ModelSignature
 from weft.base.text.pbtxt import render
 from weft.language.plan import CallPlan, GraphPlan
 from weft.language.syntax.source import GraphSource
+from weft.language.types.signatures import shape_text
 from weft.router.bandits.store import KnownArm
 from weft.router.compile import compile_with_warnings
 from weft.router.executor import GraphExecutor
@@ -133,11 +135,19 @@ class ServingGraph:
 
     def fits(self, catalog: TargetCatalog) -> bool:
         """Whether every known model that it calls has the signature that it was compiled with."""
+        return not self.misfit(catalog)
+
+    def misfit(self, catalog: TargetCatalog) -> str:
+        """The first known model that it calls whose signature is not that it was compiled with, and both; "": none."""
         for call in self.calls:
             found = catalog.find(call.model_name, call.model_version)
             if found is not None and found != (call.target, call.signature):
-                return False
-        return True
+                target, signature = found
+                return (
+                    f"when it was compiled, model '{call.model_name}' was {_signature_text(call.signature)} on target "
+                    f"'{call.target}', and now it is {_signature_text(signature)} on target '{target}'"
+                )
+        return ""
 
     def contains(self, names: Collection[str]) -> bool:
         """Whether it contains one of these graphs."""
@@ -165,6 +175,15 @@ def why_degraded(plan: GraphPlan, catalog: TargetCatalog) -> str:
 def _is_ready(catalog: TargetCatalog, call: CallPlan) -> bool:
     found = catalog.entry(call.model_name, call.model_version)
     return found is not None and found.model.is_ready
+
+
+def _signature_text(signature: ModelSignature) -> str:
+    """Inputs and outputs, as ``X FP32 [-1,4] -> Y FP32 [-1,2]``."""
+    inputs, outputs = (
+        ", ".join(f"{spec.name} {spec.datatype} {shape_text(signature.full_shape(spec))}" for spec in specs)
+        for specs in (signature.inputs, signature.outputs)
+    )
+    return f"{inputs} -> {outputs}"
 
 
 def _described(missing: Missing, catalog: TargetCatalog) -> str:

@@ -18,6 +18,7 @@ class GraphVersion:
         statistics: Counters; they outlive a reload.
         serving: The graph in service; None: it takes no requests.
         candidate: A source to load that cannot be loaded yet; None: there is none.
+        misfit: Why it was taken out of service, where it no longer fits its models; "": it was not.
         is_wanted: Whether it is to serve at all.
         is_gone: Whether its file is gone.
         reason: Why it is not wanted, why ``candidate`` cannot be loaded, or why it serves without a file.
@@ -31,6 +32,7 @@ class GraphVersion:
     statistics: ModelStatistics
     serving: ServingGraph | None = None
     candidate: GraphSource | None = None
+    misfit: str = ""
     is_wanted: bool = True
     is_gone: bool = False
     reason: str = ""
@@ -46,12 +48,12 @@ class GraphVersion:
 
     def put(self, serving: ServingGraph) -> None:
         """Put a graph into service."""
-        self.serving, self.candidate, self.reason, self.logged = serving, None, "", ""
+        self.serving, self.candidate, self.reason, self.logged, self.misfit = serving, None, "", "", ""
         self.is_wanted, self.is_gone, self.is_failing = True, False, False
 
     def withdraw(self, reason: str) -> None:
         """Take it out of service, and want it no longer; requests in flight finish."""
-        self.serving, self.candidate, self.reason, self.logged = None, None, reason, ""
+        self.serving, self.candidate, self.reason, self.logged, self.misfit = None, None, reason, "", ""
         self.is_wanted, self.is_gone, self.is_failing = False, False, False
 
 

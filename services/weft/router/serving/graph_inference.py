@@ -8,7 +8,13 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from weft.base.classification import PARAMETER, check_classification, classified
 from weft.base.core import CallContext, InferCall, InferResult
-from weft.base.errors import InvalidArgumentError, UnavailableError, UnsupportedError, WeftError
+from weft.base.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    UnavailableError,
+    UnsupportedError,
+    WeftError,
+)
 from weft.base.statistics import failure_reason
 from weft.base.validation import validate
 from weft.router.reporting.counters import count_answer
@@ -112,7 +118,17 @@ async def stream_infer(graph: GraphVersion, call: InferCall, context: CallContex
 
 
 def serving_of(graph: GraphVersion) -> ServingGraph:
-    """What answers for a graph. Raises UnavailableError when it is not loaded."""
+    """What answers for a graph.
+
+    Raises:
+        FailedPreconditionError: It no longer fits a model that it calls.
+        UnavailableError: It is not loaded.
+    """
+    if graph.serving is None and graph.misfit:
+        raise FailedPreconditionError(
+            f"{graph.label} does not serve: {graph.misfit}; it serves again when the graph or the model is changed so "
+            "that they fit"
+        )
     if graph.serving is None:
         raise UnavailableError(f"{graph.label} is not at ready state: {graph.reason or 'not loaded'}")
     return graph.serving

@@ -8,10 +8,11 @@
 
 import re
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
-from weft.base.repository.layout import CONFIG_FILENAME, is_ensemble
+from weft.base.repository.layout import CONFIG_FILENAME, has_files, is_ensemble, names_backend
 from weft.base.versions import is_version
 
 _UNSAFE = re.compile(r"[/\\\x00-\x1f\x7f]")
@@ -30,6 +31,7 @@ class ModelRepository:
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._named: set[str] = set()  # models whose configuration has named a backend
 
     def names(self) -> list[str]:
         """Names of the models, sorted; without hidden folders and ensembles, which a router serves."""
@@ -58,9 +60,29 @@ class ModelRepository:
             int(entry.name) for entry in self.directory(name).iterdir() if is_version(entry.name) and entry.is_dir()
         )
 
-    def fingerprints(self) -> dict[str, Fingerprint]:
-        """Fingerprint of each model now, without files that vanish meanwhile. Raises OSError."""
-        return {name: _fingerprint(self.root / name) for name in self.names()}
+    def fingerprints(self, known: Mapping[str, Fingerprint] | None = None) -> dict[str, Fingerprint]:
+        """Fingerprint of each model now, without files that vanish meanwhile.
+
+        A model whose configuration names no backend, platform or model file, and did so before, is being edited: it is
+        as in ``known``. Raises OSError.
+        """
+        found: dict[str, Fingerprint] = {}
+        for name in self.names():
+            if not self._is_unfinished(name):
+                found[name] = _fingerprint(self.root / name)
+            elif known and name in known:
+                found[name] = known[name]
+        return found
+
+    def _is_unfinished(self, name: str) -> bool:
+        config = self.root / name / CONFIG_FILENAME
+        try:
+            is_named = names_backend(config)
+        except OSError:
+            return False  # there is none, or its faults are reported at load
+        if is_named:
+            self._named.add(name)
+        return not is_named and (name in self._named or not has_files(config.parent))
 
 
 def _is_ensemble(directory: Path) -> bool:

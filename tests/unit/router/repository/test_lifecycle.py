@@ -14,6 +14,7 @@ from tests.unit.router.pipes import answered_by, index_of, named
 
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import (
+    FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
     UnavailableError,
@@ -89,6 +90,28 @@ async def test_a_removed_version_is_gone_after_a_reload(tmp_path: Path, target: 
                 await s.core.load(name, {})
         with pytest.raises(UnsupportedError, match="config"):
             await s.core.load("pipe", {"config": "{}"})
+
+
+@pytest.mark.parametrize("is_graph_mended", [False, True])
+async def test_a_graph_that_no_longer_fits_its_model_says_both_signatures(
+    tmp_path: Path, target: FakeTarget, is_graph_mended: bool
+) -> None:
+    """FAILED_PRECONDITION, as no second try helps; it is back when the model fits again, or a graph that fits it."""
+    make.write(tmp_path, make.PIPE)
+    async with make.started(tmp_path, target, model_control="explicit", load_graphs=["pipe"]) as s:
+        make.serve(target, "double", dims=3)
+        await s.refresh(lambda: not s.core.is_model_ready("pipe", ""))
+        was, now = (f"X FP32 [-1,{size}] -> Y FP32 [-1,{size}] on target 'model'" for size in (2, 3))
+        with pytest.raises(FailedPreconditionError) as caught:
+            await s.core.infer(make.request(), CallContext())
+        assert f"model 'double' was {was}, and now it is {now}; it serves again" in str(caught.value)
+        if is_graph_mended:
+            make.write(tmp_path, make.PIPE.replace("dims: 2", "dims: 3").replace("dims: [ 2 ]", "dims: [ 3 ]"))
+            await s.core.load("pipe", {})
+        else:
+            make.serve(target, "double")
+            await s.refresh(lambda: s.core.is_model_ready("pipe", ""))
+        assert s.core.is_model_ready("pipe", "")
 
 
 ROLLBACK = {"rollback": True}

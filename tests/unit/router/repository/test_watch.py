@@ -112,6 +112,25 @@ async def test_a_file_that_is_half_written_takes_nothing_out(tmp_path: Path, tar
         assert "b/1" == await answered_by(s.core)
 
 
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", 'name: "pipe"\nmax_batch_size: 4\n'])
+async def test_an_ensemble_that_an_edit_has_emptied_goes_on(tmp_path: Path, target: FakeTarget, text: str) -> None:
+    """Also where its version folder has a file, so that it could be a model; the finished edit is taken over."""
+    make.write(tmp_path, named("a"))
+    path = tmp_path / "pipe/1/graph.pbtxt"
+    config = path.rename(tmp_path / "pipe/config.pbtxt")
+    ensemble = config.read_text()
+    (tmp_path / "pipe/1/keep").touch()
+    config.write_text(ensemble)
+    async with watched(tmp_path, target) as s:
+        assert "a/1" == await answered_by(s.core)
+        config.write_text(text)
+        await s.look()
+        assert "a/1" == await answered_by(s.core)
+        config.write_text(ensemble.replace('name: "a"', 'name: "b"'))
+        await s.look()
+        assert "b/1" == await answered_by(s.core)
+
+
 async def test_a_file_that_still_changes_is_left_for_later(tmp_path: Path, target: FakeTarget) -> None:
     """A beginning that is a whole graph by itself is not taken for one; nor is a file gone that is only replaced."""
     make.write(tmp_path, named("a"))

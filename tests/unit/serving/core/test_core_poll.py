@@ -83,6 +83,22 @@ async def test_a_load_that_hangs_holds_up_no_other_change(repository: Any, core:
     gate.is_open.set()
 
 
+@pytest.mark.parametrize("text", ["", "# nothing yet\n", "max_batch_size: 8\n"])
+async def test_a_configuration_that_an_edit_has_emptied_is_passed_over(
+    repository: Any, core: ServingCore, text: str
+) -> None:
+    """What serves goes on, without a reload; the finished edit is taken over. A new model may say as little."""
+    repository.write("n", {1: 7}, config=text)
+    repository.write("m", {1: 3}, config=text)
+    await until(lambda: any(name == "n" for name, *_ in states(core)))
+    assert ("m", "1", "READY") in states(core)
+    assert (await repository.infer(core), core.index(ready_only=False)[0].reason) == (1, "")
+    repository.write("m", {1: 3})
+    async with asyncio.timeout(10):
+        while await repository.infer(core) != 3:  # noqa: ASYNC110  # a reload tells nobody
+            await asyncio.sleep(0.005)
+
+
 async def test_clients_do_not_control_what_is_polled(core: ServingCore) -> None:
     """Load and unload are refused with the text of Triton Inference Server."""
     for change in (core.load("m", {}), core.unload("m", unload_dependents=False)):
