@@ -1,15 +1,20 @@
 """A batch job: every row of a data set through a graph or model, into files, exactly once: ``run_batch``."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from weft.base.errors import InternalError, WeftError
 from weft.jobs.atomic_files import held
+from weft.jobs.checkpoints import Checkpoints
 from weft.jobs.dataset import Dataset, Shard
 from weft.jobs.job import MAX_OPEN_SHARDS, BatchOptions, Progress, ShardWorker, plan_job
 from weft.jobs.output import OutputFolder, begin
 from weft.v2.client.v2_client import V2Client
+
+#: Least time between two reports of rows in a shard, in seconds.
+_TELL_S = 0.5
 
 __all__ = ["BatchOptions", "Progress", "run_batch"]
 
@@ -25,7 +30,7 @@ async def run_batch(
     Args:
         client: To the router, or to any V2 server.
         options: What to do.
-        on_progress: Called after each shard.
+        on_progress: Called after each shard, and while one is in work every half second in which a row is answered.
 
     Returns:
         How far it came, which is the end.
@@ -40,28 +45,37 @@ async def run_batch(
         begin(options.output, plan.manifest(options, dataset), resume=options.resume)
         folder = OutputFolder(options.output, options.output_format, plan.layout.schema)
         folder.remove_unfinished()
-        num_failed = folder.num_failed()
-        worker = ShardWorker(options, target, plan, folder, num_failed)
+        if not options.resume:
+            Checkpoints(options.output).clear()
         shards = dataset.shards(options.rows_per_shard, plan.layout.columns, folder.is_done)
-        return await _Job(worker, folder, shards, num_failed, on_progress).run()
+        job = _Job(folder, shards, folder.num_failed(), on_progress)
+        return await job.run(ShardWorker(options, target, plan, folder, folder.num_failed(), job.on_rows))
 
 
 class _Job:
     def __init__(
         self,
-        worker: ShardWorker,
         folder: OutputFolder,
         shards: Iterator[Shard],
         num_failed: int,
         on_progress: Callable[[Progress], None] | None,
     ) -> None:
-        self._worker = worker
         self._folder = folder
         self._shards = shards
         self._on_progress = on_progress
-        self._progress = Progress(0, num_failed, 0, worker.window)
+        self._progress = Progress(0, num_failed, 0, 0)
+        self._open: dict[Shard, tuple[int, int]] = {}  # rows that are answered, and those of them that were before
+        self._told_s = 0.0
 
-    async def run(self) -> Progress:
+    def on_rows(self, shard: Shard, num_rows: int, num_restored: int) -> None:
+        """Some rows of a shard in work are answered."""
+        self._open[shard] = num_rows, num_restored
+        now_s = time.monotonic()
+        if now_s - self._told_s >= _TELL_S:
+            self._told_s = now_s
+            self._tell(self._progress)
+
+    async def run(self, worker: ShardWorker) -> Progress:
         open_shards = asyncio.Semaphore(MAX_OPEN_SHARDS)
         try:
             async with asyncio.TaskGroup() as group:
@@ -71,21 +85,25 @@ class _Job:
                     if shard is None:
                         break
                     if self._folder.is_done(shard.index):
-                        self._tell(self._progress.plus(shard.num_rows, shard.share, is_skipped=True))
+                        self._tell(self._progress.plus(shard.num_rows, shard.share, num_skipped=shard.num_rows))
                         open_shards.release()
                         continue
-                    task = group.create_task(self._run(shard))
+                    task = group.create_task(self._run(worker, shard))
                     task.add_done_callback(lambda _: open_shards.release())
         except* (WeftError, OSError) as group_error:
             raise first_error(group_error) from None
         return self._progress
 
-    async def _run(self, shard: Shard) -> None:
-        failed = await self._worker.run(shard)
-        self._tell(self._progress.plus(shard.num_rows, shard.share, num_failed=len(failed), window=self._worker.window))
+    async def _run(self, worker: ShardWorker, shard: Shard) -> None:
+        failed = await worker.run(shard)
+        _, num_restored = self._open.pop(shard, (0, 0))
+        numbers = {"num_failed": len(failed), "num_skipped": num_restored, "window": worker.window}
+        self._tell(self._progress.plus(shard.num_rows, shard.share, **numbers))
 
     def _tell(self, progress: Progress) -> None:
-        self._progress = progress
+        num_open = sum(num_rows - num_restored for num_rows, num_restored in self._open.values())
+        share_open = sum(shard.share * num_rows / shard.num_rows for shard, (num_rows, _) in self._open.items())
+        self._progress = progress = progress._replace(num_open=num_open, share_open=share_open)
         if self._on_progress is not None:
             self._on_progress(progress)
 

@@ -32,7 +32,7 @@ class DataFile:
     digest: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Shard:
     """Some adjacent rows of one file.
 

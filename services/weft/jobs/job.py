@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 from weft.base.core import Parameters
 from weft.base.errors import InvalidArgumentError
 from weft.base.tensors import Array
+from weft.jobs.checkpoints import Answered, Checkpoints
 from weft.jobs.columns import InputValues
 from weft.jobs.dataset import Dataset, Shard
 from weft.jobs.layout import Layout, make_layout
 from weft.jobs.output import FailedRow, OutputFolder, begun_with
-from weft.jobs.shard import ShardResult, run_shard
+from weft.jobs.shard import run_shard
 from weft.jobs.target import Identity, JobTarget
 from weft.jobs.window import Window
 from weft.v2.client.v2_client import V2Client
@@ -42,6 +43,7 @@ class BatchOptions:
         binary: Outputs of BYTES that are no text.
         keep: Columns of the data set to write beside the answers.
         parameters: Of every request.
+        is_alone: Nobody else uses the mesh, so no request gives way to others.
         rows_per_request: 0: as the job to resume has it, else the largest batch of the graph, or 1; at most 4
             where models have priorities, since a request that runs makes others wait, whatever their priority.
         rows_per_shard: Rows of a file of the output.
@@ -62,6 +64,7 @@ class BatchOptions:
     binary: Sequence[str] = ()
     keep: Sequence[str] = ()
     parameters: Parameters = field(default_factory=dict)
+    is_alone: bool = False
     rows_per_request: int = 0
     rows_per_shard: int = 8192
     max_inflight: int = 256
@@ -80,6 +83,8 @@ class Progress(NamedTuple):
         window: Requests that may be in flight.
         share: How much of the data set is written, from 0 to 1; about, by the bytes that were read.
         share_skipped: How much of it was done before the job was resumed.
+        num_open: Rows of shards in work that are answered.
+        share_open: As of ``share``, of these.
     """
 
     num_rows: int
@@ -88,18 +93,20 @@ class Progress(NamedTuple):
     window: int
     share: float = 0.0
     share_skipped: float = 0.0
+    num_open: int = 0
+    share_open: float = 0.0
 
     def plus(
-        self, num_rows: int, share: float, *, num_failed: int = 0, is_skipped: bool = False, window: int | None = None
+        self, num_rows: int, share: float, *, num_failed: int = 0, num_skipped: int = 0, window: int | None = None
     ) -> "Progress":
-        """Further by some rows, all of them skipped or none."""
-        return Progress(
-            self.num_rows + num_rows,
-            self.num_failed + num_failed,
-            self.num_skipped + (num_rows if is_skipped else 0),
-            self.window if window is None else window,
-            min(self.share + share, 1.0),
-            min(self.share_skipped + (share if is_skipped else 0.0), 1.0),
+        """Further by the rows of a shard, of which some were answered before the job was resumed."""
+        return self._replace(
+            num_rows=self.num_rows + num_rows,
+            num_failed=self.num_failed + num_failed,
+            num_skipped=self.num_skipped + num_skipped,
+            window=self.window if window is None else window,
+            share=min(self.share + share, 1.0),
+            share_skipped=min(self.share_skipped + share * num_skipped / num_rows, 1.0),
         )
 
     def remaining_s(self, duration_s: float) -> float | None:
@@ -108,8 +115,9 @@ class Progress(NamedTuple):
         Args:
             duration_s: Time since the job began or was resumed.
         """
-        done = self.share - self.share_skipped
-        return duration_s * (1.0 - self.share) / done if done > 0 else None
+        share = self.share + self.share_open
+        done = share - self.share_skipped
+        return duration_s * (1.0 - share) / done if done > 0 else None
 
 
 class JobPlan(NamedTuple):
@@ -172,7 +180,7 @@ async def plan_job(client: V2Client, options: BatchOptions) -> tuple[JobTarget, 
         await target.is_still(begun.lock)  # waits for a mesh that starts
         rows_per_request = rows_per_request or begun.rows_per_request
     identity = await target.identify()
-    yields = await target.yield_to_others()
+    yields = not options.is_alone and await target.yield_to_others()
     if yields and not rows_per_request:
         rows_per_request = min(_POLITE_ROWS, max(identity.signature.max_batch_size, 1))
     layout = make_layout(
@@ -186,6 +194,32 @@ async def plan_job(client: V2Client, options: BatchOptions) -> tuple[JobTarget, 
     return target, JobPlan(identity, layout, yields)
 
 
+class _ShardJournal:
+    """Keeps answers of a shard in a job's folder."""
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        shard: Shard,
+        check: Callable[[], Awaitable[None]],
+        on_rows: Callable[[Shard, int, int], None],
+    ) -> None:
+        self._checkpoints = checkpoints
+        self._shard = shard
+        self._check = check
+        self._on_rows = on_rows
+
+    def read(self) -> tuple[list[Answered], dict[int, FailedRow]]:
+        return self._checkpoints.read(self._shard.index)
+
+    async def write(self, answered: Sequence[Answered], failed: Mapping[int, FailedRow]) -> None:
+        await self._check()
+        await asyncio.to_thread(self._checkpoints.write, self._shard.index, answered, failed)
+
+    def tell(self, num_rows: int, num_restored: int) -> None:
+        self._on_rows(self._shard, num_rows, num_restored)
+
+
 class ShardWorker:
     """Answers and writes shards, several at once; owned by one event loop.
 
@@ -195,16 +229,25 @@ class ShardWorker:
         plan: What the job runs.
         folder: What it writes.
         num_failed: Rows that have failed before.
+        on_rows: Called with a shard, how many of its rows are answered, and how many of these were before this worker.
     """
 
     def __init__(
-        self, options: BatchOptions, target: JobTarget, plan: JobPlan, folder: OutputFolder, num_failed: int
+        self,
+        options: BatchOptions,
+        target: JobTarget,
+        plan: JobPlan,
+        folder: OutputFolder,
+        num_failed: int,
+        on_rows: Callable[[Shard, int, int], None] = lambda shard, num_rows, num_restored: None,
     ) -> None:
         self._options = options
         self._target = target
         self._plan = plan
         self._folder = folder
         self._num_failed = num_failed
+        self._on_rows = on_rows
+        self._checkpoints = Checkpoints(options.output, folder.writer)
         self._window = Window(options.max_inflight, time.monotonic_ns, yields=plan.yields)
 
     @property
@@ -222,20 +265,22 @@ class ShardWorker:
             WeftError: Too many rows have failed, the graph is another by now, or no request can be answered.
             OSError: The shard cannot be written.
         """
-        result = await run_shard(shard, self._plan.layout, self._send, self._window)
+        journal = _ShardJournal(self._checkpoints, shard, self._check_same, self._on_rows)
+        result = await run_shard(shard, self._plan.layout, self._send, self._window, journal)
         check_failures(self._options, self._num_failed, result.failed)
-        await self._write(shard, result)
+        await self._check_same()
+        await asyncio.to_thread(self._folder.write, shard.index, result.columns, result.failed)
+        await asyncio.to_thread(self._checkpoints.remove, shard.index)
         self._num_failed += len(result.failed)
         return result.failed
 
-    async def _write(self, shard: Shard, result: ShardResult) -> None:
-        """Write the shard, unless the graph is another by now: then its rows may be of either."""
+    async def _check_same(self) -> None:
+        """Raise InvalidArgumentError if the graph is another by now: rows may then be of either."""
         if not await self._target.is_still(self._plan.identity.digest):
             raise InvalidArgumentError(
                 f"'{self._options.graph}', or a model behind it, has changed while the job ran; put it back and "
                 "--resume, or begin again in another folder"
             )
-        await asyncio.to_thread(self._folder.write, shard.index, result.columns, result.failed)
 
     async def _send(
         self, inputs: Mapping[str, InputValues], rows: Sequence[int], on_busy: Callable[[], None]

@@ -48,6 +48,9 @@ class OutputFolder:
         format: ``parquet`` or ``jsonl``.
         schema: Columns of the parts.
         writer: Name of this process, where others of the same job write too.
+
+    Attributes:
+        writer: As given.
     """
 
     def __init__(
@@ -60,7 +63,7 @@ class OutputFolder:
         self._path = path
         self._format = format
         self._schema = schema
-        self._writer = writer
+        self.writer = writer
 
     def is_done(self, index: int) -> bool:
         """Whether a shard was written."""
@@ -104,13 +107,13 @@ class OutputFolder:
         if failed:
             failures.parent.mkdir(exist_ok=True)
             lines = "".join(json.dumps(row._asdict(), ensure_ascii=False) + "\n" for row in failed)
-            replace_file(failures, lines.encode("utf-8", "backslashreplace"), self._writer)
+            replace_file(failures, lines.encode("utf-8", "backslashreplace"), self.writer)
         else:
             failures.unlink(missing_ok=True)
         self._part(index).parent.mkdir(exist_ok=True)
         table = pa.table([columns[name] for name in self._schema.names], schema=self._schema)
         content = _parquet(table) if self._format == "parquet" else _json_lines(table)
-        replace_file(self._part(index), content, self._writer)
+        replace_file(self._part(index), content, self.writer)
 
     def _part(self, index: int) -> Path:
         return self._path / _ROWS / f"part-{index:06}.{self._format}"

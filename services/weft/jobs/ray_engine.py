@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from weft.base.errors import InternalError, RemoteError, UnavailableError, WeftError
 from weft.jobs.atomic_files import held
+from weft.jobs.checkpoints import Checkpoints
 from weft.jobs.dataset import Dataset, Shard, ShardSpan
 from weft.jobs.job import MAX_OPEN_SHARDS, BatchOptions, JobPlan, Progress, ShardWorker, check_failures, plan_job
 from weft.jobs.output import MANIFEST, FailedRow, OutputFolder, begin
@@ -125,6 +126,8 @@ def run_batch_on_ray(
         begin(options.output, plan.manifest(options, dataset), resume=options.resume)
         folder = OutputFolder(options.output, options.output_format, plan.layout.schema)
         folder.remove_unfinished()
+        if not options.resume:
+            Checkpoints(options.output).clear()
         progress = Progress(0, folder.num_failed(), 0, 0)
         tasks = []
         for span in dataset.spans(options.rows_per_shard):
@@ -134,7 +137,7 @@ def run_batch_on_ray(
             num_rows = sum(span.num_rows[place] for place in done)
             if num_rows:
                 share = span.share * num_rows / sum(span.num_rows)
-                progress = progress.plus(num_rows, share, is_skipped=True)
+                progress = progress.plus(num_rows, share, num_skipped=num_rows)
         if not tasks:
             return progress
         options = replace(

@@ -1,9 +1,11 @@
 """One shard of a job: rows into requests, requests into the window, answers into columns."""
 
 import asyncio
+import contextlib
 import json
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +13,7 @@ import pyarrow as pa
 from weft.base.errors import InternalError, InvalidArgumentError, WeftError
 from weft.base.signature import TensorSpec
 from weft.base.tensors import Array
+from weft.jobs.checkpoints import Answered
 from weft.jobs.columns import InputValues, read_column, write_column
 from weft.jobs.dataset import Shard
 from weft.jobs.layout import ROW, Layout
@@ -20,6 +23,23 @@ from weft.jobs.window import Place, Window
 
 #: Sends some rows of a shard's inputs, by their indices, as one request; calls the function if the server is busy.
 SendRows = Callable[[Mapping[str, InputValues], Sequence[int], Callable[[], None]], Awaitable[dict[str, Array]]]
+
+
+#: A shard keeps what is answered so often, in seconds.
+CHECKPOINT_S = 15.0
+
+
+class Journal(Protocol):
+    """Keeps answers of a shard that is not done, and hears how far it is."""
+
+    def read(self) -> tuple[list[Answered], dict[int, FailedRow]]:
+        """What was kept, by whoever began the shard. Called on a thread."""
+
+    async def write(self, answered: Sequence[Answered], failed: Mapping[int, FailedRow]) -> None:
+        """Keep some more."""
+
+    def tell(self, num_rows: int, num_restored: int) -> None:
+        """So many rows are answered or have failed, as many of them before it was resumed."""
 
 
 class ShardResult(NamedTuple):
@@ -35,25 +55,61 @@ class ShardResult(NamedTuple):
 
 
 class _ShardRun:
-    def __init__(self, shard: Shard, layout: Layout, send: SendRows, window: Window | None) -> None:
+    def __init__(
+        self, shard: Shard, layout: Layout, send: SendRows, window: Window | None, journal: Journal | None
+    ) -> None:
         self._shard = shard
+        self._journal = journal
+        self._kept_s = time.monotonic()
+        self._num_kept = self._num_restored = self._num_rows = 0
+        self._is_keeping = False
         self._layout = layout
         self._send = send
         self._window = window
         self._inputs: dict[str, InputValues] = {}
-        #: Rows that were answered together, and their outputs.
-        self._answers: list[tuple[Sequence[int], Mapping[str, Array]]] = []
+        self._answers: list[Answered] = []
         self._failed: dict[int, FailedRow] = {}
 
     async def run(self) -> ShardResult:
         await asyncio.to_thread(self._read)
         requests = self._requests()
+        if self._journal is not None:
+            requests = self._restore(requests, *await asyncio.to_thread(self._journal.read))
         remaining = iter(requests)
         num_at_once = min(len(requests), self._window.maximum) if self._window is not None else len(requests)
         async with asyncio.TaskGroup() as group:
             for _ in range(num_at_once):
                 group.create_task(self._answer(remaining))
         return await asyncio.to_thread(self._result)
+
+    def _restore(
+        self, requests: list[Sequence[int]], kept: Sequence[Answered], failed: Mapping[int, FailedRow]
+    ) -> list[Sequence[int]]:
+        """Take what was kept of requests that were answered as a whole; returns the others."""
+        known = {row for answered in kept for row in answered.rows} | failed.keys()
+        done = {row for rows in requests if known.issuperset(rows) for row in rows}
+        self._answers = [answered for answered in kept if done.issuperset(answered.rows)]
+        self._failed = {row: failure for row, failure in failed.items() if row in done} | self._failed
+        self._num_kept, self._num_restored, self._num_rows = len(self._answers), len(done), len(done)
+        self._tell(0)
+        return [rows for rows in requests if not done.issuperset(rows)]
+
+    async def _keep(self) -> None:
+        """Keep what was answered since the last time, now and then; one request waits for it, the others go on."""
+        now_s = time.monotonic()
+        if self._journal is None or self._is_keeping or now_s - self._kept_s < CHECKPOINT_S:
+            return
+        self._is_keeping, self._kept_s = True, now_s
+        answered = self._answers[self._num_kept :]
+        if answered or self._failed:
+            await self._journal.write(answered, dict(self._failed))
+        self._num_kept += len(answered)
+        self._is_keeping = False
+
+    def _tell(self, num_rows: int) -> None:
+        self._num_rows += num_rows
+        if self._journal is not None:
+            self._journal.tell(self._num_rows, self._num_restored)
 
     def _read(self) -> None:
         shard = self._shard
@@ -84,13 +140,11 @@ class _ShardRun:
 
     async def _answer(self, remaining: Iterator[Sequence[int]]) -> None:
         """Take one request after another, until none is left."""
-        if self._window is None:
-            for rows in remaining:
-                await self._request(rows, None)
-            return
-        async with self._window.place() as place:
+        async with contextlib.nullcontext() if self._window is None else self._window.place() as place:
             for rows in remaining:
                 await self._request(rows, place)
+                self._tell(len(rows))
+                await self._keep()
 
     async def _request(self, rows: Sequence[int], place: Place | None) -> None:
         """Answer the rows; if they fail together, each half is tried, down to the rows that are at fault."""
@@ -110,7 +164,7 @@ class _ShardRun:
                 raise InternalError(f"the answer lacks the output '{spec.name}'")
             if value is not None and self._layout.has_batch and (not value.shape or value.shape[0] != len(rows)):
                 raise InternalError(f"output '{spec.name}' has shape {list(value.shape)} for {len(rows)} rows")
-        self._answers.append((rows, outputs))
+        self._answers.append(Answered(rows, outputs))
 
     async def _outputs(self, rows: Sequence[int], place: Place | None) -> dict[str, Array]:
         if place is None:
@@ -160,7 +214,7 @@ class _ShardRun:
 
     def _drop_undecodable(self, spec: TensorSpec) -> None:
         """Leave out the rows whose output is no text."""
-        left: list[tuple[Sequence[int], Mapping[str, Array]]] = []
+        left: list[Answered] = []
         for rows, outputs in self._answers:
             for place, row in enumerate(rows):
                 own = outputs
@@ -171,7 +225,7 @@ class _ShardRun:
                 except InvalidArgumentError as error:
                     self._fail(row, error)
                 else:
-                    left.append(([row], own))
+                    left.append(Answered([row], own))
         self._answers = left
 
     def _row_of(self, value: Array | None) -> Array | list[Array | None]:
@@ -182,7 +236,9 @@ def _kept(value: Any) -> str | None:
     return value if value is None or isinstance(value, str) else json.dumps(value, default=str)
 
 
-async def run_shard(shard: Shard, layout: Layout, send: SendRows, window: Window | None = None) -> ShardResult:
+async def run_shard(
+    shard: Shard, layout: Layout, send: SendRows, window: Window | None = None, journal: Journal | None = None
+) -> ShardResult:
     """Answer every row of a shard, or say why it has no answer.
 
     Args:
@@ -190,8 +246,9 @@ async def run_shard(shard: Shard, layout: Layout, send: SendRows, window: Window
         layout: What belongs where.
         send: Sends some rows and returns their outputs; raises RowsFailed.
         window: Of the requests in flight; None: all at once.
+        journal: Keeps answers before the shard is done; None: nobody does.
 
     Raises:
         ExceptionGroup: ``send`` raised anything else.
     """
-    return await _ShardRun(shard, layout, send, window).run()
+    return await _ShardRun(shard, layout, send, window, journal).run()

@@ -25,7 +25,7 @@ def _display(cost_per_hour: float | None) -> tuple[BatchDisplay, _Clock, io.Stri
 def test_time_left_and_cost_count_what_this_run_has_done() -> None:
     """A resumed job is as fast as its own rows: 20 % of the data in 10 s leave 25 s for the other 50 %."""
     display, clock, screen = _display(3.6)
-    skipped = Progress(0, 0, 0, 8).plus(300, 0.3, is_skipped=True)
+    skipped = Progress(0, 0, 0, 8).plus(300, 0.3, num_skipped=300)
     assert display.state(skipped) == "300 rows, 0 failed, 0 rows/s"
     clock.now_s += 10.0
     progress = skipped.plus(2_000, 0.2, num_failed=7, window=9)

@@ -13,8 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from weft.base.core import InferCall, InferResult
+from weft.base.errors import RemoteError
+from weft.jobs import batch as batch_module
 from weft.jobs import dataset as dataset_module
-from weft.jobs.batch import BatchOptions, run_batch
+from weft.jobs import shard as shard_module
+from weft.jobs.batch import BatchOptions, Progress, run_batch
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.model_config_pb2 import ModelConfig
 
@@ -106,3 +109,57 @@ def test_the_rows_of_a_request_are_those_of_the_job_that_was_begun(tmp_path: Pat
     server.is_ready = False
     asyncio.run(run_batch(server, replace(options, resume=True)))  # type: ignore[arg-type]
     assert whole == _files(tmp_path / "out")
+
+
+class _Failing(_Echo):
+    """Answers so many requests, and is gone then; counts what it is asked."""
+
+    def __init__(self, num_answers: int) -> None:
+        self.asked: list[bytes] = []
+        self._num_answers = num_answers
+
+    async def config(self, *_: Any, **__: Any) -> ModelConfig:
+        config = await super().config()
+        config.max_batch_size = 2
+        return config
+
+    async def infer(self, call: InferCall, **_: Any) -> InferResult:
+        if len(self.asked) == self._num_answers:
+            raise RemoteError("PERMISSION_DENIED", "the key was withdrawn")
+        self.asked.append(bytes(call.inputs["X"].data))
+        return await super().infer(call)
+
+
+@pytest.mark.parametrize("num_answers", [1, 7, 19])
+def test_what_is_answered_of_a_shard_is_not_asked_again(
+    tmp_path: Path, num_answers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One large shard ends in its middle: a resumed job asks for the rest, and ends with the same files."""
+    monkeypatch.setattr(shard_module, "CHECKPOINT_S", 0.0)
+    data = tmp_path / "rows.jsonl"
+    bad = '{"X": 5}\n'  # a row that fails
+    data.write_text(bad + "".join(f'{{"X": "{row} ä"}}\n' for row in range(NUM_ROWS)))
+    options = BatchOptions("echo", str(data), tmp_path / "whole", max_inflight=1)
+    whole = _Failing(-1)
+    asyncio.run(run_batch(whole, options))  # type: ignore[arg-type]
+    cut = replace(options, output=tmp_path / "cut")
+    with pytest.raises(RemoteError, match="withdrawn"):
+        asyncio.run(run_batch(_Failing(num_answers), cut))  # type: ignore[arg-type]
+    rest, told = _Failing(-1), list[Progress]()
+    end = asyncio.run(run_batch(rest, replace(cut, resume=True), told.append))  # type: ignore[arg-type]
+    assert rest.asked == whole.asked[num_answers:]
+    assert _files(tmp_path / "cut") == _files(tmp_path / "whole")
+    assert (end.num_rows, end.num_failed, end.num_skipped) == (NUM_ROWS + 1, 1, 2 * num_answers)
+    assert not any((tmp_path / "cut/.answers").iterdir())
+
+
+def test_progress_is_told_while_a_shard_is_in_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row by row, with the share of the data set that is answered."""
+    monkeypatch.setattr(batch_module, "_TELL_S", 0.0)
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(f'{{"X": "{row}"}}\n' for row in range(4)))
+    told: list[Progress] = []
+    asyncio.run(run_batch(_Echo(), BatchOptions("echo", str(data), tmp_path / "out"), told.append))  # type: ignore[arg-type]
+    assert [(0, 0, 0.0), (0, 1, 0.25), (0, 2, 0.5), (0, 3, 0.75), (0, 4, 1.0), (4, 0, 0.0)] == [
+        (progress.num_rows, progress.num_open, progress.share_open) for progress in told
+    ]

@@ -21,6 +21,7 @@ from weft.cli.arguments.types import pair
 from weft.cli.commands.jobs.batch_display import BatchDisplay
 from weft.mesh.preflight import MeshError
 from weft.mesh.running import running_mesh
+from weft.mesh.service_names import MODEL_SERVICES
 from weft.tools.request import parameter_value
 from weft.v2.client.channels import MAX_TIMEOUT_S
 from weft.v2.client.v2_client import V2Client
@@ -36,6 +37,8 @@ _INTERRUPTED = 128 + signal.SIGINT
 _MESH_LOG = ".mesh.log"
 #: Of a job beside a mesh that others use too, which may be on this machine; see nice(1).
 _NICENESS = 19
+#: A mesh for one job: of the models in the repository it loads those that the job's requests reach.
+_OWN_MESH = [f"--service-args={name}=--load-on-demand" for name in MODEL_SERVICES]
 
 
 def run(options: argparse.Namespace) -> int:
@@ -121,6 +124,7 @@ def _job(options: argparse.Namespace) -> "BatchOptions":
         binary=options.binary,
         keep=options.keep,
         parameters={name: parameter_value(value) for name, value in options.param},
+        is_alone=options.url is None,
         rows_per_request=options.rows_per_request,
         rows_per_shard=options.rows_per_shard,
         max_inflight=options.max_inflight,
@@ -138,7 +142,10 @@ def _router(options: argparse.Namespace) -> Iterator[str]:
         yield options.url
         return
     options.output.mkdir(parents=True, exist_ok=True)
-    with (options.output / _MESH_LOG).open("a") as log, running_mesh(options.repository, log=log) as endpoints:
+    with (
+        (options.output / _MESH_LOG).open("a") as log,
+        running_mesh(options.repository, _OWN_MESH, log=log) as endpoints,
+    ):
         yield endpoints["router"].grpc
 
 
@@ -153,7 +160,7 @@ async def _client_of_own_mesh(repository: Path, output: Path) -> AsyncIterator[V
     """A client of a mesh that runs in one process, for as long as this process needs it."""
     path = output / f".mesh-{socket.gethostname()}-{os.getpid()}.log"
     try:
-        with path.open("a") as log, running_mesh(repository, ["--in-process"], log=log) as endpoints:
+        with path.open("a") as log, running_mesh(repository, [*_OWN_MESH, "--in-process"], log=log) as endpoints:
             async with V2Client(endpoints["router"].grpc) as client:
                 yield client
     except MeshError as error:

@@ -45,14 +45,18 @@ class BatchDisplay:
             task: TaskID = bar.add_task(self._graph, total=1.0, state="")
 
             def show(progress: "JobProgress") -> None:
-                bar.update(task, completed=progress.share, state=self.state(progress))
+                bar.update(task, completed=progress.share + progress.share_open, state=self.state(progress))
 
             yield show
 
     def state(self, progress: "JobProgress") -> str:
         """Rows, failures, speed, time left and cost as one text."""
         facts = self.facts(progress)
-        parts = [f"{progress.num_rows:,} rows", f"{progress.num_failed:,} failed", f"{facts['rows_per_s']:,.0f} rows/s"]
+        parts = [
+            f"{progress.num_rows + progress.num_open:,} rows",
+            f"{progress.num_failed:,} failed",
+            f"{facts['rows_per_s']:,.0f} rows/s",
+        ]
         remaining_s = progress.remaining_s(facts["duration_s"])
         if remaining_s is not None:
             parts.append(f"{timedelta(seconds=round(remaining_s))} left")
@@ -69,7 +73,7 @@ class BatchDisplay:
     def facts(self, progress: "JobProgress") -> dict[str, Any]:
         """The numbers: counts of rows, seconds, rows a second, and what a million rows cost if that is known."""
         duration_s = max(self._clock_s() - self._start_s, 1e-9)
-        own = progress.num_rows - progress.num_skipped
+        own = progress.num_rows + progress.num_open - progress.num_skipped
         facts: dict[str, Any] = {
             "num_rows": progress.num_rows,
             "num_failed": progress.num_failed,
