@@ -27,7 +27,8 @@ def running_cluster() -> Iterator[tuple[str, int]]:
     """Address of the cluster, and the id of the process that it descends from."""
     # A short path, since it becomes part of those of sockets.
     with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+        (Path(folder) / "ray").mkdir()  # where Ray notes the address of the cluster
+        environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder}
         with subprocess.Popen(
             [sys.executable, "-P", "-c", _SCRIPT, folder],
             stdin=subprocess.PIPE,

@@ -51,14 +51,15 @@ def _files(folder: Path) -> dict[str, bytes]:
 def test_every_row_is_answered_or_has_failed(mesh: Mapping[str, Endpoint], numbers: Path, tmp_path: Path) -> None:
     """Sums and differences stand beside the columns that are kept; rows without a value are in failed/ with why."""
     done = _run("simple", numbers, tmp_path / "o", mesh["router"].grpc, "--rows-per-shard", "1500", "--keep", "id")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 3, done.stderr
     facts = json.loads(done.stdout)
     assert (facts["num_rows"], facts["num_failed"], facts["num_skipped"]) == (NUM_ROWS, 6, 0)
     table = pq.read_table(tmp_path / "o" / "rows")
     assert table.column_names == ["row", "id", "OUTPUT0", "OUTPUT1"]
     rows = table["row"].to_pylist()
     assert rows == [row for row in range(NUM_ROWS) if row % 1000 != 999]
-    assert table["id"].to_pylist() == [str(row) for row in rows]
+    assert table["id"].to_pylist() == rows
+    assert table.schema.field("id").type == pa.int64()
     sums = np.array(table["OUTPUT0"].to_pylist())
     assert (sums == 2 * (np.array(rows)[:, None] * 16 + np.arange(16))).all()
     assert not np.array(table["OUTPUT1"].to_pylist()).any()
@@ -66,6 +67,7 @@ def test_every_row_is_answered_or_has_failed(mesh: Mapping[str, Endpoint], numbe
         json.loads(line) for path in sorted((tmp_path / "o/failed").iterdir()) for line in path.read_text().splitlines()
     ]
     assert [row["row"] for row in failed] == [row for row in range(NUM_ROWS) if row % 1000 == 999]
+    assert [row["kept"] for row in failed] == [{"id": row["row"]} for row in failed]
     assert {row["message"] for row in failed} == {"'INPUT0' has no value"}
 
 
@@ -74,7 +76,7 @@ def test_a_row_that_a_step_refuses_tells_how_far_it_came(mesh: Mapping[str, Endp
     source = tmp_path / "pictures.jsonl"
     source.write_text('{"IMAGE": "no picture"}\n')
     done = _run("digits", source, tmp_path / "o", mesh["router"].grpc)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 3, done.stderr
     (failed,) = [json.loads(line) for line in (tmp_path / "o/failed/part-000000.jsonl").read_text().splitlines()]
     assert failed["status"] == "INVALID_ARGUMENT"
     assert "decode" in failed["path"]
@@ -86,7 +88,7 @@ def test_a_job_that_is_killed_at_any_moment_ends_with_the_same_files(
     """Kill -9 again and again, then --resume: every file is that of a job that nobody disturbed, byte for byte."""
     shape = ("--rows-per-shard", "500", "--max-inflight", "2")
     whole = _run("simple", numbers, tmp_path / "whole", mesh["router"].grpc, *shape)
-    assert whole.returncode == 0, whole.stderr
+    assert whole.returncode == 3, whole.stderr
     generator = random.Random(0)
     killed = tmp_path / "killed"
     resume: tuple[str, ...] = ()
@@ -104,7 +106,7 @@ def test_a_job_that_is_killed_at_any_moment_ends_with_the_same_files(
         process.communicate(timeout=TIMEOUT_S)
         resume = ("--resume",) if (killed / "manifest.json").exists() else ()
     last = _run("simple", numbers, killed, mesh["router"].grpc, *shape, *resume)
-    assert last.returncode == 0, last.stderr
+    assert last.returncode == 3, last.stderr
     assert _files(killed) == _files(tmp_path / "whole")
 
 
@@ -114,11 +116,48 @@ def test_texts_are_embedded_from_lines_of_json(mesh: Mapping[str, Endpoint], tmp
     (tmp_path / "in.jsonl").write_text("\n".join([*texts[:5], "{", *texts[5:]]))
     arguments = ("--column", "TEXT=sentence", "--output-format", "jsonl")
     done = _run("embed", tmp_path / "in.jsonl", tmp_path / "o", mesh["router"].grpc, *arguments)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 3, done.stderr
     lines = [json.loads(line) for line in (tmp_path / "o/rows/part-000000.jsonl").read_text().splitlines()]
     assert [line["row"] for line in lines] == [row for row in range(71) if row != 5]
     norms = np.linalg.norm(np.array([line["EMBEDDING"] for line in lines]), axis=1)
     assert np.allclose(norms, 1.0, atol=1e-5)
+
+
+_MODEL = """
+import pathlib
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def initialize(self, args):
+        (pathlib.Path(pb_utils.get_model_dir()) / "loaded").touch()
+
+    def execute(self, requests):
+        tensors = [request.inputs()[0].as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("Y", tensor)]) for tensor in tensors]
+"""
+_CONFIG = """backend: "python" max_batch_size: 8 dynamic_batching { priority_levels: 2 default_priority_level: 1 }
+input { name: "X" data_type: TYPE_FP32 dims: [ 2 ] } output { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] }
+"""
+
+
+def test_a_mesh_of_its_own_loads_what_is_called_and_gives_way_to_nobody(tmp_path: Path) -> None:
+    """Of two models with priorities one is loaded, and requests have its largest batch; two columns are one tensor."""
+    for name in ("used", "other"):
+        version = tmp_path / "models" / name / "1"
+        version.mkdir(parents=True)
+        (version / "model.py").write_text(_MODEL)
+        (version.parent / "config.pbtxt").write_text(_CONFIG)
+    (tmp_path / "in.csv").write_text("a,b\n" + "1,2.5\n" * 20 + "1e39,0\n", encoding="utf-8-sig")
+    command = [sys.executable, "-P", "-m", "weft.cli", "batch", "used", "--input", str(tmp_path / "in.csv"), "--json"]
+    command += ["--output", str(tmp_path / "o"), "--repository", str(tmp_path / "models"), "--column", "X=a,b"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == 3, done.stderr
+    assert pq.read_table(tmp_path / "o/rows")["Y"].to_pylist() == [[1.0, 2.5]] * 20
+    assert "'X' does not fit FP32, it is too large" in (tmp_path / "o/failed/part-000000.jsonl").read_text()
+    assert json.loads((tmp_path / "o/manifest.json").read_bytes())["rows_per_request"] == 8
+    loaded = [(tmp_path / "models" / name / "1/loaded").exists() for name in ("used", "other")]
+    assert loaded == [True, False]
 
 
 @pytest.mark.parametrize(

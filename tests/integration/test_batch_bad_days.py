@@ -112,16 +112,42 @@ def test_a_file_that_vanishes_ends_the_job(run: Callable[..., Progress], source:
     assert files(tmp_path / "out") == files(tmp_path / "whole")
 
 
-def test_a_file_that_changes_ends_the_job(run: Callable[..., Progress], source: Path) -> None:
-    """Rows of the new content would stand under the digest of the old; --resume refuses until it is put back."""
+def test_a_file_that_changes_ends_the_job(
+    run: Callable[..., Progress], source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows of the new content would stand under the digest of the old; --resume does that file anew, and says so."""
     last = source / "c.jsonl"
     before = last.read_bytes()
     with pytest.raises(InvalidArgumentError, match=r"c\.jsonl' has changed while the job ran"):
         run(source, after(20, lambda: last.write_bytes(before.replace(b"[0, 1,", b"[1, 1,"))))
-    with pytest.raises(InvalidArgumentError, match="cannot go on, its rows would differ: files was"):
-        run(source, resume=True)
-    last.write_bytes(before)
     assert run(source, resume=True).num_rows == NUM_ROWS
+    assert "files of the data set have changed since the job was begun" in caplog.text
+    run(source, output=tmp_path / "whole")
+    assert files(tmp_path / "out") == files(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("is_mended", [True, False], ids=["mended", "removed"])
+def test_a_damaged_file_is_told_before_any_work_and_passed_over(
+    run: Callable[..., Progress], source: Path, tmp_path: Path, *, is_mended: bool
+) -> None:
+    """With --skip-bad-files the others are done; mended or removed, --resume ends as if nothing had been wrong."""
+    bad, content = source / "b.jsonl.gz", gzip.compress((source / "b.jsonl").read_bytes())
+    (source / "b.jsonl").unlink()
+    bad.write_bytes(content[:5])
+    told: list[Progress] = []
+    with pytest.raises(InvalidArgumentError, match=r"1 of 3 files cannot be read: .*b\.jsonl\.gz' cannot be unpacked"):
+        run(source, told.append)
+    assert not told
+    end = run(source, skip_bad_files=True)
+    assert (end.num_bad_files, end.num_failed, end.num_rows < NUM_ROWS) == (1, 0, True)
+    if is_mended:
+        bad.write_bytes(content)
+    else:
+        bad.unlink()
+    end = run(source, resume=True)
+    assert (end.num_bad_files, end.num_skipped > 0) == (0, True)
+    run(source, output=tmp_path / "whole")
+    assert files(tmp_path / "out") == files(tmp_path / "whole")
 
 
 def test_one_job_at_a_time_writes_to_a_folder(run: Callable[..., Progress], source: Path) -> None:

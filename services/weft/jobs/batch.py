@@ -7,10 +7,17 @@ from typing import Any
 
 from weft.base.errors import InternalError, WeftError
 from weft.jobs.atomic_files import held
-from weft.jobs.checkpoints import Checkpoints
-from weft.jobs.dataset import Dataset, Shard
-from weft.jobs.job import MAX_OPEN_SHARDS, BatchOptions, Progress, ShardWorker, plan_job
-from weft.jobs.output import OutputFolder, begin
+from weft.jobs.dataset import Shard
+from weft.jobs.job import (
+    MAX_OPEN_SHARDS,
+    BatchOptions,
+    Progress,
+    ShardWorker,
+    begin_job,
+    open_dataset,
+    plan_job,
+)
+from weft.jobs.output import OutputFolder
 from weft.v2.client.v2_client import V2Client
 
 #: Least time between two reports of rows in a shard, in seconds.
@@ -41,15 +48,13 @@ async def run_batch(
     """
     target, plan = await plan_job(client, options)
     with held(options.output):
-        dataset = await asyncio.to_thread(Dataset, options.input, options.format)
-        begin(options.output, plan.manifest(options, dataset), resume=options.resume)
+        dataset, plan = await asyncio.to_thread(open_dataset, options, plan)
         folder = OutputFolder(options.output, options.output_format, plan.layout.schema)
-        folder.remove_unfinished()
-        if not options.resume:
-            Checkpoints(options.output).clear()
-        shards = dataset.shards(options.rows_per_shard, plan.layout.columns, folder.is_done)
+        await asyncio.to_thread(begin_job, options, plan, dataset, folder)
+        shards = dataset.shards(plan.rows_per_shard, plan.layout.columns, folder.is_done)
         job = _Job(folder, shards, folder.num_failed(), on_progress)
-        return await job.run(ShardWorker(options, target, plan, folder, folder.num_failed(), job.on_rows))
+        end = await job.run(ShardWorker(options, target, plan, folder, folder.num_failed(), job.on_rows))
+        return end._replace(num_bad_files=len(dataset.bad_files))
 
 
 class _Job:

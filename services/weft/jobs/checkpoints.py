@@ -50,7 +50,7 @@ class Checkpoints:
         self._folder.mkdir(exist_ok=True)
         records = [
             (list(one.rows), name, *encode(value)) for one in answered for name, value in one.outputs.items()
-        ] + [([row], _FAILED, "", (), json.dumps(failure._asdict()).encode()) for row, failure in failed.items()]
+        ] + [([row], _FAILED, "", (), json.dumps(failure.fields()).encode()) for row, failure in failed.items()]
         columns = [
             pa.array(column, field.type) for column, field in zip(zip(*records, strict=True), _SCHEMA, strict=True)
         ]

@@ -1,6 +1,5 @@
 """Columns of a data set as tensors of requests, and tensors of answers as columns."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ import pyarrow as pa
 from weft.base.errors import InvalidArgumentError
 from weft.base.signature import TensorSpec
 from weft.base.tensors import INTEGERS, NUMPY_BY_DATATYPE, Array, WireTensor, datatype_of, encode
+from weft.jobs.readers import parsed_json
 
 #: Types of Arrow by V2 datatype; BF16, which Arrow lacks, becomes float32.
 _ARROW: dict[str, pa.DataType] = {
@@ -91,6 +91,16 @@ def read_column(spec: TensorSpec, column: Any, *, is_text: bool) -> InputValues:
     return InputValues(values, faults)
 
 
+def joined(columns: Sequence[Any], *, is_text: bool) -> Any:
+    """Several columns of scalars as one column of lists; one column as it is."""
+    if len(columns) == 1:
+        return columns[0]
+    if is_text:
+        return [None if None in cells else f"[{','.join(cells)}]" for cells in zip(*columns, strict=True)]
+    plain = [column if isinstance(column, list) else column.to_pylist() for column in columns]
+    return [None if None in cells else list(cells) for cells in zip(*plain, strict=True)]
+
+
 def _check_type(spec: TensorSpec, type: pa.DataType) -> None:  # Arrow's word
     element = type
     while pa.types.is_nested(element) and element.num_fields == 1:
@@ -140,8 +150,8 @@ def _is_even(array: Any, width: int) -> bool:
 def _value(spec: TensorSpec, value: Any, *, is_text: bool) -> Array:
     if is_text and spec.datatype != "BYTES":
         try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
+            value = parsed_json(value)
+        except (ValueError, RecursionError, TypeError):
             raise InvalidArgumentError(f"'{spec.name}': {_shown(value)} is no JSON") from None
     if value is None:
         raise InvalidArgumentError(f"'{spec.name}' has no value")
@@ -186,7 +196,11 @@ def _number_array(spec: TensorSpec, value: Any) -> Array:
             raise InvalidArgumentError(
                 f"'{spec.name}' does not fit {spec.datatype}, which holds {bounds.min} to {bounds.max}: {_shown(value)}"
             )
-    return plain.astype(dtype)
+    with np.errstate(over="ignore"):
+        array: Array = plain.astype(dtype)
+    if plain.size and spec.datatype not in (*INTEGERS, "BOOL") and np.isinf(array[np.isfinite(plain)]).any():
+        raise InvalidArgumentError(f"'{spec.name}' does not fit {spec.datatype}, it is too large: {_shown(value)}")
+    return array
 
 
 def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:

@@ -1,20 +1,31 @@
-"""A data set of Parquet, JSON Lines or CSV files, local or in an object store, as shards of rows in a fixed order."""
+"""A data set of files, local or in an object store, as shards of rows in a fixed order.
+
+Files are Parquet, JSON Lines or CSV; or images and the like, each of which is a row.
+"""
 
 import hashlib
+import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import fsspec
+import pyarrow as pa
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
-from weft.jobs.readers import READERS, FilePart, is_compressed
+from weft.jobs.readers import READERS, FileLook, FilePart, check_columns, is_compressed
 
 #: Format by suffix; a suffix of compression may follow that of JSON Lines and CSV.
 FORMATS = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
+#: Suffixes of files that are a row each, and its columns.
+_ROW_FILES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".wav", ".flac", ".mp3", ".pdf")
+PATH_COLUMN, CONTENT_COLUMN = "path", "content"
+ROW_FILE = "file"
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
 _HASHED_AT_ONCE_BYTES = 1 << 20
+#: Files that cannot be read whose reasons a message has.
+_MAX_TOLD = 10
 
 
 @dataclass(frozen=True)
@@ -23,7 +34,7 @@ class DataFile:
 
     Attributes:
         path: As its file system names it.
-        format: ``parquet``, ``jsonl`` or ``csv``.
+        format: ``parquet``, ``jsonl``, ``csv``, or ``file`` for one that is a row.
         digest: sha256 of a local file; of one in an object store, what that says of its content.
     """
 
@@ -45,6 +56,7 @@ class Shard:
         is_text: Every value is text.
         faults: Rows that could not be read, counted from 0, and why. Their columns hold None.
         share: How much of the data set it is, from 0 to 1, by the bytes of the files; of rows about.
+        files: Where each row is from, of files that are a row each.
     """
 
     index: int
@@ -55,14 +67,15 @@ class Shard:
     is_text: bool = False
     faults: dict[int, str] = field(default_factory=dict)
     share: float = 0.0
+    files: tuple[str, ...] = ()
 
 
 class ShardSpan(NamedTuple):
     """Adjacent shards of one file that can be read without those before them.
 
     Attributes:
-        file: Index of the file.
-        start: Place in the file, as its reader counts.
+        file: Index of the file, or of the first of adjacent ones that are a row each.
+        start: Place in the file, as its reader counts, or among these.
         first_index: Index of the first shard.
         first_row: Number of the first row.
         num_rows: Of each shard.
@@ -86,6 +99,7 @@ class Dataset:
 
     Attributes:
         files: The files, at least one.
+        bad_files: Why files, or the rest of them, are passed over, by path.
 
     Raises:
         NotFoundError: Nothing matches.
@@ -105,6 +119,67 @@ class Dataset:
         self._states = {each: self._state(each) for each in paths}
         self.files = [DataFile(each, format or _format_of(each), self._digest(each)) for each in paths]
         self._sizes = [int(self._system.size(each) or 0) for each in paths]
+        self.bad_files: dict[str, str] = {}
+        self._skips_bad = False
+
+    @property
+    def is_of_row_files(self) -> bool:
+        """Whether each file is a row, with the columns ``path`` and ``content``."""
+        return all(file.format == ROW_FILE for file in self.files)
+
+    def look(self, columns: Sequence[str], *, skips_bad: bool = False) -> FileLook:
+        """Look at the begin of every file, before a row of any is worked on.
+
+        Args:
+            columns: Those that will be read.
+            skips_bad: Leave files out that cannot be read, and the rest of those that turn out to be damaged.
+
+        Returns:
+            Types of the columns over all files, text where these differ, and the memory of a row of the largest file.
+
+        Raises:
+            InvalidArgumentError: Files lack a column, or are not what their suffix says; all of them are told.
+            OSError: A file cannot be read.
+        """
+        self._skips_bad = skips_bad
+        looks: dict[str, FileLook] = {}
+        for file in self.files:
+            try:
+                looks[file.path] = self._look(file, columns)
+            except InvalidArgumentError as error:
+                self.bad_files[file.path] = error.message
+        if not looks:
+            raise InvalidArgumentError(next(iter(self.bad_files.values())))
+        if self.bad_files and not skips_bad:
+            reasons = "; ".join([*self.bad_files.values()][:_MAX_TOLD])
+            raise InvalidArgumentError(
+                f"{len(self.bad_files)} of {len(self.files)} files cannot be read: {reasons}; mend or remove them, or "
+                "pass over them with --skip-bad-files"
+            )
+        kept = [place for place, file in enumerate(self.files) if file.path not in self.bad_files]
+        self.files, self._sizes = [self.files[place] for place in kept], [self._sizes[place] for place in kept]
+        types = {name: _common_type([look.types[name] for look in looks.values()]) for name in columns}
+        return FileLook(types, max(look.row_bytes for look in looks.values()))
+
+    def _look(self, file: DataFile, columns: Sequence[str]) -> FileLook:
+        if file.format != ROW_FILE:
+            return READERS[file.format].look(self._system, file.path, columns)
+        check_columns(file.path, (PATH_COLUMN, CONTENT_COLUMN), columns)
+        types = {PATH_COLUMN: pa.string(), CONTENT_COLUMN: pa.binary()}
+        return FileLook({name: types[name] for name in columns}, float(self._system.size(file.path) or 0))
+
+    def num_shards(self, num_files: int, num_rows: int) -> int:
+        """Shards of so many files at the begin."""
+        count = first_row = 0
+        for number in self._units():
+            rest = num_files - number
+            if rest <= 0:
+                break
+            spans = [*self._spans_of(number, num_rows, count, first_row)]
+            if self.files[number].format == ROW_FILE:  # whole shards of those that are the same
+                spans = [span for span in spans if span.start + sum(span.num_rows) <= rest]
+            count += sum(len(span.num_rows) for span in spans)
+        return count
 
     def shards(
         self, num_rows: int, columns: Sequence[str], is_done: Callable[[int], bool] = lambda _: False
@@ -122,7 +197,8 @@ class Dataset:
             OSError: A file cannot be read.
         """
         index = first_row = 0
-        for number, file in enumerate(self.files):
+        for number in self._units():
+            file, first_index, first_row_of_file = self.files[number], index, first_row
             done, start = self._done_at_begin(number, num_rows, index, first_row, is_done)
             for span in done:
                 for rows in span.num_rows:
@@ -133,13 +209,18 @@ class Dataset:
             if start is None:
                 continue
             before = sum(span.share for span in done) / (self._share(number) or 1.0)
-            for part in READERS[file.format].parts(self._system, file.path, num_rows, columns, start):
-                self._check_unchanged(file)
+            for part, files in self._parts(number, num_rows, columns, start):
+                for one in files:
+                    self._check_unchanged(one)
                 share = max(part.fraction - before, 0.0) * self._share(number)
-                yield _shard(index, first_row, file.path, part, share)
+                yield _shard(index, first_row, file.path, part, share, files)
                 before = part.fraction
                 index += 1
                 first_row += part.num_rows
+            if file.path in self.bad_files:  # shards of the next file have the numbers that they have without damage
+                spans = [*self._spans_of(number, num_rows, 0, 0)]
+                index = first_index + sum(len(span.num_rows) for span in spans)
+                first_row = first_row_of_file + sum(sum(span.num_rows) for span in spans)
 
     def spans(self, num_rows: int) -> Iterator[ShardSpan]:
         """Where the shards of ``shards`` are, each alone; those of a compressed file together.
@@ -147,7 +228,7 @@ class Dataset:
         Reads all files of text, and of Parquet what they say of themselves. Raises as ``shards``.
         """
         index = first_row = 0
-        for number in range(len(self.files)):
+        for number in self._units():
             for span in self._spans_of(number, num_rows, index, first_row):
                 yield span
                 index += len(span.num_rows)
@@ -160,28 +241,75 @@ class Dataset:
             InvalidArgumentError: The file is not the one that the span is of.
         """
         file = self.files[span.file]
-        size = self._system.size(file.path)
+        size = None if file.format == ROW_FILE else self._system.size(file.path)
         if size is not None and size != self._sizes[span.file]:
             raise InvalidArgumentError(
                 f"'{file.path}' has {size} bytes, and had {self._sizes[span.file]} when the job began; every machine "
                 "must see the same files"
             )
         first_row = span.first_row
-        parts = READERS[file.format].parts(self._system, file.path, max(span.num_rows), columns, span.start)
+        parts = self._parts(span.file, max(span.num_rows), columns, span.start)
         for place, rows in enumerate(span.num_rows):
-            part = next(parts, None)
+            part, files = next(parts, (None, ()))
             if part is None or part.num_rows != rows:
                 raise InvalidArgumentError(f"'{file.path}' has other rows than when the job began")
             share = span.share * rows / sum(span.num_rows)
-            yield _shard(span.first_index + place, first_row, file.path, part, share)
+            yield _shard(span.first_index + place, first_row, file.path, part, share, files)
             first_row += rows
+
+    def _pass_over(self, file: DataFile, error: InvalidArgumentError) -> None:
+        """Note that the rest of a damaged file is passed over. Raises the error if no file is."""
+        if not self._skips_bad:
+            raise error
+        self.bad_files[file.path] = f"{error.message}; rows before that are answered"
+
+    def _units(self) -> list[int]:
+        """Files that are read one after another, by number; of adjacent ones that are a row each the first alone."""
+        forms = [file.format for file in self.files]
+        return [place for place, form in enumerate(forms) if form != ROW_FILE or not place or forms[place - 1] != form]
+
+    def _row_files(self, number: int) -> list[DataFile]:
+        """The adjacent files that are a row each, from this one on."""
+        return [*itertools.takewhile(lambda file: file.format == ROW_FILE, self.files[number:])]
+
+    def _parts(
+        self, number: int, num_rows: int, columns: Sequence[str], start: int
+    ) -> Iterator[tuple[FilePart, Sequence[DataFile]]]:
+        """Parts of a file, or of adjacent ones that are a row each, and where they are from."""
+        file = self.files[number]
+        if file.format == ROW_FILE:
+            rows = self._row_files(number)
+            for first in range(start, len(rows), num_rows):
+                some = rows[first : first + num_rows]
+                values = {PATH_COLUMN: [row.path for row in some]}
+                content = (
+                    {CONTENT_COLUMN: [self._system.cat_file(row.path) for row in some]}
+                    if (CONTENT_COLUMN in columns)
+                    else {}
+                )
+                yield FilePart(len(some), (first + len(some)) / len(rows), values | content, False, {}), some
+            return
+        try:
+            for part in READERS[file.format].parts(self._system, file.path, num_rows, columns, start):
+                yield part, (file,)
+        except InvalidArgumentError as error:
+            self._pass_over(file, error)
 
     def _spans_of(self, number: int, num_rows: int, index: int, first_row: int) -> Iterator[ShardSpan]:
         """Spans of one file, the first with this index and number of its first row."""
         file = self.files[number]
-        starts = list(READERS[file.format].starts(self._system, file.path, num_rows))
+        if file.format == ROW_FILE:
+            total = len(self._row_files(number))
+            starts = [(min(num_rows, total - place), place) for place in range(0, total, num_rows)]
+        else:
+            starts = []
+            try:
+                # Where the file is damaged, those before that.
+                starts.extend(READERS[file.format].starts(self._system, file.path, num_rows))
+            except InvalidArgumentError as error:
+                self._pass_over(file, error)
         rows_of_file = sum(rows for rows, _ in starts) or 1
-        is_whole = file.format != "parquet" and is_compressed(file.path)
+        is_whole = file.format in ("jsonl", "csv") and is_compressed(file.path)
         together = len(starts) if is_whole else 1
         for first in range(0, len(starts), together or 1):
             rows = tuple(count for count, _ in starts[first : first + together])
@@ -205,7 +333,8 @@ class Dataset:
 
     def _share(self, number: int) -> float:
         """How much of the data set a file is."""
-        return self._sizes[number] / max(sum(self._sizes), 1)
+        count = len(self._row_files(number)) or 1
+        return sum(self._sizes[number : number + count]) / max(sum(self._sizes), 1)
 
     def _state(self, path: str) -> tuple[int, ...]:
         """What changes when a local file is written or replaced; of others nothing is asked, for that is a request."""
@@ -224,7 +353,11 @@ class Dataset:
     def _paths(self, plain: str) -> list[str]:
         if self._system.isdir(plain):
             found = self._system.find(plain)
-            return sorted(each for each in found if _suffix(each) in FORMATS and not _is_hidden(each[len(plain) :]))
+            return sorted(
+                each
+                for each in found
+                if _suffix(each) in (*FORMATS, *_ROW_FILES) and not _is_hidden(each[len(plain) :])
+            )
         if self._system.exists(plain):
             return [plain]
         return sorted(each for each in self._system.glob(plain) if self._system.isfile(each))
@@ -243,17 +376,30 @@ class Dataset:
         return (protocol,) if isinstance(protocol, str) else tuple(protocol)
 
 
-def _shard(index: int, first_row: int, path: str, part: FilePart, share: float) -> Shard:
-    return Shard(index, first_row, part.num_rows, path, part.columns, part.is_text, part.faults, share)
+def _shard(
+    index: int, first_row: int, path: str, part: FilePart, share: float, files: Sequence[DataFile] = ()
+) -> Shard:
+    own = tuple(file.path for file in files) if files and files[0].format == ROW_FILE else ()
+    return Shard(index, first_row, part.num_rows, path, part.columns, part.is_text, part.faults, share, own)
+
+
+def _common_type(types: Sequence[pa.DataType | None]) -> pa.DataType:
+    """One type for all values; text if there is none."""
+    plain = [type.value_type if pa.types.is_dictionary(type) else type for type in types if type is not None]
+    try:
+        fields = [pa.schema([("", type)]) for type in plain]
+        return pa.unify_schemas(fields, promote_options="permissive").field(0).type if fields else pa.string()
+    except pa.ArrowException:
+        return pa.string()
 
 
 def _format_of(path: str) -> str:
-    try:
-        return FORMATS[_suffix(path)]
-    except KeyError:
+    suffix = _suffix(path)
+    if suffix not in FORMATS and suffix not in _ROW_FILES:
         raise InvalidArgumentError(
-            f"'{path}' has none of the suffixes {', '.join(FORMATS)}; --format says what it is"
-        ) from None
+            f"'{path}' has none of the suffixes {', '.join((*FORMATS, *_ROW_FILES))}; --format says what it is"
+        )
+    return FORMATS.get(suffix, ROW_FILE)
 
 
 def _suffix(path: str) -> str:

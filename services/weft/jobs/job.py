@@ -3,28 +3,33 @@
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.base.core import Parameters
 from weft.base.errors import InvalidArgumentError
+from weft.base.observing.logs import get_logger
 from weft.base.tensors import Array
 from weft.jobs.checkpoints import Answered, Checkpoints
 from weft.jobs.columns import InputValues
-from weft.jobs.dataset import Dataset, Shard
+from weft.jobs.dataset import CONTENT_COLUMN, Dataset, Shard
 from weft.jobs.layout import Layout, make_layout
-from weft.jobs.output import FailedRow, OutputFolder, begun_with
+from weft.jobs.output import FailedRow, OutputFolder, begin, begun_with
 from weft.jobs.shard import run_shard
 from weft.jobs.target import Identity, JobTarget
 from weft.jobs.window import Window
 from weft.v2.client.v2_client import V2Client
 
+_log = get_logger("weft.jobs")
+
 #: Shards in work at once, so that the last requests of one do not leave the servers idle.
 MAX_OPEN_SHARDS = 3
-_FORMAT = 1
+_FORMAT = 2
 #: Rows of a request beside requests that go first, unless the job says how many.
 _POLITE_ROWS = 4
+#: Rows of a shard unless the job says how many: fewer, where these need more memory.
+_ROWS_PER_SHARD, _SHARD_BYTES = 8192, 128 << 20
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,8 @@ class BatchOptions:
         is_alone: Nobody else uses the mesh, so no request gives way to others.
         rows_per_request: 0: as the job to resume has it, else the largest batch of the graph, or 1; at most 4
             where models have priorities, since a request that runs makes others wait, whatever their priority.
-        rows_per_shard: Rows of a file of the output.
+        rows_per_shard: Rows of a file of the output. 0: as the job to resume has it, else 8192, fewer of large rows.
+        skip_bad_files: Pass over files that cannot be read, and over the rest of those that are damaged.
         max_inflight: Requests in flight at most.
         max_failures: The job ends once more rows have failed; None: never for that.
         timeout_s: Of one request.
@@ -66,7 +72,8 @@ class BatchOptions:
     parameters: Parameters = field(default_factory=dict)
     is_alone: bool = False
     rows_per_request: int = 0
-    rows_per_shard: int = 8192
+    rows_per_shard: int = 0
+    skip_bad_files: bool = False
     max_inflight: int = 256
     max_failures: int | None = None
     timeout_s: float = 60.0
@@ -85,6 +92,7 @@ class Progress(NamedTuple):
         share_skipped: How much of it was done before the job was resumed.
         num_open: Rows of shards in work that are answered.
         share_open: As of ``share``, of these.
+        num_bad_files: Files that were passed over, or the rest of them.
     """
 
     num_rows: int
@@ -95,6 +103,7 @@ class Progress(NamedTuple):
     share_skipped: float = 0.0
     num_open: int = 0
     share_open: float = 0.0
+    num_bad_files: int = 0
 
     def plus(
         self, num_rows: int, share: float, *, num_failed: int = 0, num_skipped: int = 0, window: int | None = None
@@ -127,11 +136,13 @@ class JobPlan(NamedTuple):
         identity: The graph or model.
         layout: Columns and tensors.
         yields: Whether its requests give way to those of better priority.
+        rows_per_shard: Rows of a shard; 0: not known before ``open_dataset``.
     """
 
     identity: Identity
     layout: Layout
     yields: bool
+    rows_per_shard: int
 
     def manifest(self, options: BatchOptions, dataset: Dataset) -> dict[str, Any]:
         """All that the rows of the output depend on."""
@@ -147,7 +158,8 @@ class JobPlan(NamedTuple):
             "output_format": options.output_format,
             "parameters": dict(options.parameters),
             "rows_per_request": self.layout.rows_per_request,
-            "rows_per_shard": options.rows_per_shard,
+            "rows_per_shard": self.rows_per_shard,
+            "kept": {name: str(type) for name, type in self.layout.kept_types.items()},
         }
 
 
@@ -175,10 +187,11 @@ async def plan_job(client: V2Client, options: BatchOptions) -> tuple[JobTarget, 
         patience_s=options.patience_s,
         clock_s=time.monotonic,
     )
-    rows_per_request = options.rows_per_request
+    rows_per_request, rows_per_shard = options.rows_per_request, options.rows_per_shard
     if options.resume and (begun := begun_with(options.output, name)) is not None:
         await target.is_still(begun.lock)  # waits for a mesh that starts
         rows_per_request = rows_per_request or begun.rows_per_request
+        rows_per_shard = rows_per_shard or begun.rows_per_shard
     identity = await target.identify()
     yields = not options.is_alone and await target.yield_to_others()
     if yields and not rows_per_request:
@@ -191,7 +204,56 @@ async def plan_job(client: V2Client, options: BatchOptions) -> tuple[JobTarget, 
         keep=options.keep,
         rows_per_request=rows_per_request,
     )
-    return target, JobPlan(identity, layout, yields)
+    return target, JobPlan(identity, layout, yields, rows_per_shard)
+
+
+def open_dataset(options: BatchOptions, plan: JobPlan) -> tuple[Dataset, JobPlan]:
+    """Look at every file of the data set; reads from disk.
+
+    Returns:
+        The data set, and the plan with what depends on it: types, rows of a shard, the column of a file that is a row.
+
+    Raises:
+        NotFoundError, InvalidArgumentError, OSError: As of ``Dataset`` and ``Dataset.look``.
+    """
+    dataset, layout = Dataset(options.input, options.format), plan.layout
+    if dataset.is_of_row_files and len(layout.inputs) == 1 and layout.inputs[0].name not in options.column_of:
+        layout = replace(layout, column_of={layout.inputs[0].name: CONTENT_COLUMN})
+    look = dataset.look(layout.columns, skips_bad=options.skip_bad_files)
+    for path, message in dataset.bad_files.items():
+        _log.warning("'%s' is passed over: %s", path, message)
+    layout = replace(layout, kept_types={name: type for name in layout.keep if (type := look.types[name]) is not None})
+    outputs_bytes = sum(max(spec.row_bytes, 0) for spec in layout.outputs)
+    fitting = int(_SHARD_BYTES / max(look.row_bytes + outputs_bytes, 1.0))
+    rows = plan.rows_per_shard or max(1, min(_ROWS_PER_SHARD, fitting))
+    return dataset, plan._replace(layout=layout, rows_per_shard=rows)
+
+
+def begin_job(options: BatchOptions, plan: JobPlan, dataset: Dataset, folder: OutputFolder) -> None:
+    """Write the manifest of a new job, or go on with that in the folder; reads from disk.
+
+    Where files of the data set were mended, removed or added since, shards from the first of them on are done anew.
+
+    Raises:
+        WeftError, OSError: As of ``begin``.
+    """
+    checkpoints = Checkpoints(options.output)
+    if not options.resume:
+        checkpoints.clear()
+
+    def forget(num_same: int) -> None:
+        first = dataset.num_shards(num_same, plan.rows_per_shard)
+        num_removed = folder.remove_from(first)
+        checkpoints.clear(first)
+        _log.warning(
+            "files of the data set have changed since the job was begun: of the shards that were done %d stay, and %d "
+            "are done anew",
+            first,
+            num_removed,
+        )
+
+    begin(options.output, plan.manifest(options, dataset), resume=options.resume, on_changed_files=forget)
+    folder.remove_unfinished()
 
 
 class _ShardJournal:

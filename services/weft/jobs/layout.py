@@ -1,7 +1,8 @@
 """Which columns and tensors belong together: ``Layout``."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import pyarrow as pa
 
@@ -9,7 +10,7 @@ from weft.base.errors import InvalidArgumentError
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import WireTensor
 from weft.base.text.suggestion import suggestion
-from weft.jobs.columns import InputValues, output_type
+from weft.jobs.columns import InputValues, joined, output_type, read_column
 
 #: Column that says which row of the data set, counted from 0, a row of the output is.
 ROW = "row"
@@ -21,12 +22,13 @@ class Layout:
 
     Attributes:
         inputs: The inputs that columns fill.
-        column_of: Column of each input, by its name.
+        column_of: Column of each input, by its name; several with commas between them, each a scalar.
         outputs: The outputs that are written.
         binary: Those of BYTES that stay bytes; the others are UTF-8 text.
         keep: Columns of the data set that are written beside them, with their types.
         has_batch: A request has a batch dimension.
         rows_per_request: Rows of one request; 1 without a batch dimension.
+        kept_types: Types of ``keep``, by name; others than these are text, and values that are none JSON.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -36,11 +38,18 @@ class Layout:
     keep: tuple[str, ...]
     has_batch: bool
     rows_per_request: int
+    kept_types: Mapping[str, pa.DataType] = field(default_factory=dict)
 
     @property
     def columns(self) -> list[str]:
         """The columns that are read, each once."""
-        return list(dict.fromkeys([*(self.column_of[spec.name] for spec in self.inputs), *self.keep]))
+        filling = [name for spec in self.inputs for name in self.column_of[spec.name].split(",")]
+        return list(dict.fromkeys([*filling, *self.keep]))
+
+    def read(self, spec: TensorSpec, columns: Mapping[str, Any], *, is_text: bool) -> InputValues:
+        """Values of an input from the columns of some rows. Raises as ``read_column``."""
+        own = [columns[name] for name in self.column_of[spec.name].split(",")]
+        return read_column(spec, joined(own, is_text=is_text), is_text=is_text)
 
     def tensors(self, inputs: Mapping[str, InputValues], rows: Sequence[int]) -> dict[str, WireTensor]:
         """Tensors of one request for these rows; without a batch dimension that is one row."""
@@ -51,8 +60,8 @@ class Layout:
 
     @property
     def schema(self) -> pa.Schema:
-        """Columns of the output; those that are kept are text, other values than text as JSON."""
-        kept = [(name, pa.string()) for name in self.keep]
+        """Columns of the output."""
+        kept = [(name, self.kept_types.get(name, pa.string())) for name in self.keep]
         answers = [(spec.name, output_type(spec, is_binary=spec.name in self.binary)) for spec in self.outputs]
         return pa.schema([(ROW, pa.int64()), *kept, *answers])
 

@@ -3,7 +3,7 @@
 import base64
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ class FailedRow(NamedTuple):
         status: Name of a gRPC status code.
         message: What was wrong.
         path: Way through the graph as far as it came; "" where that is not known.
+        kept: Its values of the columns that are kept, if any are.
     """
 
     row: int
@@ -35,6 +36,11 @@ class FailedRow(NamedTuple):
     status: str
     message: str
     path: str = ""
+    kept: Mapping[str, Any] | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """As an object of JSON, but for values that have no form there."""
+        return {name: value for name, value in self._asdict().items() if name != "kept" or value}
 
 
 class OutputFolder:
@@ -97,6 +103,14 @@ class OutputFolder:
         for name in (_ROWS, _FAILED):
             remove_unfinished(self._path / name)
 
+    def remove_from(self, first: int) -> int:
+        """Remove shards from this one on, which are to be done anew; returns how many."""
+        paths = [*(self._path / _ROWS).glob("part-*"), *(self._path / _FAILED).glob("part-*")]
+        late = [path for path in paths if int(path.stem.removeprefix("part-")) >= first]
+        for path in late:
+            path.unlink()
+        return sum(path.parent.name == _ROWS for path in late)
+
     def write(self, index: int, columns: Mapping[str, pa.Array], failed: Sequence[FailedRow]) -> None:
         """Write a shard, also one that has no row or was written before.
 
@@ -106,7 +120,7 @@ class OutputFolder:
         failures = self._failures(index)
         if failed:
             failures.parent.mkdir(exist_ok=True)
-            lines = "".join(json.dumps(row._asdict(), ensure_ascii=False) + "\n" for row in failed)
+            lines = "".join(json.dumps(row.fields(), ensure_ascii=False, default=_plain) + "\n" for row in failed)
             replace_file(failures, lines.encode("utf-8", "backslashreplace"), self.writer)
         else:
             failures.unlink(missing_ok=True)
@@ -141,12 +155,13 @@ def _with_dictionary(schema: pa.Schema) -> Iterator[str]:
 
 
 def _json_lines(table: pa.Table) -> bytes:
-    lines = (json.dumps(row, ensure_ascii=False, default=_in_base64) for row in table.to_pylist())
+    lines = (json.dumps(row, ensure_ascii=False, default=_plain) for row in table.to_pylist())
     return "".join(line + "\n" for line in lines).encode()
 
 
-def _in_base64(value: Any) -> str:
-    return base64.b64encode(value).decode()
+def _plain(value: Any) -> str:
+    """Text for a value that JSON lacks: base64 of bytes, a time as ISO 8601."""
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
 class Begun(NamedTuple):
@@ -155,28 +170,40 @@ class Begun(NamedTuple):
     Attributes:
         lock: Digest of its graph and the models that this calls.
         rows_per_request: Rows of a request.
+        rows_per_shard: Rows of a file of the output.
     """
 
     lock: str
     rows_per_request: int
+    rows_per_shard: int
 
 
 def begun_with(path: Path, graph: str) -> Begun | None:
     """What the job of ``graph`` in a folder was begun with; None: there is none, or its manifest cannot be read."""
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
-        return Begun(str(manifest["lock"]), int(manifest["rows_per_request"])) if manifest["graph"] == graph else None
+        if manifest["graph"] != graph:
+            return None
+        return Begun(str(manifest["lock"]), int(manifest["rows_per_request"]), int(manifest["rows_per_shard"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def begin(path: Path, manifest: Mapping[str, Any], *, resume: bool) -> None:
+def begin(
+    path: Path,
+    manifest: Mapping[str, Any],
+    *,
+    resume: bool,
+    on_changed_files: Callable[[int], None] = lambda num_same: None,
+) -> None:
     """Write the manifest of a new job, or compare it with that of the job to resume.
 
     Args:
         path: The output folder, held.
         manifest: What the job's output depends on; values of JSON.
         resume: Whether a job was begun there.
+        on_changed_files: Called where files of the data set were mended, removed or added, with how many at the begin
+            are as they were; removes what was made of the others.
 
     Raises:
         NotFoundError: There is none to resume.
@@ -190,7 +217,7 @@ def begin(path: Path, manifest: Mapping[str, Any], *, resume: bool) -> None:
         if others:
             what = "a job was begun there; --resume goes on with it" if MANIFEST in others else f"it has {others[0]}"
             raise AlreadyExistsError(f"--output '{path}' must be empty, but {what}")
-        replace_file(target, (json.dumps(manifest, indent=2, sort_keys=True) + "\n").encode())
+        _write_manifest(target, manifest)
         return
     try:
         before = json.loads(target.read_bytes())
@@ -203,13 +230,22 @@ def begin(path: Path, manifest: Mapping[str, Any], *, resume: bool) -> None:
     differences = [
         f"{_MEANINGS.get(key, '')}{key} was {_short(before.get(key))}, is {_short(value)}"
         for key, value in manifest.items()
-        if before.get(key) != json.loads(json.dumps(value))
+        if key != "files" and before.get(key) != json.loads(json.dumps(value))
     ]
     if differences:
         raise InvalidArgumentError(
             f"the job in '{path}' cannot go on, its rows would differ: {'; '.join(differences)}; put back what it was "
             "made from, or begin again in another folder"
         )
+    files, known = manifest["files"], before.get("files", [])
+    if files != known:
+        pairs = enumerate(zip(files, known, strict=False))
+        on_changed_files(next((place for place, (new, old) in pairs if new != old), min(len(files), len(known))))
+        _write_manifest(target, manifest)
+
+
+def _write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
+    replace_file(path, (json.dumps(manifest, indent=2, sort_keys=True) + "\n").encode())
 
 
 def _short(value: Any) -> str:

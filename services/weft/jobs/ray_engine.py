@@ -17,10 +17,19 @@ from typing import Any, NamedTuple
 
 from weft.base.errors import InternalError, RemoteError, UnavailableError, WeftError
 from weft.jobs.atomic_files import held
-from weft.jobs.checkpoints import Checkpoints
 from weft.jobs.dataset import Dataset, Shard, ShardSpan
-from weft.jobs.job import MAX_OPEN_SHARDS, BatchOptions, JobPlan, Progress, ShardWorker, check_failures, plan_job
-from weft.jobs.output import MANIFEST, FailedRow, OutputFolder, begin
+from weft.jobs.job import (
+    MAX_OPEN_SHARDS,
+    BatchOptions,
+    JobPlan,
+    Progress,
+    ShardWorker,
+    begin_job,
+    check_failures,
+    open_dataset,
+    plan_job,
+)
+from weft.jobs.output import MANIFEST, FailedRow, OutputFolder
 from weft.v2.client.v2_client import V2Client
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray reads it as it is imported
@@ -122,15 +131,12 @@ def run_batch_on_ray(
     options = replace(options, output=options.output.resolve())
     plan = asyncio.run(_plan(open_client, options))
     with held(options.output):
-        dataset = Dataset(options.input, options.format)
-        begin(options.output, plan.manifest(options, dataset), resume=options.resume)
+        dataset, plan = open_dataset(options, plan)
         folder = OutputFolder(options.output, options.output_format, plan.layout.schema)
-        folder.remove_unfinished()
-        if not options.resume:
-            Checkpoints(options.output).clear()
+        begin_job(options, plan, dataset, folder)
         progress = Progress(0, folder.num_failed(), 0, 0)
         tasks = []
-        for span in dataset.spans(options.rows_per_shard):
+        for span in dataset.spans(plan.rows_per_shard):
             done = frozenset(place for place in range(len(span.num_rows)) if folder.is_done(span.first_index + place))
             if len(done) < len(span.num_rows):
                 tasks.append(_SpanTask(span, done))
@@ -138,6 +144,7 @@ def run_batch_on_ray(
             if num_rows:
                 share = span.share * num_rows / sum(span.num_rows)
                 progress = progress.plus(num_rows, share, num_skipped=num_rows)
+        progress = progress._replace(num_bad_files=len(dataset.bad_files))
         if not tasks:
             return progress
         options = replace(

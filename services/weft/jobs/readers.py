@@ -16,14 +16,21 @@ import pyarrow.parquet as pq
 from fsspec import AbstractFileSystem
 from fsspec.core import compr, get_compression
 
-from weft.base.errors import InvalidArgumentError
+from weft.base.errors import InvalidArgumentError, ResourceExhaustedError
 from weft.base.text.suggestion import suggestion
 
+_BOM = b"\xef\xbb\xbf"
 #: What the readers of compressed files raise for one that is damaged or ends too early.
 _DAMAGES = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
 #: Characters of a cell of CSV, at most; the module's own limit is 128 KiB.
 _MAX_CELL = 2**31 - 1
 _MAX_SHOWN = 80
+#: Bytes of a value in memory; in the file equal ones may share theirs.
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8}
+_PAGE_BUFFER_BYTES = 1 << 20
+#: Rows of a file of text that say what its columns are, and how much memory of Python a byte of text takes.
+_NUM_LOOKED_AT = 1000
+_MEMORY_OF_TEXT = 4.0
 
 
 class FilePart(NamedTuple):
@@ -44,6 +51,18 @@ class FilePart(NamedTuple):
     faults: dict[int, str]
 
 
+class FileLook(NamedTuple):
+    """What is known of a file without reading all of it.
+
+    Attributes:
+        types: Of the columns, by name; None: no row that was looked at has a value.
+        row_bytes: Memory of one row, about.
+    """
+
+    types: dict[str, pa.DataType | None]
+    row_bytes: float
+
+
 class FileReader(Protocol):
     """Reads files of one format."""
 
@@ -60,6 +79,9 @@ class FileReader(Protocol):
     def starts(self, system: AbstractFileSystem, path: str, num_rows: int) -> Iterator[tuple[int, int]]:
         """Number of rows of each part, and the place where it begins. Raises as ``parts``."""
 
+    def look(self, system: AbstractFileSystem, path: str, columns: Sequence[str]) -> "FileLook":
+        """What a file says at its begin. Raises as ``parts``."""
+
 
 class _Parquet:
     """Places are rows."""
@@ -68,7 +90,7 @@ class _Parquet:
         self, system: AbstractFileSystem, path: str, num_rows: int, columns: Sequence[str], start: int = 0
     ) -> Iterator[FilePart]:
         with _parquet_file(system, path) as parquet:
-            _check_columns(path, parquet.schema_arrow.names, columns)
+            check_columns(path, parquet.schema_arrow.names, columns)
             groups = list(range(parquet.num_row_groups))
             end = skip = start
             total = parquet.metadata.num_rows
@@ -94,12 +116,28 @@ class _Parquet:
         for start in range(0, total, num_rows):
             yield min(num_rows, total - start), start
 
+    def look(self, system: AbstractFileSystem, path: str, columns: Sequence[str]) -> FileLook:
+        with _parquet_file(system, path) as parquet:
+            schema, metadata = parquet.schema_arrow, parquet.metadata
+            check_columns(path, schema.names, columns)
+            num_bytes = sum(
+                max(column.total_uncompressed_size, column.num_values * _WIDTHS.get(column.physical_type, 0))
+                for group in range(metadata.num_row_groups)
+                for column in map(metadata.row_group(group).column, range(metadata.num_columns))
+                if column.path_in_schema.partition(".")[0] in columns
+            )
+        return FileLook({name: schema.field(name).type for name in columns}, num_bytes / max(metadata.num_rows, 1))
+
 
 @contextmanager
 def _parquet_file(system: AbstractFileSystem, path: str) -> Iterator[pq.ParquetFile]:
     with system.open(path, "rb") as stream:
         try:
-            yield pq.ParquetFile(stream)
+            yield pq.ParquetFile(stream, buffer_size=_PAGE_BUFFER_BYTES)  # else it reads a column of a group at once
+        except MemoryError as error:
+            raise ResourceExhaustedError(
+                f"'{path}' needs more memory than there is: {error}; give smaller --rows-per-shard, or row groups"
+            ) from None
         except (pa.ArrowException, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:  # else Arrow's word for damage
                 raise
@@ -109,6 +147,7 @@ def _parquet_file(system: AbstractFileSystem, path: str) -> Iterator[pq.ParquetF
 class _Text(NamedTuple):
     lines: io.TextIOWrapper
     fraction: Callable[[], float]
+    start: int
 
 
 @contextmanager
@@ -116,13 +155,17 @@ def _opened(system: AbstractFileSystem, path: str, start: int = 0) -> Iterator[_
     """Lines of a file of text, and how much of the file was read for them."""
     with system.open(path, "rb") as stored:
         compression = get_compression(path, "infer")
-        plain = compr[compression](stored, mode="rb") if compression else stored
+        plain = io.BufferedReader(compr[compression](stored, mode="rb") if compression else stored)
+        try:
+            start = start or len(_BOM) * plain.peek(len(_BOM)).startswith(_BOM)
+        except _DAMAGES as error:
+            raise InvalidArgumentError(f"'{path}' cannot be unpacked: {error}") from None
         if start:
             plain.seek(start)
         with io.TextIOWrapper(plain, encoding="utf-8", errors="surrogateescape", newline="") as lines:
             size = system.size(path) or 1
             try:
-                yield _Text(lines, lambda: stored.tell() / size)
+                yield _Text(lines, lambda: stored.tell() / size, start)
             except _DAMAGES as error:
                 raise InvalidArgumentError(f"'{path}' cannot be unpacked: {error}") from None
 
@@ -130,9 +173,9 @@ def _opened(system: AbstractFileSystem, path: str, start: int = 0) -> Iterator[_
 class _Counted:
     """Lines, and how many bytes they have so far."""
 
-    def __init__(self, lines: Iterator[str]) -> None:
-        self._lines = lines
-        self.num_bytes = 0
+    def __init__(self, text: _Text) -> None:
+        self._lines = text.lines
+        self.num_bytes = text.start
 
     def __iter__(self) -> "_Counted":
         return self
@@ -157,7 +200,7 @@ class _JsonLines:
                 for row, line in enumerate(some):
                     record: Any = None
                     try:
-                        record = json.loads(line)
+                        record = parsed_json(line)
                     except (ValueError, RecursionError) as error:
                         faults[row] = f"no JSON: {error}: {_shown(line)}"
                     if record is not None and not isinstance(record, dict):
@@ -169,7 +212,16 @@ class _JsonLines:
 
     def starts(self, system: AbstractFileSystem, path: str, num_rows: int) -> Iterator[tuple[int, int]]:
         with _opened(system, path) as text:
-            yield from _starts(_Counted(text.lines), lambda lines: next(lines).strip(), num_rows)
+            yield from _starts(_Counted(text), lambda lines: next(lines).strip(), num_rows)
+
+    def look(self, system: AbstractFileSystem, path: str, columns: Sequence[str]) -> FileLook:
+        with _opened(system, path) as text:
+            lines = _Counted(text)
+            count = sum(1 for _ in islice(lines, _NUM_LOOKED_AT))
+        part = next(self.parts(system, path, _NUM_LOOKED_AT, columns), None)
+        values = {name: [] for name in columns} if part is None else part.columns
+        row_bytes = lines.num_bytes / max(count, 1) * _MEMORY_OF_TEXT
+        return FileLook({name: _type_of(column) for name, column in values.items()}, row_bytes)
 
 
 class _Csv:
@@ -182,7 +234,7 @@ class _Csv:
             reader = _csv_reader(text.lines)
             with _csv_errors(path, lambda: reader.line_num):
                 header: list[str] = next(reader, [])
-            _check_columns(path, header, columns)
+            check_columns(path, header, columns)
             if not start:
                 yield from self._parts(path, text, reader, header, num_rows, columns)
                 return
@@ -209,11 +261,38 @@ class _Csv:
 
     def starts(self, system: AbstractFileSystem, path: str, num_rows: int) -> Iterator[tuple[int, int]]:
         with _opened(system, path) as text:
-            lines = _Counted(text.lines)
+            lines = _Counted(text)
             reader = _csv_reader(lines)
             with _csv_errors(path, lambda: reader.line_num):
                 next(reader, [])
                 yield from _starts(lines, lambda _: next(reader), num_rows)
+
+    def look(self, system: AbstractFileSystem, path: str, columns: Sequence[str]) -> FileLook:
+        with _opened(system, path) as text:
+            lines = _Counted(text)
+            reader = _csv_reader(lines)
+            with _csv_errors(path, lambda: reader.line_num):
+                check_columns(path, next(reader, []), columns)
+                count = sum(1 for _ in islice(reader, _NUM_LOOKED_AT))
+        return FileLook(dict.fromkeys(columns, pa.string()), lines.num_bytes / max(count, 1) * _MEMORY_OF_TEXT)
+
+
+def _type_of(values: Sequence[Any]) -> pa.DataType | None:
+    """Type of a column of JSON: that of its values, text if they differ, or are lists or objects."""
+    found = {type(value) for value in values if value is not None}
+    if found == {int, float}:
+        found = {float}
+    types = {bool: pa.bool_(), int: pa.int64(), float: pa.float64()}
+    return types.get(found.pop(), pa.string()) if len(found) == 1 else pa.string() if found else None
+
+
+def parsed_json(text: str) -> Any:
+    """The value of a JSON text; NaN and Infinity, which Python would take, are none. Raises ValueError."""
+    return json.loads(text, parse_constant=_refuse_constant)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no value of JSON")
 
 
 def _starts(lines: _Counted, next_row: Callable[[_Counted], Any], num_rows: int) -> Iterator[tuple[int, int]]:
@@ -258,7 +337,8 @@ def _columns(table: pa.Table) -> dict[str, Any]:
     return dict(zip(table.column_names, table.columns, strict=True))
 
 
-def _check_columns(path: str, got: Sequence[str], wanted: Sequence[str]) -> None:
+def check_columns(path: str, got: Sequence[str], wanted: Sequence[str]) -> None:
+    """Raise InvalidArgumentError if a file lacks a column."""
     for name in wanted:
         if name not in got:
             raise InvalidArgumentError(

@@ -14,7 +14,7 @@ from weft.base.errors import InternalError, InvalidArgumentError, WeftError
 from weft.base.signature import TensorSpec
 from weft.base.tensors import Array
 from weft.jobs.checkpoints import Answered
-from weft.jobs.columns import InputValues, read_column, write_column
+from weft.jobs.columns import InputValues, write_column
 from weft.jobs.dataset import Shard
 from weft.jobs.layout import ROW, Layout
 from weft.jobs.output import FailedRow
@@ -116,10 +116,14 @@ class _ShardRun:
         for row, message in shard.faults.items():
             self._fail(row, InvalidArgumentError(message))
         for spec in self._layout.inputs:
-            column = shard.columns[self._layout.column_of[spec.name]]
-            rows = self._inputs[spec.name] = read_column(spec, column, is_text=shard.is_text)
+            rows = self._inputs[spec.name] = self._layout.read(spec, shard.columns, is_text=shard.is_text)
             for row, message in rows.faults.items():
                 self._fail(row, InvalidArgumentError(message))
+        for name, type in self._layout.kept_types.items():
+            if isinstance(values := shard.columns[name], list):
+                for row, value in enumerate(values):
+                    if not _is_of(value, type):
+                        self._fail(row, InvalidArgumentError(f"--keep '{name}': {value!r:.80} is no {type}, as before"))
 
     def _requests(self) -> list[Sequence[int]]:
         """Rows of each request: adjacent ones of equal shapes, as many as a request may have."""
@@ -177,7 +181,8 @@ class _ShardRun:
 
     def _fail(self, row: int, error: WeftError, path: str = "") -> None:
         number = self._shard.first_row + row
-        self._failed.setdefault(row, FailedRow(number, self._shard.file, error.code, error.message, path))
+        file = self._shard.files[row] if self._shard.files else self._shard.file
+        self._failed.setdefault(row, FailedRow(number, file, error.code, error.message, path))
 
     def _result(self) -> ShardResult:
         layout, shard = self._layout, self._shard
@@ -194,10 +199,16 @@ class _ShardRun:
         rows = np.fromiter((row for own, _ in self._answers for row in own), np.int64)
         columns[ROW] = pa.array(shard.first_row + rows)
         for name in layout.keep:
-            values: Any = shard.columns[name]
-            plain = values if isinstance(values, list) else values.to_pylist()
-            columns[name] = pa.array([_kept(plain[row]) for row in rows], pa.string())
-        return ShardResult(columns, [self._failed[row] for row in sorted(self._failed)])
+            columns[name] = _kept(shard.columns[name], rows, layout.kept_types.get(name, pa.string()))
+        failed = [self._failed[row] for row in sorted(self._failed)]
+        if layout.keep:
+            failed = [failure._replace(kept=self._kept_of(failure.row - shard.first_row)) for failure in failed]
+        return ShardResult(columns, failed)
+
+    def _kept_of(self, row: int) -> dict[str, Any]:
+        """The values of one row."""
+        columns = ((name, self._shard.columns[name]) for name in self._layout.keep)
+        return {name: column[row] if isinstance(column, list) else column[row].as_py() for name, column in columns}
 
     def _values(self, name: str) -> Array | list[Array | None]:
         """An output of all rows: one array if all have it with one shape, else an array a row."""
@@ -232,8 +243,26 @@ class _ShardRun:
         return [value] if value is None or not self._layout.has_batch else value
 
 
-def _kept(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else json.dumps(value, default=str)
+def _is_of(value: Any, type: pa.DataType) -> bool:  # Arrow's word
+    if pa.types.is_string(type):
+        return True
+    try:
+        pa.scalar(value, type)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def _kept(column: Any, rows: Array, type: pa.DataType) -> pa.Array:
+    """Some rows of a column with its type; as text where that is none of the values', others than text as JSON."""
+    if not isinstance(column, list) and column.type == type:
+        taken = column.take(pa.array(rows))
+        return taken.combine_chunks() if isinstance(taken, pa.ChunkedArray) else taken
+    plain = column if isinstance(column, list) else column.to_pylist()
+    values = [plain[row] for row in rows]
+    if pa.types.is_string(type):
+        values = [one if one is None or isinstance(one, str) else json.dumps(one, default=str) for one in values]
+    return pa.array(values, type)
 
 
 async def run_shard(

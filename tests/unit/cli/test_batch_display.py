@@ -37,6 +37,7 @@ def test_time_left_and_cost_count_what_this_run_has_done() -> None:
         "num_rows": 2_300,
         "num_failed": 7,
         "num_skipped": 300,
+        "num_bad_files": 0,
         "window": 9,
         "duration_s": 10.0,
         "rows_per_s": 200.0,

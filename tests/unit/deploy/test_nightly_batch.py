@@ -62,4 +62,8 @@ def test_a_container_that_starts_again_resumes(manifests: list[Manifest], tmp_pa
     first, second = (make_parser().parse_args(line.split()) for line in told.read_text().splitlines())
     assert (first.graph, first.output, first.url) == ("triage", output, "dns:///router-endpoints:8001")
     assert (first.resume, second.resume) == (False, True)
+    for status, expected in ((3, 0), (1, 1)):
+        weft.write_text(f"#!/bin/sh\nexit {status}\n")
+        done = subprocess.run([*container["command"], *container["args"]], env=environment, check=False, timeout=30)
+        assert done.returncode == expected
     assert vars(first) == vars(second) | {"resume": False}

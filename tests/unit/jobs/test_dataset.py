@@ -147,3 +147,61 @@ def _content(shard: Shard) -> tuple[object, ...]:
     values = shard.columns["x"]
     plain = values if isinstance(values, list) else values.to_pylist()
     return (shard.index, shard.first_row, shard.num_rows, shard.file, plain, shard.is_text, shard.faults)
+
+
+def test_images_are_rows_of_path_and_content(tmp_path: Path) -> None:
+    """Some to a shard, each row with its own file for messages; from any shard on the same rows."""
+    for number in range(5):
+        (tmp_path / f"{number}.png").write_bytes(bytes([number]))
+    dataset = Dataset(str(tmp_path / "*.png"))
+    assert dataset.is_of_row_files
+    assert dataset.look(["content", "path"]).types == {"content": pa.binary(), "path": pa.string()}
+    shards = list(dataset.shards(2, ["content"]))
+    assert [shard.columns["content"] for shard in shards] == [[b"\0", b"\1"], [b"\2", b"\3"], [b"\4"]]
+    assert [Path(path).name for path in shards[1].files] == ["2.png", "3.png"]
+    assert [(shard.index, shard.first_row, round(shard.share, 9)) for shard in shards] == [
+        (0, 0, 0.4),
+        (1, 2, 0.4),
+        (2, 4, 0.2),
+    ]
+    (_, second, _) = dataset.spans(2)
+    assert next(dataset.read(second, ["path"])).files == shards[1].files
+    assert list(dataset.shards(2, ["content"], {0, 1}.__contains__))[2].columns == shards[2].columns
+    with pytest.raises(InvalidArgumentError, match=r"0\.png' has no column 'pixels'; .* path, content"):
+        dataset.look(["pixels"])
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.csv.gz"])
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path, name: str) -> None:
+    """Nor does it shift the places of shards."""
+    text = "x\n" + "1\n2\n3\n" if "csv" in name else '{"x": 1}\n{"x": 2}\n{"x": 3}\n'
+    content = text.encode("utf-8-sig")
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    dataset = Dataset(str(tmp_path / name))
+    rows = [shard.columns["x"] for shard in dataset.shards(2, ["x"])]
+    assert rows in ([["1", "2"], ["3"]], [[1, 2], [3]])
+    assert rows == [shard.columns["x"] for span in dataset.spans(2) for shard in dataset.read(span, ["x"])]
+
+
+def test_what_files_say_at_their_begin(tmp_path: Path) -> None:
+    """Types over all files, text where they differ, and the memory of a row; all that cannot be read are told."""
+    pq.write_table(pa.table({"x": pa.array([1], pa.int32()), "y": [[0.5] * 1000], "z": [1]}), tmp_path / "a.parquet")
+    (tmp_path / "b.jsonl").write_text('{"x": 2, "y": [1], "z": "one"}\n{"x": 2.5}\n')
+    look = Dataset(str(tmp_path)).look(["x", "y", "z"])
+    assert (look.types["x"], look.types["z"]) == (pa.float64(), pa.string())
+    assert look.row_bytes > 8000
+    (tmp_path / "c.parquet").write_text("PAR1")
+    (tmp_path / "d.csv").write_text("x,y\n")
+    with pytest.raises(InvalidArgumentError, match=r"2 of 4 files cannot be read: .*c\.parquet.*; .*d\.csv"):
+        Dataset(str(tmp_path)).look(["x", "z"])
+    dataset = Dataset(str(tmp_path))
+    dataset.look(["x", "z"], skips_bad=True)
+    assert [Path(file.path).name for file in dataset.files] == ["a.parquet", "b.jsonl"]
+    assert [Path(path).name for path in dataset.bad_files] == ["c.parquet", "d.csv"]
+
+
+def test_numbers_that_json_lacks_are_faults(tmp_path: Path) -> None:
+    """Python would take NaN and Infinity."""
+    (tmp_path / "a.jsonl").write_text('{"x": NaN}\n{"x": -Infinity}\n{"x": 1}\n')
+    (shard,) = Dataset(str(tmp_path / "a.jsonl")).shards(8, ["x"])
+    assert [row for row, fault in shard.faults.items() if "is no value of JSON" in fault] == [0, 1]

@@ -74,7 +74,7 @@ def test_one_job_at_a_time_holds_a_folder(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"graph": "b"}, 'graph was "a", is "b"'),
-        ({"files": [2]}, "files was [1], is [2]"),
+        ({"rows_per_shard": 2}, "rows_per_shard was null, is 2"),
         ({"new": 1}, "new was null"),
         ({"lock": "b"}, 'a model that it calls, is another: lock was null, is "b"'),
     ],

@@ -1,6 +1,7 @@
 """A job that is resumed in one process: what it reads again, and what it leaves."""
 
 import asyncio
+import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -163,3 +164,41 @@ def test_progress_is_told_while_a_shard_is_in_work(tmp_path: Path, monkeypatch: 
     assert [(0, 0, 0.0), (0, 1, 0.25), (0, 2, 0.5), (0, 3, 0.75), (0, 4, 1.0), (4, 0, 0.0)] == [
         (progress.num_rows, progress.num_open, progress.share_open) for progress in told
     ]
+
+
+def test_columns_that_are_kept_keep_their_types(tmp_path: Path) -> None:
+    """Numbers, times and lists, of rows that are answered and of those that failed; text of JSON as it is."""
+    table = pa.table(
+        {
+            "X": ["a", None, "b"],
+            "id": pa.array([1, 2, 3], pa.int64()),
+            "at": pa.array([0, 1, 2], pa.timestamp("us", "UTC")),
+            "tags": [["x"], [], ["y", "z"]],
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet")
+    options = BatchOptions("echo", str(tmp_path / "a.parquet"), tmp_path / "out", keep=["id", "at", "tags"])
+    asyncio.run(run_batch(_Echo(), options))  # type: ignore[arg-type]
+    kept = pq.read_table(tmp_path / "out/rows").select(["id", "at", "tags"])
+    assert kept.equals(table.select(["id", "at", "tags"]).take([0, 2]))
+    (failed,) = (tmp_path / "out/failed/part-000000.jsonl").read_text().splitlines()
+    assert json.loads(failed)["kept"] == {"id": 2, "at": "1970-01-01 00:00:00.000001+00:00", "tags": []}
+    lines = replace(options, output=tmp_path / "lines", output_format="jsonl")
+    asyncio.run(run_batch(_Echo(), lines))  # type: ignore[arg-type]
+    rows = [json.loads(line) for line in (tmp_path / "lines/rows/part-000000.jsonl").read_text().splitlines()]
+    assert [(row["id"], row["at"], row["tags"]) for row in rows] == [
+        (1, "1970-01-01 00:00:00+00:00", ["x"]),
+        (3, "1970-01-01 00:00:00.000002+00:00", ["y", "z"]),
+    ]
+
+
+def test_shards_of_wide_rows_have_fewer_of_them(tmp_path: Path) -> None:
+    """So many that they fit into memory, unless the job says how many; a resumed job has as many as before."""
+    pq.write_table(pa.table({"X": ["x" * 3_000_000] * 100}), tmp_path / "a.parquet", use_dictionary=False)
+    options = BatchOptions("echo", str(tmp_path / "a.parquet"), tmp_path / "out")
+    asyncio.run(run_batch(_Echo(), options))  # type: ignore[arg-type]
+    parts = sorted((tmp_path / "out/rows").iterdir())
+    assert [pq.read_metadata(part).num_rows for part in parts] == [44, 44, 12]
+    parts[1].unlink()
+    end = asyncio.run(run_batch(_Echo(), replace(options, resume=True)))  # type: ignore[arg-type]
+    assert (end.num_rows, end.num_skipped) == (100, 56)

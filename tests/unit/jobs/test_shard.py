@@ -13,6 +13,7 @@ from weft.base.tensors import Array, decode
 from weft.jobs.columns import InputValues
 from weft.jobs.dataset import Shard
 from weft.jobs.layout import Layout
+from weft.jobs.output import FailedRow
 from weft.jobs.shard import run_shard
 from weft.jobs.target import RowsFailed
 from weft.jobs.window import Window
@@ -49,7 +50,7 @@ def test_the_rows_at_fault_are_found_by_halves() -> None:
     assert columns["Y"].to_pylist() == [[1], [3], [4], [5]]
     assert columns["row"].to_pylist() == [100, 102, 103, 104]
     assert columns["id"].to_pylist() == ["n0", "n2", "n3", "n4"]
-    assert failed == [(101, "in.jsonl", "INVALID_ARGUMENT", "negative", "root>a")]
+    assert failed == [FailedRow(101, "in.jsonl", "INVALID_ARGUMENT", "negative", "root>a", {"id": "n1"})]
     assert sorted(server.requests) == [[0], [0, 1], [0, 1, 2, 3], [1], [2, 3], [4]]
 
 

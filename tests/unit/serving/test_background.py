@@ -98,6 +98,7 @@ def test_a_range_of_levels_is_a_part_of_the_order_of_service():
 
 async def test_a_priority_that_a_model_without_levels_does_not_know_is_told_once(serve, caplog):
     """It is served, as with Triton, and the log says that and why it goes before nobody."""
+    caplog.set_level("INFO")
     doors = _Doors()
     model = await serve(doors.backend, is_batching=True)
     assert [await _count(_infer(model, value, priority)) for value, priority in ((1, 0), (2, 1), (3, 2))] == [1, 1, 1]

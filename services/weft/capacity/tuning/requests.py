@@ -105,8 +105,7 @@ def from_data(
         ModuleNotFoundError: pyarrow or fsspec is missing.
         OSError: A file cannot be read.
     """
-    from weft.jobs.columns import read_column  # noqa: PLC0415  # pyarrow
-    from weft.jobs.layout import make_layout  # noqa: PLC0415
+    from weft.jobs.layout import make_layout  # noqa: PLC0415  # pyarrow
 
     layout = make_layout(signature, column_of=column_of, rows_per_request=1 if recorded else rows)
     columns = [*layout.columns, ARRIVAL_COLUMN] if recorded else layout.columns
@@ -116,10 +115,7 @@ def from_data(
     for shard in open_data(path, "--recorded" if recorded else "--data").shards(
         MAX_REQUESTS * layout.rows_per_request, columns
     ):
-        values = {
-            spec.name: read_column(spec, shard.columns[layout.column_of[spec.name]], is_text=shard.is_text)
-            for spec in layout.inputs
-        }
+        values = {spec.name: layout.read(spec, shard.columns, is_text=shard.is_text) for spec in layout.inputs}
         faults = dict(shard.faults)
         for name, one in values.items():
             faults = {row: f"input '{name}': {message}" for row, message in one.faults.items()} | faults

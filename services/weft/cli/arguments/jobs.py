@@ -32,7 +32,8 @@ def _add_batch(commands: "Commands") -> None:
         "--input",
         required=True,
         metavar="PATH",
-        help="Parquet, JSON Lines or CSV: a file, folder or pattern; also s3://, gs:// and whatever else fsspec opens",
+        help="Parquet, JSON Lines or CSV, or images that are a row each: a file, folder or pattern; also s3://, gs:// "
+        "and whatever else fsspec opens",
     )
     parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder for the results")
     parser.add_argument("--resume", action="store_true", help="go on with the job in --output")
@@ -82,15 +83,21 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
 
 def _add_form(parser: argparse.ArgumentParser) -> None:
     form = parser.add_argument_group("columns and formats")
-    form.add_argument("--format", default="", choices=("parquet", "jsonl", "csv"), help="default: by suffix")
+    form.add_argument(
+        "--format",
+        default="",
+        choices=("parquet", "jsonl", "csv", "file"),
+        help="default: by suffix; file: each is a row",
+    )
     form.add_argument("--output-format", default="parquet", choices=("parquet", "jsonl"), help="default: parquet")
     form.add_argument(
         "--column",
         action="append",
         default=[],
         type=pair,
-        metavar="INPUT=COLUMN",
-        help="column of an input; default: that of the same name, none for an optional input",
+        metavar="INPUT=COLUMN[,COLUMN...]",
+        help="column of an input, or several of scalars that make a list; default: that of the same name, none for an "
+        "optional input",
     )
     form.add_argument("--write", action="append", default=[], metavar="OUTPUT", help="write only this; may be repeated")
     form.add_argument("--binary", action="append", default=[], metavar="OUTPUT", help="its bytes are no text")
@@ -109,7 +116,18 @@ def _add_pace(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="default: the largest batch; at most 4 where models have priorities",
     )
-    pace.add_argument("--rows-per-shard", type=positive_integer, default=8192, metavar="N", help="default: 8192")
+    pace.add_argument(
+        "--rows-per-shard",
+        type=positive_integer,
+        default=0,
+        metavar="N",
+        help="of a file of the output; default: 8192, fewer of rows above 16 KiB",
+    )
+    pace.add_argument(
+        "--skip-bad-files",
+        action="store_true",
+        help="pass over files that cannot be read, and the rest of those that are damaged, with a word for each",
+    )
     pace.add_argument(
         "--max-inflight", type=positive_integer, default=256, metavar="N", help="requests, at most; default: 256"
     )

@@ -217,7 +217,7 @@ class ServedModel:
     def _tell_of_priority(self, priority: int) -> None:
         """Log once that requests ask for an order that the model does not know; as with Triton they are served."""
         self._is_told_of_priority = True
-        _LOG.warning(
+        _LOG.info(
             f"a request for model '{self.signature.name}' has priority {priority}, but its configuration has no "
             f"priority_levels: it is served in order of arrival; declare dynamic_batching {{ priority_levels }}"
         )

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["pair", "run"]
 
 _INTERRUPTED = 128 + signal.SIGINT
+_WITH_FAILURES = 3
 _MESH_LOG = ".mesh.log"
 #: Of a job beside a mesh that others use too, which may be on this machine; see nice(1).
 _NICENESS = 19
@@ -42,7 +43,12 @@ _OWN_MESH = [f"--service-args={name}=--load-on-demand" for name in MODEL_SERVICE
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the job and print what it came to; 0 if every row is written, 1 if the job ended before, 130 after Ctrl-C."""
+    """Run the job and print what it came to.
+
+    Returns:
+        0 if every row is answered, 3 if some failed or files were passed over, 1 if the job ended before, 130 after
+        Ctrl-C.
+    """
     _check(options)
     display = BatchDisplay(options.graph, Console(stderr=True), options.cost_per_hour, time.monotonic)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -57,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
     finally:
         signal.signal(signal.SIGTERM, before)
     print(json.dumps(display.facts(end)) if options.json else display.end(end, str(options.output)))
-    return 0
+    return _WITH_FAILURES if end.num_failed or end.num_bad_files else 0
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -127,6 +133,7 @@ def _job(options: argparse.Namespace) -> "BatchOptions":
         is_alone=options.url is None,
         rows_per_request=options.rows_per_request,
         rows_per_shard=options.rows_per_shard,
+        skip_bad_files=options.skip_bad_files,
         max_inflight=options.max_inflight,
         max_failures=options.max_failures,
         timeout_s=min(options.timeout_ms / 1000, MAX_TIMEOUT_S),

@@ -66,6 +66,8 @@ class BatchDisplay:
         """The last line of a job."""
         facts = self.facts(progress)
         failed = f"{progress.num_failed} of them failed{' (failed/ says why)' if progress.num_failed else ''}"
+        if progress.num_bad_files:
+            failed += f", {progress.num_bad_files} files were passed over"
         own = progress.num_rows - progress.num_skipped
         pace = [f"{own} in {facts['duration_s']:.1f} s", f"{facts['rows_per_s']:,.0f} rows/s", *self._cost(facts)]
         return f"{progress.num_rows} rows in '{output}', {failed}; {', '.join(pace)}"
@@ -78,6 +80,7 @@ class BatchDisplay:
             "num_rows": progress.num_rows,
             "num_failed": progress.num_failed,
             "num_skipped": progress.num_skipped,
+            "num_bad_files": progress.num_bad_files,
             "window": progress.window,
             "duration_s": round(duration_s, 3),
             "rows_per_s": round(own / duration_s, 3),
