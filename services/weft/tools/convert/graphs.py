@@ -1,13 +1,10 @@
 """The graphs of a file, as text."""
 
-import errno
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from weft.base.errors import InvalidArgumentError
-from weft.base.signature import ModelSignature
 from weft.base.text.pbtxt import parse
-from weft.language.syntax.source import ModelCatalog
 from weft.tools.convert import kserve, seldon_v1
 from weft.tools.convert.draft import CHECK, DIFFERS, Draft
 from weft.tools.convert.seldon_v2.experiment import draft_experiment
@@ -15,11 +12,11 @@ from weft.tools.convert.seldon_v2.flow import PipelineFlow, read_flow
 from weft.tools.convert.seldon_v2.models import read_model
 from weft.tools.convert.seldon_v2.pipeline import draft_pipeline
 from weft.tools.convert.shared import Interface
+from weft.tools.convert.signatures import Signatures
 from weft.tools.convert.wiring import wire
 from weft.tools.convert.writer import write
 from weft.tools.convert.yaml_tree import MAX_FILE_BYTES, Source, YamlValue, shortened
-from weft.tools.lock import LockCatalog
-from weft.tools.offline import GRAPH_FILENAME, OfflineCatalog
+from weft.tools.offline import GRAPH_FILENAME
 from weft_protos import graph_pb2 as pb
 
 _SELDON_2 = "mlops.seldon.io"
@@ -48,44 +45,27 @@ def read_source(data: bytes, name: str) -> Source:
         raise InvalidArgumentError(f"{name} is not UTF-8 text: {byte}") from error
 
 
-def signatures_for(repository: Path | None, lock: Path | None) -> ModelCatalog | None:
-    """The models of a lock file or of a repository; None where neither is given.
-
-    Raises:
-        OSError: The file or folder cannot be read.
-        PbtxtError: It is no lock file.
-    """
-    if lock is not None:
-        return LockCatalog(lock)
-    if repository is None:
-        return None
-    if not repository.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "no such folder", str(repository))
-    return _DeclaredModels(repository)
-
-
-def convert(source: Source, documents: list[YamlValue], catalog: ModelCatalog | None, stem: str) -> dict[str, str]:
+def convert(source: Source, documents: list[YamlValue], signatures: Signatures, stem: str) -> dict[str, str]:
     """Text of each graph by name; faults are reported to ``source``.
 
     Args:
         source: The file.
         documents: Its documents; those of other kinds are left out.
-        catalog: Signatures of models; None: not known.
+        signatures: Of what the graphs call.
         stem: Name of a graph without one in the file.
     """
-    return _FileConversion(source, catalog, stem).run(list(_objects(source, documents)))
+    return _FileConversion(source, signatures, stem).run(list(_objects(source, documents)))
 
 
 class _FileConversion:
     """The documents of one file, which may name one another."""
 
-    def __init__(self, source: Source, catalog: ModelCatalog | None, stem: str) -> None:
+    def __init__(self, source: Source, signatures: Signatures, stem: str) -> None:
         self._source = source
-        self._catalog = catalog
+        self._signatures = signatures
         self._stem = stem
         self._flows: dict[str, PipelineFlow] = {}
         self._models: dict[str, str] = {}
-        self._graphs: dict[str, Interface | None] = {}
         self._read: dict[tuple[str, str], Callable[[YamlValue], Draft | None]] = {
             (kserve.API_GROUP, kserve.KIND): self._kserve,
             (seldon_v1.API_GROUP, seldon_v1.KIND): self._seldon_v1,
@@ -113,9 +93,8 @@ class _FileConversion:
             if draft.name in texts:
                 source.error(document, f"a second graph is called '{draft.name}'")
             known = draft.inputs is not None and draft.outputs is not None
-            self._graphs[draft.name] = (
-                Interface(dict(draft.inputs or {}), dict(draft.outputs or {}), draft.max_batch_size) if known else None
-            )
+            interface = Interface(dict(draft.inputs or {}), dict(draft.outputs or {}), draft.max_batch_size)
+            self._signatures.add(draft.name, interface if known else None)
             text = write(draft, f"{_kind(document)[1]} '{draft.name}' in {Path(source.file).name}")
             parse(text, pb.Graph(), file=GRAPH_FILENAME)  # what is written can be read
             texts[draft.name] = text
@@ -135,7 +114,7 @@ class _FileConversion:
         if flow is None or self._source.has_errors:
             return None
         self._source.left_out += flow.left_out
-        return draft_pipeline(self._source, flow, self._flows, self._catalog, self._graphs, self._models)
+        return draft_pipeline(self._source, flow, self._flows, self._signatures, self._models)
 
     def _read_flow(self, document: YamlValue) -> None:
         self._source.left_out = []
@@ -157,7 +136,7 @@ class _FileConversion:
 
     def _wired(self, draft: Draft | None) -> Draft | None:
         if draft is not None and not self._source.has_errors:
-            wire(self._source, draft, self._catalog, self._graphs)
+            wire(self._source, draft, self._signatures)
         return draft
 
 
@@ -185,12 +164,3 @@ def _kind(document: YamlValue) -> tuple[str, str]:
     given = document.entries if document.kind == "mapping" else {}
     version, kind = (given[name].text if name in given else "" for name in ("apiVersion", "kind"))
     return version.partition("/")[0], kind
-
-
-class _DeclaredModels(OfflineCatalog):
-    """The models of a repository, without those whose configuration leaves their tensors to the backend."""
-
-    def find(self, model_name: str, version: str) -> tuple[str, ModelSignature] | None:
-        """Service and signature of a model; version "" means the highest."""
-        found = super().find(model_name, version)
-        return None if model_name in self.undeclared else found
