@@ -22,7 +22,7 @@ class VersionCost(NamedTuple):
         cpu_s_per_1000: CPU-seconds for 1000 rows; median of the rounds.
         p50_ms, p99_ms: Latency of a request with no other in work.
         ratio: CPU time as a share of the original's; median of the rounds' ratios. 1 for the original.
-        time_ratio: The same of the time that the requests took.
+        time_ratio: The same of the median time of a request.
     """
 
     cpu_s_per_1000: float
@@ -69,7 +69,9 @@ class CostMeter:
                 rounds.append((samples[0], samples[1]) if index % 2 else (samples[1], samples[0]))
             first, second = zip(*rounds, strict=True)
             ratios = [other.cpu_s / max(own.cpu_s, 1e-9) for own, other in rounds]
-            time_ratios = [sum(other.latencies_s) / max(sum(own.latencies_s), 1e-9) for own, other in rounds]
+            time_ratios = [
+                np.median(other.latencies_s) / max(np.median(own.latencies_s), 1e-9) for own, other in rounds
+            ]
             costs[0][rows] = _cost(first)
             costs[1][rows] = _cost(second, float(np.median(ratios)), float(np.median(time_ratios)))
         return costs
