@@ -1,6 +1,6 @@
 """The graphs of a file, as text."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from weft.base.errors import InvalidArgumentError
@@ -10,7 +10,7 @@ from weft.tools.convert.draft import CHECK, DIFFERS, Draft
 from weft.tools.convert.seldon_v2.experiment import draft_experiment
 from weft.tools.convert.seldon_v2.flow import PipelineFlow, read_flow
 from weft.tools.convert.seldon_v2.models import read_model
-from weft.tools.convert.seldon_v2.pipeline import draft_pipeline
+from weft.tools.convert.seldon_v2.pipeline import PipelineConversion
 from weft.tools.convert.shared import Interface
 from weft.tools.convert.signatures import Signatures
 from weft.tools.convert.wiring import wire
@@ -22,6 +22,12 @@ from weft_protos import graph_pb2 as pb
 _SELDON_2 = "mlops.seldon.io"
 #: Beside ``List``: what kubectl writes for several objects of one kind.
 _LISTS = ("InferenceGraphList", "SeldonDeploymentList", "PipelineList", "ExperimentList", "ModelList")
+#: Pipelines are read beside these, since they may name one another.
+_READERS: Mapping[tuple[str, str], Callable[[Source, YamlValue, str], Draft | None]] = {
+    (kserve.API_GROUP, kserve.KIND): kserve.draft_kserve,
+    (seldon_v1.API_GROUP, seldon_v1.KIND): seldon_v1.draft_seldon,
+    (_SELDON_2, "Experiment"): draft_experiment,
+}
 #: What a converter reads, for messages.
 KINDS = "InferenceGraph of KServe, no SeldonDeployment of Seldon Core 1 and no Pipeline or Experiment of Seldon Core 2"
 
@@ -66,12 +72,6 @@ class _FileConversion:
         self._stem = stem
         self._flows: dict[str, PipelineFlow] = {}
         self._models: dict[str, str] = {}
-        self._read: dict[tuple[str, str], Callable[[YamlValue], Draft | None]] = {
-            (kserve.API_GROUP, kserve.KIND): self._kserve,
-            (seldon_v1.API_GROUP, seldon_v1.KIND): self._seldon_v1,
-            (_SELDON_2, "Pipeline"): self._pipeline,
-            (_SELDON_2, "Experiment"): self._experiment,
-        }
 
     def run(self, documents: list[YamlValue]) -> dict[str, str]:
         source = self._source
@@ -84,9 +84,8 @@ class _FileConversion:
         texts: dict[str, str] = {}
         # Experiments last: they may split between pipelines.
         for document in sorted(documents, key=lambda one: _kind(one) == (_SELDON_2, "Experiment")):
-            draft_of = self._read.get(_kind(document))
             source.left_out = []
-            draft = draft_of(document) if draft_of else None
+            draft = self._draft(document)
             if draft is None or source.has_errors:
                 continue
             draft.remarks += [CHECK + DIFFERS + text for text in source.left_out]
@@ -100,21 +99,21 @@ class _FileConversion:
             texts[draft.name] = text
         return texts
 
-    def _kserve(self, document: YamlValue) -> Draft | None:
-        return self._wired(kserve.draft_kserve(self._source, document, self._stem))
-
-    def _seldon_v1(self, document: YamlValue) -> Draft | None:
-        return self._wired(seldon_v1.draft_seldon(self._source, document, self._stem))
-
-    def _experiment(self, document: YamlValue) -> Draft | None:
-        return self._wired(draft_experiment(self._source, document, self._name_of(document)))
+    def _draft(self, document: YamlValue) -> Draft | None:
+        if _kind(document) == (_SELDON_2, "Pipeline"):
+            return self._pipeline(document)
+        read = _READERS.get(_kind(document))
+        draft = read(self._source, document, self._name_of(document)) if read else None
+        if draft is not None and not self._source.has_errors:
+            wire(self._source, draft, self._signatures)
+        return draft
 
     def _pipeline(self, document: YamlValue) -> Draft | None:
         flow = next((one for one in self._flows.values() if one.value is document), None)
         if flow is None or self._source.has_errors:
             return None
         self._source.left_out += flow.left_out
-        return draft_pipeline(self._source, flow, self._flows, self._signatures, self._models)
+        return PipelineConversion(self._source, flow, self._flows, self._signatures, self._models).run()
 
     def _read_flow(self, document: YamlValue) -> None:
         self._source.left_out = []
@@ -129,15 +128,12 @@ class _FileConversion:
         source = self._source
         metadata = source.mapping(document.entries["metadata"], "metadata") if "metadata" in document.entries else {}
         name = source.string(metadata.get("name"), "metadata.name")
+        kind = _kind(document)[1]
+        if not name and kind == seldon_v1.KIND and "spec" in document.entries:
+            name = source.string(document.entries["spec"].entries.get("name"), "name")
         if not name:
-            kind = _kind(document)[1]
             source.warning(document, f"the {kind} has no metadata.name; it is called '{shortened(self._stem)}'")
         return name or self._stem
-
-    def _wired(self, draft: Draft | None) -> Draft | None:
-        if draft is not None and not self._source.has_errors:
-            wire(self._source, draft, self._signatures)
-        return draft
 
 
 def kinds_of(documents: Sequence[YamlValue]) -> list[str]:

@@ -16,7 +16,7 @@ from weft.tools.convert.draft import CHECK, Draft, DraftTensor, check
 from weft.tools.convert.shared import Interface, listed
 from weft.tools.convert.yaml_tree import Source, YamlValue
 from weft.tools.lock import LockCatalog
-from weft.tools.offline import GRAPH_FOLDER, OfflineCatalog, diagnostics_of
+from weft.tools.offline import GRAPH_FOLDER, OfflineCatalog
 from weft_protos import graph_pb2 as pb
 
 _NO_TYPES = (
@@ -101,9 +101,6 @@ class RepositorySignatures(Signatures):
             message, _ = parse(found.text, pb.Graph(), file=found.file)
             if not message.output:
                 return _interface(compile_graph(found, self._models, self._graphs).signature)
-        except OSError as error:
-            self._faults[name] = diagnostics_of(error, Path(name))
-            return None
         except (GraphError, PbtxtError) as error:
             self._faults[name] = error.diagnostics
             return None

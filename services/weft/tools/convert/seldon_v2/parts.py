@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 
 from weft.language.compiler.names import MAX_DEPTH
-from weft.tools.convert.draft import Draft, DraftTensor, legal_name
+from weft.tools.convert.draft import DraftTensor, legal_name, named_draft
 from weft.tools.convert.seldon_v2.cycle import Feedback, cut
 from weft.tools.convert.seldon_v2.flow import Join, PipelineFlow, Topic, topics_of
 from weft.tools.convert.seldon_v2.presence import Origin
@@ -15,7 +15,15 @@ from weft.tools.convert.yaml_tree import Source, YamlValue, shortened
 
 
 class PipelineParts:
-    """What a graph of a pipeline is made of: messages in order, models, and which of them the answer needs."""
+    """What a graph of a pipeline is made of: messages in order, models, and which of them the answer needs.
+
+    Args:
+        source: The file.
+        flow: The pipeline.
+        flows: All pipelines of the file by name: what it reads of them becomes part of the graph.
+        signatures: Of models, and of pipelines that are graphs already.
+        models: What the file says of models, by name.
+    """
 
     def __init__(
         self,
@@ -30,7 +38,7 @@ class PipelineParts:
         self._flows = flows
         self._signatures = signatures
         self._models = models
-        self._draft = Draft("", flow.value)
+        self._draft = named_draft(source, flow.value, flow.name)
         self._joins: dict[Topic, Join] = {}
         self._interfaces: dict[Topic, Interface | None] = {}
         self._batch_sizes: list[int] = []
