@@ -43,9 +43,8 @@ def run(options: argparse.Namespace) -> int:
         return 1
     graphs = convert(source, documents, signatures, stem)
     if source.diagnostics:
-        print(
-            render(sorted(dict.fromkeys(source.diagnostics), key=lambda d: (d.file, d.line, d.column))), file=sys.stderr
-        )
+        found = sorted(dict.fromkeys(source.diagnostics), key=lambda d: (d.file, d.line, d.column))
+        print(render(found), file=sys.stderr)
     if source.has_errors:
         return 1
     if not graphs:
