@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import geometric_mean
 from typing import NamedTuple
 
 import numpy as np
@@ -127,7 +128,7 @@ def meets_goal(candidate: CandidateReport) -> bool:
     return bool(
         candidate.costs
         and candidate.loss is not None
-        and candidate.cost_ratio <= GOAL_RATIO
+        and geometric_mean(cost.ratio for cost in candidate.costs.values()) <= GOAL_RATIO
         and candidate.loss.value < GOAL_LOSS
     )
 

@@ -151,6 +151,48 @@ def test_the_best_candidate_that_passes_becomes_a_version(
     assert "int8-dynamic" in (tmp_path / "report/report.svg").read_text()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["wide", "--objective", "size"], "argument --objective: invalid choice"),
+        (["wide", "--method", "int7"], "unknown --method 'int7'"),
+        (["none"], "has no model 'none'"),
+        (["wide", "--graph", "other"], "no graph of"),
+        (["wide", "--report", "{data}"], "is no folder"),
+    ],
+)
+def test_a_wrong_call_is_status_2(
+    repository: Path,
+    data: Path,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    told: str,
+) -> None:
+    """Nothing is tried."""
+    call = ["optimize", *arguments, "--data", str(data), "--max-loss", "1%", "--repository", str(repository)]
+    try:
+        found = main([one.format(data=data) for one in call])
+    except SystemExit as end:
+        found = end.code
+    assert 2 == found
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("end", ["refused", "failed"])
+def test_nothing_better_is_status_3_and_a_run_that_fails_is_status_1(
+    repository: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], end: str
+) -> None:
+    """No candidate passes; or the original itself cannot be served."""
+    monkeypatch.setattr(optimize, "METHODS", {"spoiled": Spoiled()})
+    if end == "failed":
+        (repository / "model/wide/1/model.onnx").write_bytes(b"garbage")
+    before = state(repository)
+    call = ["optimize", "wide", "--data", str(data), "--max-loss", "1%", "--repository", str(repository)]
+    assert {"refused": 3, "failed": 1}[end] == main([*call, "--rounds", "1"])
+    assert before == state(repository)
+    assert ("no candidate passes the gate" in capsys.readouterr().out) is (end == "refused")
+
+
 def test_a_run_that_is_told_to_end_leaves_nothing(repository: Path, data: Path, tmp_path: Path) -> None:
     """While a mesh starts."""
     before, report = state(repository), tmp_path / "report"

@@ -11,8 +11,8 @@ import numpy as np
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.optimize.answers import RowAnswers, answered_rows, num_not_finite
 from weft.optimize.bootstrap import loss_of
-from weft.optimize.cost import CostMeter, overall
-from weft.optimize.gate import caution, refusal
+from weft.optimize.cost import CostMeter
+from weft.optimize.gate import refusal
 from weft.optimize.methods.method import Inputs, OptimizationMethod, SourceModel
 from weft.optimize.metrics.metric import AnswerMetric
 from weft.optimize.model_process import VersionProcess
@@ -129,7 +129,6 @@ class Candidates:
             self._judge(found, self._mesh.answers(repository, held_out, self._material.metric))
             self._tell(f"{name}: cost")
             found.original_costs, found.costs = self._meter.measure(process)
-            found.cost_ratio = overall(found.costs)
 
     def _judge(self, found: CandidateReport, answers: Sequence[RowAnswers]) -> None:
         own = answered_rows(answers)
@@ -156,7 +155,6 @@ class Candidates:
             return
         found.loss = loss_of(scores, self._seed)
         found.reason = refusal(found.loss, self._max_loss)
-        found.caution = caution(found.loss, self._max_loss)
 
     def _copied(self) -> SourceModel:
         """A copy for the methods, since some libraries write beside what they read."""

@@ -47,6 +47,8 @@ def _facts(model: RepositoryModel, report: Report, best: CandidateReport, files:
         "loss": None if loss is None else round(loss.value, 6),
         "loss_interval_95": None if loss is None else [round(loss.low, 6), round(loss.high, 6)],
         "max_loss": report.max_loss,
+        "objective": report.objective,
+        "time_ratio": {str(rows): round(cost.time_ratio, 3) for rows, cost in best.costs.items()},
         "cpu_time_ratio": {str(rows): round(cost.ratio, 3) for rows, cost in best.costs.items()},
         "created": report.created,
         "software": dict(report.software),

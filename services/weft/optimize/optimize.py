@@ -12,7 +12,7 @@ from weft.base.errors import InvalidArgumentError
 from weft.base.text.suggestion import suggestion
 from weft.jobs.layout import make_layout
 from weft.optimize.candidates import Candidates, Material, quiet
-from weft.optimize.cost import CostMeter
+from weft.optimize.cost import OBJECTIVES, CostMeter, objective_ratio
 from weft.optimize.gate import GateCandidate, pick
 from weft.optimize.methods import METHODS
 from weft.optimize.methods.method import Inputs, OptimizationMethod
@@ -56,6 +56,8 @@ class OptimizeOptions:
         num_calibration, num_held_out: Rows, at most.
         seed: Of the split and the interval.
         num_rounds: In which each cost is measured, a candidate and the original in turn.
+        objective: What the new version has to be faster in: ``latency``, the time of a request with one row, or
+            ``throughput``, rows a second where requests have 32 rows, or as many as the graph takes.
         timeout_s: Of a request.
         is_dry_run: Nothing is written.
         log: Gets what the services log; None: nowhere.
@@ -78,13 +80,14 @@ class OptimizeOptions:
     num_held_out: int = 1000
     seed: int = 0
     num_rounds: int = 5
+    objective: str = "latency"
     timeout_s: float = 60.0
     is_dry_run: bool = False
     log: Path | None = None
 
 
 def optimize(options: OptimizeOptions, tell: Callable[[str], None] = lambda _: None) -> Report:
-    """Build candidates, judge each through the graph, and write the cheapest that the gate lets through.
+    """Build candidates, judge each through the graph, and write the fastest that the gate lets through.
 
     The original and the versions that exist are never changed. However a run ends, the repository is as it was, or has
     one more version and a note on it.
@@ -101,6 +104,10 @@ def optimize(options: OptimizeOptions, tell: Callable[[str], None] = lambda _: N
         OSError: A file cannot be read or written: nothing was written.
     """
     methods = _methods(options.methods)
+    if options.objective not in OBJECTIVES:
+        raise InvalidArgumentError(
+            f"unknown --objective '{options.objective}'{suggestion(options.objective, OBJECTIVES)}"
+        )
     model = find_model(options.repository, options.model, options.version)
     uses = graphs_that_call(options.repository, options.model)
     plan = choose_graph(options.graph, model, uses)
@@ -151,7 +158,10 @@ def _run(
         report.costs = measured[0] if measured else meter.measure_original()
     passing = {one.method: one for one in report.candidates if one.state == "passes"}
     report.picked, report.why_none = pick(
-        [GateCandidate(one.method, one.cost_ratio, one.size_bytes) for one in passing.values()]
+        [
+            GateCandidate(one.method, objective_ratio(one.costs, options.objective), one.size_bytes)
+            for one in passing.values()
+        ]
     )
     if report.picked:
         best, files = passing[report.picked], candidates.files(report.picked)
@@ -200,6 +210,7 @@ def _report(options: OptimizeOptions, mesh: TrialMesh, material: Material) -> Re
         metric=material.metric.name,
         meaning=material.metric.meaning,
         max_loss=options.max_loss,
+        objective=options.objective,
         data=options.data,
         data_sha256=material.data.sha256,
         num_calibration_rows=len(material.data.calibration),

@@ -17,12 +17,10 @@ class CandidateReport:
         state: ``passes`` the gate; ``refused`` by it; ``unsuitable``: the method does not apply; ``failed``.
         reason: Why it does not pass; "" if it does.
         notes: What the method did.
-        caution: What the held-out rows cannot show.
         size_bytes: Of its weights.
         loss: None if it was not judged.
         costs: By rows of a request.
         original_costs: Of the original, measured in turn with it.
-        cost_ratio: Its CPU time as a share of the original's, over all numbers of rows; 0 if it was not measured.
         num_failed_rows: Rows that the original answers and it does not.
         parameters: Parameters of ``config.pbtxt`` that it needs beside those that are there.
     """
@@ -31,12 +29,10 @@ class CandidateReport:
     state: str = "passes"
     reason: str = ""
     notes: str = ""
-    caution: str = ""
     size_bytes: int = 0
     loss: Loss | None = None
     costs: Mapping[int, VersionCost] = field(default_factory=dict)
     original_costs: Mapping[int, VersionCost] = field(default_factory=dict)
-    cost_ratio: float = 0.0
     num_failed_rows: int = 0
     parameters: Mapping[str, str] = field(default_factory=dict)
 
@@ -50,6 +46,7 @@ class Report:
         graph: That the data went through; "" if straight to the model.
         metric, meaning: How answers were compared, and what a loss is.
         max_loss: Limit of the loss.
+        objective: What the new version has to be faster in.
         data, data_sha256: The user's data.
         num_calibration_rows, num_held_out_rows: Of it.
         num_unanswered_rows: Held-out rows that the original does not answer; they are not judged.
@@ -71,6 +68,7 @@ class Report:
     metric: str
     meaning: str
     max_loss: float
+    objective: str
     data: str
     data_sha256: str
     num_calibration_rows: int

@@ -17,6 +17,7 @@ from weft.language import GraphSource
 from weft.router.compile import check_graph
 from weft.router.core import RouterCore
 from weft.tools.convert.graphs import convert
+from weft.tools.convert.signatures import Signatures
 from weft.tools.convert.yaml_tree import Source
 
 
@@ -36,7 +37,7 @@ class SampleGraphs:
                 self.texts[path.stem] = path.read_text()
                 continue
             source = Source(path.read_text(), path.name)
-            self.texts |= convert(source, source.documents(), target, path.stem)
+            self.texts |= convert(source, source.documents(), Signatures(target), path.stem)
             self.faults += source.diagnostics
 
     def find(self, name: str, version: str) -> GraphSource | None:

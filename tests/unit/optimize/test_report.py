@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from weft.optimize.bootstrap import Loss
-from weft.optimize.cost import CostMeter, VersionCost, overall
+from weft.optimize.cost import CostMeter, VersionCost, objective_ratio
+from weft.optimize.gate import GateCandidate, pick
 from weft.optimize.methods.method import Inputs
 from weft.optimize.model_process import Sample, VersionProcess
 from weft.optimize.picture import draw
@@ -56,9 +57,22 @@ def test_a_machine_that_slows_down_does_not_change_the_ratio(
     assert {1, 32} == set(original)
     assert all(cost.ratio == 1.0 for cost in original.values())
     assert all(cost.ratio == pytest.approx(0.5, rel=0.002) for cost in candidate.values())
-    assert overall(candidate) == pytest.approx(0.5, rel=0.002)
+    assert all(cost.time_ratio == pytest.approx(0.5, rel=0.002) for cost in candidate.values())
     assert 2.0 < original[1].cpu_s_per_1000 < 3.0
     assert original[32].p50_ms > 20 * original[1].p50_ms
+
+
+def test_the_objective_says_which_requests_are_compared(
+    costs: tuple[dict[int, VersionCost], dict[int, VersionCost]],
+) -> None:
+    """Faster by rows a second and slower at one row: no version for latency."""
+    ratios = {1: 1.065, 32: 0.8}
+    candidate = {rows: cost._replace(time_ratio=ratios[rows]) for rows, cost in costs[1].items()}
+    picked = {
+        objective: pick([GateCandidate("a", objective_ratio(candidate, objective), 1)])[0]
+        for objective in ("latency", "throughput")
+    }
+    assert {"latency": "", "throughput": "a"} == picked
 
 
 def test_a_round_takes_as_long_as_it_should() -> None:
@@ -85,6 +99,7 @@ def report(costs: tuple[dict[int, VersionCost], dict[int, VersionCost]]) -> Repo
         metric="cosine",
         meaning="what is lost",
         max_loss=0.005,
+        objective="latency",
         data="d.jsonl",
         data_sha256="0",
         num_calibration_rows=5,
@@ -107,7 +122,7 @@ def test_the_report_is_json(report: Report) -> None:
     assert 0.004 == facts["candidates"][0]["loss"]["high"]
     assert facts["candidates"][1]["costs"]["32"]["ratio"] == pytest.approx(0.5, rel=0.002)
     assert facts["candidates"][2]["loss"] is None
-    assert {"cpu_s_per_1000", "p50_ms", "p99_ms", "ratio"} == set(facts["costs"]["1"])
+    assert {"cpu_s_per_1000", "p50_ms", "p99_ms", "ratio", "time_ratio"} == set(facts["costs"]["1"])
 
 
 @pytest.mark.parametrize("max_loss", [0.005, 0.0])

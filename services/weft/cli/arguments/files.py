@@ -112,7 +112,9 @@ def _add_convert(commands: "Commands") -> None:
         metavar="FILE",
         help="take the signatures of models from this file of weft lock",
     )
-    types.add_argument("--repository", type=Path, metavar="DIR", help="take them from this model repository")
+    types.add_argument(
+        "--repository", type=Path, metavar="DIR", help="take those of models and graphs from this repository"
+    )
 
 
 def _add_init(commands: "Commands") -> None:

@@ -27,8 +27,9 @@ def _add_optimize(commands: "Commands") -> None:
         "optimize",
         help="make a model smaller and faster, behind an accuracy gate",
         description="Build smaller and faster versions of an ONNX or torch model, send held-out rows of your data "
-        "through the graph with each, and write the cheapest that loses no more than --max-loss as a new version "
-        "beside the old one.",
+        "through the graph with each, and write the fastest that loses no more than --max-loss as a new version "
+        "beside the old one. Ends with status 0 if one was written (or would be: --dry-run), 1 if the run failed, 2 if "
+        "the call is wrong, 3 if no candidate passes the gate and is faster.",
         epilog="example: weft optimize minilm --graph embed --data texts.jsonl --max-loss 0.5%% --report report",
     )
     parser.add_argument("model", type=graph_version, metavar="MODEL", help="NAME/VERSION for one version")
@@ -44,6 +45,12 @@ def _add_optimize(commands: "Commands") -> None:
         required=True,
         metavar="0.5%",
         help="most that the upper end of the loss's 95%% interval may be; 0.005 is 0.5%%",
+    )
+    parser.add_argument(
+        "--objective",
+        default="latency",
+        choices=("latency", "throughput"),
+        help="what has to be faster: the time of a request with 1 row (default), or rows a second in requests of 32",
     )
     parser.add_argument(
         "--graph",

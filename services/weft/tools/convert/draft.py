@@ -144,6 +144,14 @@ class Draft:
     remarks: list[str] = field(default_factory=list)
 
 
+def named_draft(source: Source, document: YamlValue, name: str) -> Draft:
+    """A graph without nodes, of that name or the legal one nearest to it."""
+    draft = Draft("", document)
+    metadata = document.entries.get("metadata", document)
+    draft.name = legal_name(source, metadata.entries.get("name", document), name, (), draft.remarks)
+    return draft
+
+
 def check(source: Source, value: YamlValue, remarks: list[str], text: str) -> None:
     """Add a question to the output, and a warning at its place in the source."""
     remarks.append(CHECK + text)

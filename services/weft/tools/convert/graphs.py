@@ -1,30 +1,33 @@
 """The graphs of a file, as text."""
 
-import errno
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from weft.base.errors import InvalidArgumentError
-from weft.base.signature import ModelSignature
 from weft.base.text.pbtxt import parse
-from weft.language.syntax.source import ModelCatalog
 from weft.tools.convert import kserve, seldon_v1
 from weft.tools.convert.draft import CHECK, DIFFERS, Draft
 from weft.tools.convert.seldon_v2.experiment import draft_experiment
 from weft.tools.convert.seldon_v2.flow import PipelineFlow, read_flow
 from weft.tools.convert.seldon_v2.models import read_model
-from weft.tools.convert.seldon_v2.pipeline import draft_pipeline
+from weft.tools.convert.seldon_v2.pipeline import PipelineConversion
 from weft.tools.convert.shared import Interface
+from weft.tools.convert.signatures import Signatures
 from weft.tools.convert.wiring import wire
 from weft.tools.convert.writer import write
 from weft.tools.convert.yaml_tree import MAX_FILE_BYTES, Source, YamlValue, shortened
-from weft.tools.lock import LockCatalog
-from weft.tools.offline import GRAPH_FILENAME, OfflineCatalog
+from weft.tools.offline import GRAPH_FILENAME
 from weft_protos import graph_pb2 as pb
 
 _SELDON_2 = "mlops.seldon.io"
 #: Beside ``List``: what kubectl writes for several objects of one kind.
 _LISTS = ("InferenceGraphList", "SeldonDeploymentList", "PipelineList", "ExperimentList", "ModelList")
+#: Pipelines are read beside these, since they may name one another.
+_READERS: Mapping[tuple[str, str], Callable[[Source, YamlValue, str], Draft | None]] = {
+    (kserve.API_GROUP, kserve.KIND): kserve.draft_kserve,
+    (seldon_v1.API_GROUP, seldon_v1.KIND): seldon_v1.draft_seldon,
+    (_SELDON_2, "Experiment"): draft_experiment,
+}
 #: What a converter reads, for messages.
 KINDS = "InferenceGraph of KServe, no SeldonDeployment of Seldon Core 1 and no Pipeline or Experiment of Seldon Core 2"
 
@@ -48,50 +51,27 @@ def read_source(data: bytes, name: str) -> Source:
         raise InvalidArgumentError(f"{name} is not UTF-8 text: {byte}") from error
 
 
-def signatures_for(repository: Path | None, lock: Path | None) -> ModelCatalog | None:
-    """The models of a lock file or of a repository; None where neither is given.
-
-    Raises:
-        OSError: The file or folder cannot be read.
-        PbtxtError: It is no lock file.
-    """
-    if lock is not None:
-        return LockCatalog(lock)
-    if repository is None:
-        return None
-    if not repository.is_dir():
-        raise FileNotFoundError(errno.ENOENT, "no such folder", str(repository))
-    return _DeclaredModels(repository)
-
-
-def convert(source: Source, documents: list[YamlValue], catalog: ModelCatalog | None, stem: str) -> dict[str, str]:
+def convert(source: Source, documents: list[YamlValue], signatures: Signatures, stem: str) -> dict[str, str]:
     """Text of each graph by name; faults are reported to ``source``.
 
     Args:
         source: The file.
         documents: Its documents; those of other kinds are left out.
-        catalog: Signatures of models; None: not known.
+        signatures: Of what the graphs call.
         stem: Name of a graph without one in the file.
     """
-    return _FileConversion(source, catalog, stem).run(list(_objects(source, documents)))
+    return _FileConversion(source, signatures, stem).run(list(_objects(source, documents)))
 
 
 class _FileConversion:
     """The documents of one file, which may name one another."""
 
-    def __init__(self, source: Source, catalog: ModelCatalog | None, stem: str) -> None:
+    def __init__(self, source: Source, signatures: Signatures, stem: str) -> None:
         self._source = source
-        self._catalog = catalog
+        self._signatures = signatures
         self._stem = stem
         self._flows: dict[str, PipelineFlow] = {}
         self._models: dict[str, str] = {}
-        self._graphs: dict[str, Interface | None] = {}
-        self._read: dict[tuple[str, str], Callable[[YamlValue], Draft | None]] = {
-            (kserve.API_GROUP, kserve.KIND): self._kserve,
-            (seldon_v1.API_GROUP, seldon_v1.KIND): self._seldon_v1,
-            (_SELDON_2, "Pipeline"): self._pipeline,
-            (_SELDON_2, "Experiment"): self._experiment,
-        }
 
     def run(self, documents: list[YamlValue]) -> dict[str, str]:
         source = self._source
@@ -104,38 +84,36 @@ class _FileConversion:
         texts: dict[str, str] = {}
         # Experiments last: they may split between pipelines.
         for document in sorted(documents, key=lambda one: _kind(one) == (_SELDON_2, "Experiment")):
-            draft_of = self._read.get(_kind(document))
             source.left_out = []
-            draft = draft_of(document) if draft_of else None
+            draft = self._draft(document)
             if draft is None or source.has_errors:
                 continue
             draft.remarks += [CHECK + DIFFERS + text for text in source.left_out]
             if draft.name in texts:
                 source.error(document, f"a second graph is called '{draft.name}'")
             known = draft.inputs is not None and draft.outputs is not None
-            self._graphs[draft.name] = (
-                Interface(dict(draft.inputs or {}), dict(draft.outputs or {}), draft.max_batch_size) if known else None
-            )
+            interface = Interface(dict(draft.inputs or {}), dict(draft.outputs or {}), draft.max_batch_size)
+            self._signatures.add(draft.name, interface if known else None)
             text = write(draft, f"{_kind(document)[1]} '{draft.name}' in {Path(source.file).name}")
             parse(text, pb.Graph(), file=GRAPH_FILENAME)  # what is written can be read
             texts[draft.name] = text
         return texts
 
-    def _kserve(self, document: YamlValue) -> Draft | None:
-        return self._wired(kserve.draft_kserve(self._source, document, self._stem))
-
-    def _seldon_v1(self, document: YamlValue) -> Draft | None:
-        return self._wired(seldon_v1.draft_seldon(self._source, document, self._stem))
-
-    def _experiment(self, document: YamlValue) -> Draft | None:
-        return self._wired(draft_experiment(self._source, document, self._name_of(document)))
+    def _draft(self, document: YamlValue) -> Draft | None:
+        if _kind(document) == (_SELDON_2, "Pipeline"):
+            return self._pipeline(document)
+        read = _READERS.get(_kind(document))
+        draft = read(self._source, document, self._name_of(document)) if read else None
+        if draft is not None and not self._source.has_errors:
+            wire(self._source, draft, self._signatures)
+        return draft
 
     def _pipeline(self, document: YamlValue) -> Draft | None:
         flow = next((one for one in self._flows.values() if one.value is document), None)
         if flow is None or self._source.has_errors:
             return None
         self._source.left_out += flow.left_out
-        return draft_pipeline(self._source, flow, self._flows, self._catalog, self._graphs, self._models)
+        return PipelineConversion(self._source, flow, self._flows, self._signatures, self._models).run()
 
     def _read_flow(self, document: YamlValue) -> None:
         self._source.left_out = []
@@ -150,15 +128,12 @@ class _FileConversion:
         source = self._source
         metadata = source.mapping(document.entries["metadata"], "metadata") if "metadata" in document.entries else {}
         name = source.string(metadata.get("name"), "metadata.name")
+        kind = _kind(document)[1]
+        if not name and kind == seldon_v1.KIND and "spec" in document.entries:
+            name = source.string(document.entries["spec"].entries.get("name"), "name")
         if not name:
-            kind = _kind(document)[1]
             source.warning(document, f"the {kind} has no metadata.name; it is called '{shortened(self._stem)}'")
         return name or self._stem
-
-    def _wired(self, draft: Draft | None) -> Draft | None:
-        if draft is not None and not self._source.has_errors:
-            wire(self._source, draft, self._catalog, self._graphs)
-        return draft
 
 
 def kinds_of(documents: Sequence[YamlValue]) -> list[str]:
@@ -185,12 +160,3 @@ def _kind(document: YamlValue) -> tuple[str, str]:
     given = document.entries if document.kind == "mapping" else {}
     version, kind = (given[name].text if name in given else "" for name in ("apiVersion", "kind"))
     return version.partition("/")[0], kind
-
-
-class _DeclaredModels(OfflineCatalog):
-    """The models of a repository, without those whose configuration leaves their tensors to the backend."""
-
-    def find(self, model_name: str, version: str) -> tuple[str, ModelSignature] | None:
-        """Service and signature of a model; version "" means the highest."""
-        found = super().find(model_name, version)
-        return None if model_name in self.undeclared else found

@@ -14,7 +14,7 @@ from weft.base.text.pbtxt import suggestion
 from weft.language.compiler.names import MAX_DEPTH
 from weft.language.compiler.resolve import MAX_ENTRIES
 from weft.router.operators import ENSEMBLE, SEQUENCE, SPLITTER, SWITCH
-from weft.tools.convert.draft import Draft, DraftCondition, DraftNode, DraftStep, check, legal_name
+from weft.tools.convert.draft import Draft, DraftCondition, DraftNode, DraftStep, check, legal_name, named_draft
 from weft.tools.convert.kserve_sequence import shape_sequence
 from weft.tools.convert.yaml_tree import Source, YamlValue, shortened
 
@@ -35,9 +35,9 @@ _URL_MODEL = re.compile(r"/v(?:1|2)/models/(?P<name>[^/:]+)(?:/versions/\d+)?(?:
 _KEYED = "KServe keys the answers by step; here an output is called step.tensor"
 
 
-def draft_kserve(source: Source, document: YamlValue, fallback_name: str) -> Draft | None:
+def draft_kserve(source: Source, document: YamlValue, name: str) -> Draft | None:
     """The graph of one document; None where an error was reported."""
-    return _KserveConversion(source).run(document, fallback_name)
+    return _KserveConversion(source).run(named_draft(source, document, name))
 
 
 class _KserveConversion:
@@ -48,9 +48,8 @@ class _KserveConversion:
         self._fed_by_answers: set[str] = set()
         self._call_timeout_ms = 0
 
-    def run(self, document: YamlValue, fallback_name: str) -> Draft | None:
-        source = self._source
-        metadata = source.mapping(document.entries.get("metadata", document), "metadata")
+    def run(self, draft: Draft) -> Draft | None:
+        source, document = self._source, draft.value
         spec_value = document.entries.get("spec")
         if spec_value is None:
             source.error(document, "the InferenceGraph has no 'spec'")
@@ -61,11 +60,6 @@ class _KserveConversion:
             source.error(spec_value, "the spec has no 'nodes'")
             return None
         self._specs = source.mapping(nodes_value, "nodes")
-        draft = Draft("", document)
-        name = source.string(metadata.get("name"), "metadata.name")
-        if not name:
-            source.warning(document, f"the InferenceGraph has no metadata.name; it is called '{fallback_name}'")
-        draft.name = legal_name(source, metadata.get("name", document), name or fallback_name, (), draft.remarks)
         draft.timeout_ms = round(1000 * (source.number(spec.get("timeout"), "timeout") or 0))
         timeouts = spec.get("routerTimeouts")
         if timeouts is not None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from weft.language.compiler.resolve import MAX_ENTRIES
 from weft.language.kind import NodeKind
 from weft.router.operators import ENSEMBLE, SEQUENCE, SPLITTER, SWITCH
-from weft.tools.convert.draft import NODE_INPUT, Draft, DraftNode, DraftStep, check, differs, legal_name
+from weft.tools.convert.draft import NODE_INPUT, Draft, DraftNode, DraftStep, check, differs, legal_name, named_draft
 from weft.tools.convert.seldon_v1_routers import bandit_of, ratio_of_first
 from weft.tools.convert.yaml_tree import Source, YamlValue, shortened
 
@@ -80,9 +80,9 @@ _LEARNS = "rewards come by the RPC GraphFeedback, or `weft feedback`; what Seldo
 _BANDIT = "a router that learns: a splitter with a 'bandit', and feedback to the router, does it without a service"
 
 
-def draft_seldon(source: Source, document: YamlValue, fallback_name: str) -> Draft | None:
+def draft_seldon(source: Source, document: YamlValue, name: str) -> Draft | None:
     """The graph of one document; None where an error was reported."""
-    return _SeldonConversion(source, Draft("", document)).run(fallback_name)
+    return _SeldonConversion(source, named_draft(source, document, name)).run()
 
 
 class _SeldonConversion:
@@ -96,20 +96,15 @@ class _SeldonConversion:
         #: By the name of a unit: the predictor that has it, and where its model comes from.
         self._origins: dict[str, tuple[str, str]] = {}
 
-    def run(self, fallback_name: str) -> Draft | None:
+    def run(self) -> Draft | None:
         source, draft = self._source, self._draft
         document = draft.value
-        metadata = source.mapping(document.entries.get("metadata", document), "metadata")
         spec_value = document.entries.get("spec")
         spec = source.mapping(spec_value, "spec") if spec_value is not None else {}
         predictors = [one for one in source.sequence(spec.get("predictors"), "predictors") if one.kind == "mapping"]
         if not predictors:
             source.error(spec_value or document, "the SeldonDeployment has no 'predictors'")
             return None
-        name = source.string(metadata.get("name"), "metadata.name") or source.string(spec.get("name"), "name")
-        if not name:
-            source.warning(document, f"the SeldonDeployment has no metadata.name; it is called '{fallback_name}'")
-        draft.name = legal_name(source, metadata.get("name", document), name or fallback_name, (), draft.remarks)
         source.unknown(spec, _SPEC_FIELDS, "the spec")
         self._read_timeout(spec)
         chain = self._predictor(predictors[0]) if len(predictors) == 1 else [self._predictors(predictors)]

@@ -6,10 +6,8 @@ the draft is wired by name, and remarks say what is missing.
 """
 
 import json
-from collections.abc import Mapping
 
 from weft.base.tensors import FLOATS, INTEGERS
-from weft.language.syntax.source import ModelCatalog
 from weft.router.operators import ENSEMBLE
 from weft.tools.convert.conditions import Body, translate
 from weft.tools.convert.draft import (
@@ -26,14 +24,8 @@ from weft.tools.convert.draft import (
     differs,
 )
 from weft.tools.convert.shared import Interface, fits, listed, merged, shared_inputs, shared_outputs
-from weft.tools.convert.yaml_tree import Source
-
-#: Of a graph whose models have no signatures.
-NO_TYPES = (
-    "the file has no types. Say what a request brings and what an answer has, or convert again with --lock FILE or "
-    "--repository DIR"
-)
-
+from weft.tools.convert.signatures import Signatures
+from weft.tools.convert.yaml_tree import Source, YamlValue
 
 _ONE_ROW = (
     "there a request of several rows goes one way as a whole; here it is refused. With 'per_row: true' each row goes "
@@ -42,49 +34,25 @@ _ONE_ROW = (
 _FAILED = "where a step fails softly KServe puts its error body under the step's key; here its outputs are absent then"
 
 
-def wire(
-    source: Source, draft: Draft, catalog: ModelCatalog | None, graphs: Mapping[str, Interface | None] | None = None
-) -> None:
+def wire(source: Source, draft: Draft, signatures: Signatures) -> None:
     """Give the draft its inputs, outputs, maps and conditions, as far as its models and graphs are known."""
-    _Wiring(source, draft, catalog, graphs or {}).run()
-
-
-def interface_of(catalog: ModelCatalog | None, model: str) -> Interface | None:
-    """Tensors of a model; None if they are not known."""
-    found = catalog.find(model, "") if catalog is not None else None
-    if found is None:
-        return None
-    signature = found[1]
-    is_batched = signature.max_batch_size > 0
-    return Interface(
-        {s.name: DraftTensor(s.datatype, s.dims, is_batched, s.is_optional) for s in signature.inputs},
-        {s.name: DraftTensor(s.datatype, s.dims, is_batched, s.is_optional) for s in signature.outputs},
-        signature.max_batch_size,
-    )
+    _Wiring(source, draft, signatures).run()
 
 
 class _Wiring:
-    def __init__(
-        self, source: Source, draft: Draft, catalog: ModelCatalog | None, graphs: Mapping[str, Interface | None]
-    ) -> None:
-        self._graphs = graphs
+    def __init__(self, source: Source, draft: Draft, signatures: Signatures) -> None:
         self._source = source
         self._draft = draft
-        self._catalog = catalog
+        self._signatures = signatures
         self._done: dict[str, Interface | None] = {}
-        self._unknown: dict[str, None] = {}
+        self._unknown: dict[str, YamlValue] = {}
         self._batch_sizes: list[int] = []
 
     def run(self) -> None:
         draft = self._draft
         interface = self._node("root", None)
         if interface is None:
-            text = NO_TYPES
-            if self._catalog is not None:
-                names = ", ".join(self._unknown)
-                text = f"no signature of {names}, so the graph's tensors are not known. Say what a request brings and "
-                text += "what an answer has"
-            check(self._source, draft.value, draft.remarks, text)
+            self._signatures.ask(self._source, draft, self._unknown)
             return
         draft.inputs, draft.outputs = interface.inputs, interface.outputs
         draft.max_batch_size = min(self._batch_sizes, default=0)
@@ -111,18 +79,12 @@ class _Wiring:
     def _target(self, step: DraftStep, given: Tensors | None) -> Interface | None:
         if step.node:
             return self._node(step.node, given)
-        if step.graph:
-            interface = self._graphs.get(step.graph)
-            if interface is None:
-                self._unknown.setdefault(step.graph)
-            else:
-                self._batch_sizes.append(interface.max_batch_size)
-            return interface
-        interface = interface_of(self._catalog, step.model)
+        known = self._signatures
+        interface = known.graph(step.graph) if step.graph else known.model(step.model)
         if interface is None:
-            self._unknown.setdefault(step.model)
-            return None
-        self._batch_sizes.append(interface.max_batch_size)
+            self._unknown.setdefault(step.graph or step.model, step.value)
+        else:
+            self._batch_sizes.append(interface.max_batch_size)
         return interface
 
     def _sequence(self, node: DraftNode, given: Tensors | None) -> Interface | None:

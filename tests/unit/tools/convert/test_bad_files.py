@@ -7,6 +7,7 @@ import pytest
 from weft.base.text.pbtxt import parse
 from weft.language import ModelCatalog
 from weft.tools.convert.graphs import convert
+from weft.tools.convert.signatures import Signatures
 from weft.tools.convert.yaml_tree import Source
 from weft_protos import graph_pb2 as pb
 
@@ -26,7 +27,7 @@ def seldon(graph: str, *, more: str = "") -> str:
 def converted(text: str, models: ModelCatalog | None = None) -> tuple[dict[str, str], list[tuple[int, int, str, str]]]:
     """What is written, and what is found."""
     source = Source(text, "f.yaml")
-    texts = convert(source, source.documents(), models, "f")
+    texts = convert(source, source.documents(), Signatures(models), "f")
     return texts, [(d.line, d.column, d.severity, d.message) for d in source.diagnostics]
 
 

@@ -76,13 +76,75 @@ def test_types_of_a_lock_file_do_as_well(tmp_path: Path, capsys: pytest.CaptureF
 def test_a_model_that_leaves_its_tensors_to_the_backend_is_not_known(
     tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """As one that is not there."""
+    """As one that is not there; the warning stands at the step and says why."""
     (repository / "model" / "one" / "config.pbtxt").write_text('backend: "onnxruntime"')
     (tmp_path / "g.yaml").write_text(ONE)
     assert 0 == main(["convert", str(tmp_path / "g.yaml"), "--repository", str(repository)])
     captured = capsys.readouterr()
-    assert "no signature of one" in captured.err
+    at = ONE.splitlines()[4].index("{serviceName") + 1
+    why = "no signature of 'one': its configuration does not have all inputs and outputs\n"
+    assert f"{tmp_path}/g.yaml:5:{at}: warning: {why}" in captured.err
     assert "undeclared" not in captured.out
+
+
+GRAPH = """
+name: "inner" platform: "graph" max_batch_size: 4
+input [ { name: "X" data_type: TYPE_FP32 dims: [ 2 ] } ]
+output [ { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] } ]
+node { name: "root" sequence { step { model_name: "one" } } }
+"""
+SELDON = "{{apiVersion: mlops.seldon.io/v1alpha1, kind: {kind}, metadata: {{name: mine}}, spec: {spec}}}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ONE.replace("NAME", "mine").replace("serviceName: one", "serviceName: inner"),
+        SELDON.format(
+            kind="Experiment",
+            spec="{resourceType: pipeline, candidates: [{name: inner, weight: 1}, {name: x, weight: 0}]}",
+        ),
+        SELDON.format(
+            kind="Pipeline",
+            spec="{input: {externalInputs: [inner.outputs], tensorMap: {inner.outputs.Y: X}}, steps: [{name: one}], "
+            "output: {steps: [one]}}",
+        ),
+    ],
+    ids=["kserve", "experiment", "pipeline"],
+)
+@pytest.mark.parametrize("declared", [True, False])
+def test_graphs_of_the_repository_have_signatures(
+    tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str], text: str, declared: bool
+) -> None:
+    """A step may call one; outputs that its file leaves out are those of its root."""
+    path = repository / "graphs" / "inner" / "1" / "graph.pbtxt"
+    path.parent.mkdir(parents=True)
+    path.write_text(GRAPH if declared else GRAPH.replace("output [", "#"))
+    (tmp_path / "g.yaml").write_text(text)
+    call = ["convert", str(tmp_path / "g.yaml"), "--repository", str(repository), "-o", str(repository / "graphs")]
+    assert 0 == main(call)
+    assert "no signature" not in capsys.readouterr().err
+    written = repository / "graphs" / "mine" / "1" / "graph.pbtxt"
+    assert 'output [ { name: "Y" data_type: TYPE_FP32 dims: [ 2 ] } ]' in written.read_text()
+    assert 0 == main(["check", str(written), "--repository", str(repository)])
+
+
+def test_what_is_wrong_with_a_signature_has_its_place(
+    tmp_path: Path, repository: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A warning at the step that calls it, and one in the graph or configuration of the repository."""
+    path = repository / "graphs" / "inner" / "1" / "graph.pbtxt"
+    path.parent.mkdir(parents=True)
+    path.write_text(GRAPH.replace("max_batch_size", "max_batchsize"))
+    config = repository / "model" / "one" / "config.pbtxt"
+    config.write_text(MODEL.replace("dims", "dim"))
+    steps = "[{serviceName: one},\n {serviceName: inner}]"
+    (tmp_path / "g.yaml").write_text(ONE.replace("[{serviceName: one, dependency: Hard}]", steps))
+    assert 0 == main(["convert", str(tmp_path / "g.yaml"), "--repository", str(repository)])
+    told = capsys.readouterr().err
+    assert f"{tmp_path}/g.yaml:6:2: warning: no signature of 'inner'\n" in told
+    assert f"{path}:2:33: warning: " in told
+    assert f"{config}:3:42: warning: " in told
 
 
 def test_questions_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from weft.base.text.pbtxt import parse
 from weft.language import GraphSource, ModelCatalog
 from weft.router.compile import check_graph
 from weft.tools.convert.graphs import convert
+from weft.tools.convert.signatures import Signatures
 from weft.tools.convert.yaml_tree import Source
 from weft_protos import graph_pb2 as pb
 
@@ -26,7 +27,7 @@ OPEN = {
 def test_what_is_written_is_as_expected_and_passes_the_check(path: Path, models: ModelCatalog) -> None:
     """The text, and every error that it leaves to a person; each question is a warning as well."""
     source = Source(path.read_text(), path.name)
-    ((name, text),) = convert(source, source.documents(), models, path.stem).items()
+    ((name, text),) = convert(source, source.documents(), Signatures(models), path.stem).items()
     assert path.with_suffix(".pbtxt").read_text() == text
     assert not source.has_errors
     graph, _ = parse(text, pb.Graph(), file="graph.pbtxt")
@@ -41,7 +42,7 @@ def test_what_is_written_is_as_expected_and_passes_the_check(path: Path, models:
 def test_without_signatures_names_and_conditions_stay_to_be_checked(path: Path) -> None:
     """The file can be read, says that it has no types, and has every node."""
     source = Source(path.read_text(), path.name)
-    ((_, text),) = convert(source, source.documents(), None, path.stem).items()
+    ((_, text),) = convert(source, source.documents(), Signatures(), path.stem).items()
     assert not source.has_errors
     assert "# CHECK: the file has no types." in text
     graph, _ = parse(text, pb.Graph(), file="graph.pbtxt")

@@ -15,6 +15,7 @@ from weft.router.executor import GraphExecutor
 from weft.router.runtime import Runtime
 from weft.router.target import Target
 from weft.tools.convert.graphs import convert
+from weft.tools.convert.signatures import Signatures
 from weft.tools.convert.yaml_tree import Source
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -38,7 +39,7 @@ class _Target(Target):
 async def infer(name: str, models: ModelCatalog, target: _Target, **inputs: WireTensor) -> dict[str, WireTensor]:
     """Outputs of a converted graph."""
     source = Source((GOLDEN / f"{name}.yaml").read_text(), name)
-    ((_, text),) = convert(source, source.documents(), models, name).items()
+    ((_, text),) = convert(source, source.documents(), Signatures(models), name).items()
     executor = GraphExecutor(compile_graph(GraphSource(text, name), models), Runtime({"model": target}))
     return (await executor.execute(InferCall(name, inputs=dict(inputs)), CallContext())).outputs
 

@@ -19,6 +19,7 @@ from weft.router.executor import GraphExecutor
 from weft.router.runtime import Runtime
 from weft.router.target import Target
 from weft.tools.convert.graphs import convert
+from weft.tools.convert.signatures import Signatures
 from weft.tools.convert.yaml_tree import Source
 from weft_protos import graph_pb2 as pb
 
@@ -66,7 +67,7 @@ async def test_a_random_pipeline_answers_as_there(block: int) -> None:
         spec = random_pipeline(rng)
         head = {"apiVersion": "mlops.seldon.io/v1alpha1", "kind": "Pipeline", "metadata": {"name": "p"}}
         source = Source(json.dumps({**head, "spec": spec}), "p.json")
-        ((_, text),) = convert(source, source.documents(), _Models(), "p").items()
+        ((_, text),) = convert(source, source.documents(), Signatures(_Models()), "p").items()
         found = [fault for fault in check_graph(GraphSource(text, "g"), _Models()) if fault.severity == "error"]
         assert not found, f"seed {seed}\n{text}\n{render(found)}"
         graph, _ = parse(text, pb.Graph(), file="g")

@@ -4,6 +4,7 @@ from weft.base.text.pbtxt import parse
 from weft.language import GraphSource, ModelCatalog
 from weft.router.compile import check_graph
 from weft.tools.convert.graphs import convert
+from weft.tools.convert.signatures import Signatures
 from weft.tools.convert.yaml_tree import Source
 from weft_protos import graph_pb2 as pb
 
@@ -24,7 +25,7 @@ def seldon(graph: str) -> str:
 def converted(text: str, models: ModelCatalog | None) -> tuple[pb.Graph, list[str]]:
     """The graph, which passes the check if models are known, and the warnings."""
     source = Source(text, "f.yaml")
-    ((_, written),) = convert(source, source.documents(), models, "f").items()
+    ((_, written),) = convert(source, source.documents(), Signatures(models), "f").items()
     if models is not None:
         found = check_graph(GraphSource(written, "g"), models)
         assert [] == [d for d in found if d.severity == "error"]
@@ -84,7 +85,7 @@ def test_an_optional_input_may_stay_open(models: ModelCatalog) -> None:
 def test_an_input_that_no_answer_has_is_told(models: ModelCatalog) -> None:
     """With what there is to choose from."""
     source = Source(kserve("Sequence", "serviceName: tokenizer", "serviceName: scorer, data: $response"), "f.yaml")
-    convert(source, source.documents(), models, "f")
+    convert(source, source.documents(), Signatures(models), "f")
     (found,) = source.diagnostics
     assert "nothing that the step reads is called 'INPUT'; map it from one of: 'IDS', 'MASK'" == found.message
 
@@ -93,7 +94,7 @@ def test_alternatives_without_a_common_output_are_told(models: ModelCatalog) -> 
     """Each with what it gives."""
     text = kserve("Splitter", "serviceName: small, weight: 50", "serviceName: tokenizer, weight: 50")
     source = Source(text, "f.yaml")
-    convert(source, source.documents(), models, "f")
+    convert(source, source.documents(), Signatures(models), "f")
     first, second = (found.message for found in source.diagnostics)
     assert first.endswith("same name: 'small' gives 'PROBS'; 'tokenizer' gives 'IDS', 'MASK'")
     assert "the root's steps have no output in common; name them alike" == second

@@ -9,7 +9,8 @@ from pathlib import Path
 from weft.base.errors import WeftError
 from weft.base.text.pbtxt import render
 from weft.tools.convert.draft import CHECK, DIFFERS
-from weft.tools.convert.graphs import KINDS, convert, kinds_of, read_source, signatures_for
+from weft.tools.convert.graphs import KINDS, convert, kinds_of, read_source
+from weft.tools.convert.signatures import signatures_for
 from weft.tools.convert.yaml_tree import MAX_FILE_BYTES, UnreadableError
 from weft.tools.offline import GRAPH_FILENAME
 
@@ -29,7 +30,7 @@ def run(options: argparse.Namespace) -> int:
     name, stem = ("standard input", "graph") if is_input else (str(options.file), options.file.stem)
     try:
         data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1) if is_input else _head(options.file)
-        catalog = signatures_for(options.repository, options.lock)
+        signatures = signatures_for(options.repository, options.lock)
         source = read_source(data, name)
     except OSError as error:
         return _fail(f"cannot read '{error.filename}': {error.strerror}")
@@ -40,9 +41,10 @@ def run(options: argparse.Namespace) -> int:
     except UnreadableError as error:
         print(render([error.diagnostic]), file=sys.stderr)
         return 1
-    graphs = convert(source, documents, catalog, stem)
+    graphs = convert(source, documents, signatures, stem)
     if source.diagnostics:
-        print(render(sorted(source.diagnostics, key=lambda d: (d.line, d.column))), file=sys.stderr)
+        found = sorted(dict.fromkeys(source.diagnostics), key=lambda d: (d.file, d.line, d.column))
+        print(render(found), file=sys.stderr)
     if source.has_errors:
         return 1
     if not graphs:

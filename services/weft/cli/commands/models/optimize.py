@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from weft.base.errors import InvalidArgumentError, UnsupportedError
+from weft.base.errors import InvalidArgumentError, NotFoundError, UnsupportedError
+from weft.base.text.printable import printable
 from weft.v2.client.channels import MAX_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -20,13 +21,28 @@ if TYPE_CHECKING:
     from weft.optimize.report import CandidateReport, Report
 
 _INTERRUPTED = 128 + signal.SIGINT
+_WRONG_USAGE, _NOTHING_BETTER = 2, 3
 _ENDED = 128 + signal.SIGTERM
 #: Where standard output is no terminal.
 _WIDTH = 160
 
 
 def run(options: argparse.Namespace) -> int:
-    """Optimise and print the report; 0, also if nothing passes the gate; 1 if it cannot be done, 130 after Ctrl-C."""
+    """Optimise and print the report.
+
+    Returns:
+        0: a better version was written, or would be but for --dry-run. 2: the call is wrong: there is no such model,
+        graph, method or data, for example. 3: no candidate passes the gate and is faster. 130: after Ctrl-C. Where the
+        run fails the error is raised, and the status is 1.
+    """
+    try:
+        return _run(options)
+    except (InvalidArgumentError, NotFoundError) as error:
+        print(printable(f"weft: {error.code}: {error.message}"), file=sys.stderr)
+        return _WRONG_USAGE
+
+
+def _run(options: argparse.Namespace) -> int:
     try:
         from weft.optimize.optimize import OptimizeOptions, optimize  # noqa: PLC0415  # torch, pyarrow
         from weft.optimize.picture import draw  # noqa: PLC0415
@@ -44,6 +60,7 @@ def run(options: argparse.Namespace) -> int:
         model=name,
         data=options.data,
         max_loss=options.max_loss,
+        objective=options.objective,
         repository=options.repository,
         version=int(version) if version else None,
         graph=options.graph or "",
@@ -78,7 +95,7 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(facts))
     else:
         _print(report, is_dry_run=options.dry_run)
-    return 0
+    return 0 if report.picked else _NOTHING_BETTER
 
 
 @contextlib.contextmanager
@@ -106,13 +123,13 @@ def _print(report: "Report", *, is_dry_run: bool) -> None:
     console.print(
         f"{report.model} version {report.version}{through}; {report.num_held_out_rows} held-out rows{unanswered}, "
         f"{report.num_calibration_rows} for calibration.\n"
-        f"Loss: {report.meaning}; its interval is of 95 %, and its upper end may be {report.max_loss:.2%}."
+        f"Loss: {report.meaning}; its interval is of 95 %, and its upper end may be {report.max_loss:.2%}. "
+        f"Objective: {report.objective}."
     )
     console.print(_table(report))
     for candidate in report.candidates:
-        for text in (candidate.reason, candidate.caution):
-            if text:
-                console.print(f"{candidate.method}: {text}", markup=False)
+        if candidate.reason:
+            console.print(f"{candidate.method}: {candidate.reason}", markup=False)
     if not report.picked:
         console.print(f"Nothing is written: {report.why_none}.", markup=False)
     elif is_dry_run:
@@ -133,9 +150,9 @@ def _table(report: "Report") -> Table:
     for rows in report.costs:
         plural = "row" if rows == 1 else "rows"
         table.add_column(f"CPU-s/1000,\n{rows} {plural}", justify="right")
-        table.add_column("of the\noriginal's", justify="right")
         table.add_column("p50, ms", justify="right")
         table.add_column("p99, ms", justify="right")
+        table.add_column("time, of the\noriginal's", justify="right")
     table.add_row("original", "", "", "", _megabytes(report.size_bytes), *_cells(report, report.costs))
     for candidate in report.candidates:
         table.add_row(*_row(report, candidate), style="bold" if candidate.method == report.picked else "")
@@ -154,7 +171,7 @@ def _cells(report: "Report", costs: "Any") -> list[str]:
 
 
 def _cost(cost: "VersionCost") -> list[str]:
-    return [f"{cost.cpu_s_per_1000:.3g}", f"{cost.ratio:.2f}", f"{cost.p50_ms:.3g}", f"{cost.p99_ms:.3g}"]
+    return [f"{cost.cpu_s_per_1000:.3g}", f"{cost.p50_ms:.3g}", f"{cost.p99_ms:.3g}", f"{cost.time_ratio:.2f}"]
 
 
 def _megabytes(size_bytes: int) -> str:

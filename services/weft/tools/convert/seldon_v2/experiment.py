@@ -6,7 +6,7 @@ Source:
 
 from weft.language.compiler.resolve import MAX_ENTRIES
 from weft.router.operators import SPLITTER
-from weft.tools.convert.draft import Draft, DraftNode, DraftStep, check, differs, legal_name
+from weft.tools.convert.draft import Draft, DraftNode, DraftStep, check, differs, legal_name, named_draft
 from weft.tools.convert.yaml_tree import Source, YamlValue, shortened
 
 _SPEC_FIELDS = frozenset({"default", "candidates", "mirror", "resourceType"})
@@ -28,9 +28,7 @@ def draft_experiment(source: Source, document: YamlValue, name: str) -> Draft | 
     spec_value = document.entries.get("spec")
     spec = source.mapping(spec_value, "spec") if spec_value is not None else {}
     source.unknown(spec, _SPEC_FIELDS, "the spec")
-    draft = Draft("", document)
-    metadata = document.entries.get("metadata", document)
-    draft.name = legal_name(source, metadata.entries.get("name", document), name, (), draft.remarks)
+    draft = named_draft(source, document, name)
     given = source.sequence(spec.get("candidates"), "candidates")
     if not 0 < len(given) <= MAX_ENTRIES:
         text = f"has {len(given)} candidates; the limit of Weft is {MAX_ENTRIES}" if given else "has no 'candidates'"

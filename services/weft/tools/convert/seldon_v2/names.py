@@ -2,11 +2,12 @@
 
 import json
 
-from weft.tools.convert.draft import differs
+from weft.tools.convert.draft import DraftTensor, differs
 from weft.tools.convert.seldon_v2.answer import FirstAnswer
 from weft.tools.convert.seldon_v2.flow import Topic
 from weft.tools.convert.seldon_v2.parts import PipelineParts
 from weft.tools.convert.seldon_v2.presence import REQUEST, Found, Origin, Presence
+from weft.tools.convert.shared import merged
 
 _RENAMED = "the name '{name}' is that of another tensor, too; here what '{step}' answers is '{new}'"
 
@@ -17,6 +18,7 @@ class PipelineNames(PipelineParts):
     def _name_tensors(self, presence: Presence, calls: list[Topic], first: FirstAnswer) -> None:
         """Name every tensor in the graph: what the pipeline answers with as there, others so that none clashes."""
         requested = {found.tensor.name for sink in self._joins for found in self._requested(presence, sink)}
+        requested |= self._graph_inputs().keys()
         taken = set(requested)
         for name in presence.names(self._flow.outputs):
             for found in presence.find(self._flow.outputs, name):
@@ -51,6 +53,11 @@ class PipelineNames(PipelineParts):
         for reference in self._joins[sink].triggers:
             found += presence.find(reference.topic, reference.tensor) if reference.tensor else []
         return [one for one in found if one.tensor.topic == REQUEST]
+
+    def _graph_inputs(self) -> dict[str, DraftTensor]:
+        """What the graphs of pipelines in other files read of the request."""
+        graphs = [self._interface(topic) for topic in self._labels if not topic.step]
+        return merged(interface.inputs for interface in graphs if interface is not None)
 
     def _mentioned(self, topic: Topic) -> dict[str, None]:
         """Outputs of a step without a signature that the file names."""

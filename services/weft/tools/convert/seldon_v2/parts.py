@@ -5,39 +5,44 @@ from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
 
 from weft.language.compiler.names import MAX_DEPTH
-from weft.language.syntax.source import ModelCatalog
-from weft.tools.convert.draft import Draft, DraftTensor, legal_name
+from weft.tools.convert.draft import DraftTensor, legal_name, named_draft
 from weft.tools.convert.seldon_v2.cycle import Feedback, cut
 from weft.tools.convert.seldon_v2.flow import Join, PipelineFlow, Topic, topics_of
 from weft.tools.convert.seldon_v2.presence import Origin
 from weft.tools.convert.shared import Interface
-from weft.tools.convert.wiring import interface_of
-from weft.tools.convert.yaml_tree import Source, shortened
+from weft.tools.convert.signatures import Signatures
+from weft.tools.convert.yaml_tree import Source, YamlValue, shortened
 
 
 class PipelineParts:
-    """What a graph of a pipeline is made of: messages in order, models, and which of them the answer needs."""
+    """What a graph of a pipeline is made of: messages in order, models, and which of them the answer needs.
+
+    Args:
+        source: The file.
+        flow: The pipeline.
+        flows: All pipelines of the file by name: what it reads of them becomes part of the graph.
+        signatures: Of models, and of pipelines that are graphs already.
+        models: What the file says of models, by name.
+    """
 
     def __init__(
         self,
         source: Source,
         flow: PipelineFlow,
         flows: Mapping[str, PipelineFlow],
-        catalog: ModelCatalog | None,
-        graphs: Mapping[str, Interface | None],
+        signatures: Signatures,
         models: Mapping[str, str],
     ) -> None:
         self._source = source
         self._flow = flow
         self._flows = flows
-        self._catalog = catalog
-        self._graphs = graphs
+        self._signatures = signatures
         self._models = models
-        self._draft = Draft("", flow.value)
+        self._draft = named_draft(source, flow.value, flow.name)
         self._joins: dict[Topic, Join] = {}
         self._interfaces: dict[Topic, Interface | None] = {}
         self._batch_sizes: list[int] = []
-        self._unknown: dict[str, None] = {}
+        self._unknown: dict[str, YamlValue] = {}
         self._labels: dict[Topic, str] = {}
         self._names: dict[Origin, str] = {}
         self._inputs: dict[str, DraftTensor] = {}
@@ -120,13 +125,21 @@ class PipelineParts:
         """Tensors of the model, or of the pipeline in another file, that gives or gets a message."""
         key = topic._replace(side="outputs")
         if key not in self._interfaces:
-            found = interface_of(self._catalog, topic.step) if topic.step else self._graphs.get(topic.pipeline)
+            known = self._signatures
+            found = known.model(topic.step) if topic.step else known.graph(topic.pipeline)
             if found is None:
-                self._unknown.setdefault(topic.step or topic.pipeline)
+                self._unknown.setdefault(topic.step or topic.pipeline, self._place(topic))
             else:
                 self._batch_sizes.append(found.max_batch_size)
             self._interfaces[key] = found
         return self._interfaces[key]
+
+    def _place(self, topic: Topic) -> YamlValue:
+        """Where the file has a step, or names another pipeline."""
+        if topic.step:
+            return self._joins[topic._replace(side="inputs")].value
+        read = (part for join in self._joins.values() for part in (*join.sources, *join.triggers))
+        return next((part.value for part in read if part.topic == topic), self._flow.value)
 
     def _calls(self, order: list[Topic]) -> list[Topic]:
         """Answers of all steps, and of graphs that the pipeline reads, in order."""

@@ -1,20 +1,15 @@
 """A ``Pipeline`` as a draft: its steps in a sequence, wired tensor by tensor."""
 
-from collections.abc import Mapping
-
-from weft.language.syntax.source import ModelCatalog
 from weft.router.operators import SEQUENCE
-from weft.tools.convert.draft import Draft, DraftNode, DraftStep, DraftTensor, check, differs, legal_name
+from weft.tools.convert.draft import Draft, DraftNode, DraftStep, DraftTensor, check, differs
 from weft.tools.convert.seldon_v2.answer import FirstAnswer
 from weft.tools.convert.seldon_v2.cycle import Feedback, carried
-from weft.tools.convert.seldon_v2.flow import PipelineFlow, Topic
+from weft.tools.convert.seldon_v2.flow import Topic
 from weft.tools.convert.seldon_v2.names import reference
 from weft.tools.convert.seldon_v2.presence import REQUEST, Origin, Presence, groups
 from weft.tools.convert.seldon_v2.steps import PipelineSteps
-from weft.tools.convert.shared import Interface, listed
-from weft.tools.convert.wiring import NO_TYPES
+from weft.tools.convert.shared import listed, merged
 from weft.tools.convert.writer import quoted
-from weft.tools.convert.yaml_tree import Source
 
 _COPY = "the pipeline does not answer with this, so nobody waits for it here, and its failures are not seen"
 _ALSO = "Seldon would not answer without {names}; here the answer goes without"
@@ -33,35 +28,12 @@ _ROUNDS = (
 _NO_OUTPUT = "the pipeline has no 'output', so Seldon answers nobody; here it answers with its last steps"
 
 
-def draft_pipeline(
-    source: Source,
-    flow: PipelineFlow,
-    flows: Mapping[str, PipelineFlow],
-    catalog: ModelCatalog | None,
-    graphs: Mapping[str, Interface | None],
-    models: Mapping[str, str],
-) -> Draft | None:
-    """The graph of a pipeline; None where an error was reported.
-
-    Args:
-        source: The file.
-        flow: The pipeline.
-        flows: All pipelines of the file by name: what it reads of them becomes part of the graph.
-        catalog: Signatures of models; None: not known.
-        graphs: Tensors of pipelines that are graphs already.
-        models: What the file says of models, by name.
-    """
-    return PipelineConversion(source, flow, flows, catalog, graphs, models).run()
-
-
 class PipelineConversion(PipelineSteps):
     """One pipeline on its way to a draft."""
 
     def run(self) -> Draft | None:
-        """The draft."""
+        """The draft; None where an error was reported."""
         source, flow, draft = self._source, self._flow, self._draft
-        metadata = flow.value.entries.get("metadata", flow.value)
-        draft.name = legal_name(source, metadata.entries.get("name", flow.value), flow.name, (), draft.remarks)
         self._collect()
         order = self._ordered()
         if order is None or source.has_errors:
@@ -189,22 +161,21 @@ class PipelineConversion(PipelineSteps):
         join = self._joins[flow.outputs]
         self._say_window(flow.name, join, draft.remarks)
         if self._unknown:
-            text = NO_TYPES
-            if self._catalog is not None:
-                text = f"no signature of {', '.join(self._unknown)}, so the graph's tensors are not known. Say what a "
-                text += "request brings and what an answer has"
-            check(source, flow.value, draft.remarks, text)
+            self._signatures.ask(source, draft, self._unknown)
             return
+        asked = self._graph_inputs()
+        self._inputs = {**asked, **self._inputs}
         names = [found.tensor.name for sink in self._joins for found in self._requested(presence, sink)]
         for name in dict.fromkeys(names):
             if name not in self._inputs:
                 differs(source, flow.value, draft.remarks, _UNTYPED.format(name=name))
-        draft.inputs = {
+        inputs = {
             name: self._inputs.get(name, DraftTensor("FP32", (-1,), min(self._batch_sizes, default=0) > 0))._replace(
                 is_optional=Origin(REQUEST, name) in presence.optional
             )
             for name in dict.fromkeys(names)
         }
+        draft.inputs = merged([inputs, asked])
         outputs: dict[str, DraftTensor] = {}
         for name in presence.names(flow.outputs):
             for found in presence.find(flow.outputs, name):
