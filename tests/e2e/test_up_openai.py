@@ -42,7 +42,7 @@ def test_a_closed_mesh_has_a_gateway(
     assert main(["key", "new", "admin", "--add-to", str(keys)]) == 0
     key = capsys.readouterr().out.strip()
     security = ("--tls-cert", str(server.cert), "--tls-key", str(server.key), "--auth-keys", str(keys))
-    mesh = up("--http-port", "0", *security)
+    mesh = up("--http-port", "0", "--batch-dir", str(tmp_path / "batches"), *security)
     assert list(mesh.endpoints)[-1] == "gateway"
     address = mesh.endpoints["gateway"]["http"]
     context = ssl.create_default_context(cafile=str(authority.ca))
@@ -51,6 +51,7 @@ def test_a_closed_mesh_has_a_gateway(
     assert 401 == get(address, "/v1/models", context)[0]
     assert (200, {"ready": True}) == get(address, "/v2/health/ready", context)
     assert "weft.router" == get(address, "/v2", context, key)[1]["name"]
+    assert 200 == get(address, "/v1/batches", context, key)[0]
     assert 401 == get(address, "/v2", context)[0]
     assert 401 == get(address, "/v1/models", context, key[:-1])[0]
 
@@ -63,6 +64,7 @@ def test_a_closed_mesh_has_a_gateway(
     while "every service was told to restart" not in mesh.log():
         assert 200 == get(address, "/v1/models", context, key)[0] or "router is replaced" in mesh.log()
     assert "gateway was replaced" in mesh.log()
+    until(lambda: get(address, "/v1/batches", context, key)[0] == 200)
     assert 200 == get(address, "/v1/models", context, key)[0]
     assert 0 == mesh.stop(), mesh.log()
     assert key.partition(".")[2] not in mesh.log()

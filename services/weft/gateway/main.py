@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from weft.base.cancellation import cancel_and_wait
 from weft.base.errors import UnavailableError, UnsupportedError, WeftError
 from weft.base.observing import logs, telemetry
 from weft.base.observing.watchdog import LoopWatchdog
@@ -23,8 +25,9 @@ from weft.base.processes.malloc import keep_freed_memory
 from weft.gateway.app import Gateway, endpoint_of
 from weft.gateway.arguments import fault_of, make_parser
 from weft.gateway.http.allowed_hosts import AllowedHosts
+from weft.gateway.http.endpoint import Handler
 from weft.gateway.http.http_server import HttpServer, bound_socket
-from weft.gateway.http.request_context import RequestTracker
+from weft.gateway.http.request_context import RequestContext, RequestTracker
 from weft.gateway.http.resources import Limits, Resources
 from weft.gateway.openai.chat_template import read_template
 from weft.gateway.openai.models import Models
@@ -44,6 +47,9 @@ _BALANCING_OPTIONS = [("grpc.service_config", '{"loadBalancingConfig": [{"round_
 #: End of the grace period reserved for error responses to unfinished requests: seconds, and at most this share.
 _CANCEL_S = 1.0
 _MAX_CANCEL_SHARE = 0.25
+
+#: Pause between two looks whether the process that is replaced has left the folder of batches, in seconds.
+_LOOK_S = 0.2
 
 _log = logs.get_logger("weft.gateway")
 
@@ -98,7 +104,7 @@ async def _serve(options: argparse.Namespace) -> None:
         limits = Limits(options.max_body_bytes, options.max_json_bytes, options.max_bytes_in_work, options.timeout_s)
         resources = closing.enter_context(contextlib.closing(Resources(router, limits)))
         if options.batch_dir is not None:
-            background = _Background(options.batch_dir, resources)
+            background = _Background(options.batch_dir, resources, waits=options.take_over)
         routes = () if background is None else background.routes
         app = Gateway(resources, Models(router, templates), routes).app()
         hosts = AllowedHosts(options.allow_host) if is_local(options.host) else None
@@ -146,36 +152,71 @@ async def _serve(options: argparse.Namespace) -> None:
 class _Background:
     """Files and batches in a folder, and what runs them.
 
+    Args:
+        folder: Held by this process alone.
+        resources: Shared with the other interfaces.
+        waits: Begin once the process that is replaced has left the folder; until then clients are told to ask again.
+
     Attributes:
         routes: Their handlers.
     """
 
-    def __init__(self, folder: Path, resources: Resources) -> None:
+    def __init__(self, folder: Path, resources: Resources, *, waits: bool) -> None:
         try:
             from weft.gateway.batches.routes import Batches  # noqa: PLC0415  # pyarrow and a form parser are extras
             from weft.gateway.batches.runner import BackgroundRunner  # noqa: PLC0415
             from weft.gateway.batches.store import Store  # noqa: PLC0415
         except ModuleNotFoundError as error:
             raise UnsupportedError(f"--batch-dir needs '{error.name}': pip install 'weft-mesh[batches]'") from error
+        self._path = folder
         self._folder = contextlib.ExitStack()
+        self._beginning: asyncio.Task[None] | None = None
+        self._waits = waits
+        self._is_held = False
         try:
-            self._folder.enter_context(held(folder))
+            if not waits:
+                self._hold()
             store = Store(folder)
         except OSError as error:
             raise UnavailableError(f"--batch-dir: {error}") from error
         self._app: ASGIApp | None = None
         self._runner = BackgroundRunner(store, self._call)
-        self.routes = Batches(store, self._runner, resources).routes()
+        routes = Batches(store, self._runner, resources).routes()
+        self.routes = [(method, path, self._when_held(handle)) for method, path, handle in routes]
 
     async def start(self, app: ASGIApp) -> None:
         """Go on with batches that are not finished; ``app`` answers their requests."""
         self._app = app
-        await self._runner.resume()
+        if self._waits:
+            self._beginning = asyncio.create_task(self._begin_when_free())
+        else:
+            await self._runner.resume()
 
     async def close(self) -> None:
         """Stop; batches go on at the next start."""
+        if self._beginning is not None:
+            await cancel_and_wait((self._beginning,))
         await self._runner.close()
         self._folder.close()
+
+    def _hold(self) -> None:
+        self._folder.enter_context(held(self._path))
+        self._is_held = True
+
+    async def _begin_when_free(self) -> None:
+        while not self._is_held:
+            with contextlib.suppress(UnavailableError):
+                self._hold()
+            await asyncio.sleep(_LOOK_S)
+        await self._runner.resume()
+
+    def _when_held(self, handle: Handler) -> Handler:
+        async def checked(request: Request, context: RequestContext) -> ASGIApp:
+            if not self._is_held:
+                raise UnavailableError("the gateway before still ends what it does with files and batches; ask again")
+            return await handle(request, context)
+
+        return checked
 
     async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._app is not None:

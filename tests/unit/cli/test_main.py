@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -66,6 +67,12 @@ def test_one_port_for_two_listeners_is_refused_before_anything_starts(capsys: py
     """Status 2 at once, not an error of the router when everything else runs."""
     assert main(["up", "--router-port", "18001", "--metrics-port", "18001"]) == 2
     assert capsys.readouterr().err == "weft: --router-port and --metrics-port are both 18001; choose two\n"
+
+
+def test_a_folder_of_batches_needs_a_gateway(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Status 2 at once."""
+    assert main(["up", "--batch-dir", str(tmp_path)]) == 2
+    assert "--batch-dir needs --http-port" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

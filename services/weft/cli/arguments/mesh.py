@@ -51,6 +51,12 @@ def _add_up(commands: "Commands") -> None:
         help="serve V2 over HTTP and OpenAI's interface there; 0 is any free port (default: do not)",
     )
     parser.add_argument(
+        "--batch-dir",
+        type=Path,
+        metavar="DIR",
+        help="with --http-port: folder of the files and batches of OpenAI's interface (default: neither is offered)",
+    )
+    parser.add_argument(
         "--in-process",
         nargs="?",
         type=services,

@@ -37,6 +37,9 @@ def run(options: argparse.Namespace) -> int:
     if 0 < options.router_port == options.metrics_port:
         _complain(f"--router-port and --metrics-port are both {options.router_port}; choose two")
         return 2
+    if options.batch_dir is not None and options.http_port is None:
+        _complain("--batch-dir needs --http-port, at which its files and batches are offered")
+        return 2
     if fault := server_fault(options) or usage_fault(options) or _process_fault(options):
         _complain(fault)
         return 2
@@ -69,6 +72,8 @@ def _service_arguments(options: argparse.Namespace) -> dict[str, list[str]]:
     for name in set(MODEL_SERVICES) - set(options.in_process):
         arguments[name] = [*arguments[name], *limits]
     arguments[GATEWAY].append(f"--wire={options.wire}")
+    if options.batch_dir is not None:
+        arguments[GATEWAY].append(f"--batch-dir={options.batch_dir}")
     for name, more in options.service_args:
         if name != ROUTER:
             arguments[name] = [*arguments[name], *more]
