@@ -14,7 +14,6 @@ from weft.jobs.target import JobTarget, RowsFailed
 from weft.mesh.preflight import MeshError
 from weft.mesh.running import last_error, running_mesh
 from weft.optimize.answers import RowAnswers, answer_rows
-from weft.optimize.metrics.metric import AnswerMetric
 from weft.optimize.rows import DataRows
 from weft.v2.client.v2_client import V2Client
 
@@ -28,7 +27,8 @@ def evaluate(
     graph: str,
     version: str,
     rows: DataRows,
-    metric: AnswerMetric,
+    columns: Sequence[Mapping[str, str]],
+    outputs: Sequence[str],
     *,
     log: IO[str],
     timeout_s: float,
@@ -40,7 +40,8 @@ def evaluate(
         graph: Graph or model.
         version: Of it; "": the highest.
         rows: Held out.
-        metric: What the answers are for.
+        columns: For each pass over the rows: the column of an input, where it has another name.
+        outputs: Those to ask for; none: all.
         log: Gets the log of the services.
         timeout_s: Of one request.
 
@@ -54,15 +55,20 @@ def evaluate(
     start = log.tell()
     try:
         with running_mesh(repository, log=log) as endpoints:
-            return asyncio.run(_ask(endpoints["router"].grpc, graph, version, rows, metric, timeout_s))
+            return asyncio.run(_ask(endpoints["router"].grpc, graph, version, rows, columns, outputs, timeout_s))
     except MeshError as error:
         raise UnavailableError(f"the mesh cannot serve it: {last_error(Path(log.name), start)}") from error
 
 
 async def _ask(
-    url: str, graph: str, version: str, rows: DataRows, metric: AnswerMetric, timeout_s: float
+    url: str,
+    graph: str,
+    version: str,
+    rows: DataRows,
+    columns: Sequence[Mapping[str, str]],
+    outputs: Sequence[str],
+    timeout_s: float,
 ) -> list[RowAnswers]:
-    outputs = metric.outputs
     places = asyncio.Semaphore(_NUM_INFLIGHT)
     async with V2Client(url) as client:
         target = JobTarget(
@@ -70,7 +76,7 @@ async def _ask(
         )
         signature = (await target.identify()).signature
         answers = []
-        for column_of in metric.passes:
+        for column_of in columns:
             layout = make_layout(
                 signature,
                 column_of=column_of,

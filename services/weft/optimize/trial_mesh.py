@@ -51,8 +51,16 @@ class TrialMesh:
 
     def answers(self, repository: Path, rows: DataRows, metric: AnswerMetric) -> list[RowAnswers]:
         """Answers to rows from a mesh over a repository, for each pass of the metric. Raises as ``evaluate``."""
-        graph, version = self.graph, self.graph_version
-        return evaluate(repository, graph, version, rows, metric, log=self.log, timeout_s=self.timeout_s)
+        return evaluate(
+            repository,
+            self.graph,
+            self.graph_version,
+            rows,
+            metric.passes,
+            metric.outputs,
+            log=self.log,
+            timeout_s=self.timeout_s,
+        )
 
     def alone(self, name: str, files: Path, parameters: Mapping[str, str]) -> VersionProcess:
         """The version in a process of its own.
