@@ -12,6 +12,7 @@ from tests.unit.router.fake_target import FakeTarget
 
 from weft.base.core import CallContext, InferCall, InferResult, RequestedOutput
 from weft.base.errors import (
+    FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
     RemoteError,
@@ -331,7 +332,7 @@ async def test_a_model_that_changes_under_a_graph_takes_it_out_of_service(tmp_pa
     async with make.started(tmp_path, target) as s:
         make.serve(target, "double", dims=3)
         await s.refresh(lambda: not s.core.is_ready())
-        with pytest.raises(UnavailableError, match="inconsistent shape"):
+        with pytest.raises(FailedPreconditionError, match=r"\[-1,2\].*\[-1,3\]"):
             await s.core.infer(make.request(), CallContext())
         make.serve(target, "double")
         await s.refresh(s.core.is_ready)

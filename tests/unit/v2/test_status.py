@@ -20,6 +20,7 @@ DECLARED = {
     "UnauthenticatedError": "UNAUTHENTICATED",
     "PermissionDeniedError": "PERMISSION_DENIED",
     "NotFoundError": "NOT_FOUND",
+    "FailedPreconditionError": "FAILED_PRECONDITION",
     "AlreadyExistsError": "ALREADY_EXISTS",
     "ResourceExhaustedError": "RESOURCE_EXHAUSTED",
     "DeadlineExceededError": "DEADLINE_EXCEEDED",
