@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import InvalidArgumentError, RemoteError, UnavailableError, WeftError
@@ -48,8 +49,8 @@ class RecordingCore(ServingCore):
         self._model = model
         self._taken = taken
 
+    @override
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
-        """As ``ServingCore.infer``."""
         if call.model_name == self._model:
             inputs = {name: np.array(decode(tensor, name=name)) for name, tensor in call.inputs.items()}
             self._taken.append((_row.get(), inputs))

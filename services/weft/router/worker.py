@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from typing_extensions import override
+
 from weft.base.core import ParameterValue
 from weft.base.errors import AlreadyExistsError, UnavailableError
 from weft.router.bandits.sharing import BanditSharing
@@ -75,14 +77,14 @@ class WorkerCore(RouterCore):
         self._sharing.start()
         self._has_started.set()
 
+    @override
     async def close(self, *, grace_s: float) -> None:
-        """As ``RouterCore.close``."""
         await self._sharing.close()
         await super().close(grace_s=grace_s)
         await self._link.close()
 
+    @override
     def extension(self) -> Extension:
-        """As ``RouterCore.extension``."""
         return super().extension()._replace(more_statistics=self._statistics_elsewhere)
 
     async def refresh(self, target: str) -> None:

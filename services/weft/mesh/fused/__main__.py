@@ -8,6 +8,8 @@ from functools import partial
 from importlib import import_module
 from typing import NamedTuple, NoReturn
 
+from typing_extensions import override
+
 from weft.mesh.fused.core import FusedCore
 from weft.services.router import fault_of, make_parser
 from weft.services.router import make_core as make_router
@@ -66,8 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 class _Parser(argparse.ArgumentParser):
     """A parser that raises its errors; an ordinary one ends the process."""
 
+    @override
     def error(self, message: str) -> NoReturn:
-        """As ``ArgumentParser.error``."""
         raise argparse.ArgumentTypeError(message)
 
 

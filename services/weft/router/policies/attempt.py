@@ -2,6 +2,8 @@
 
 from functools import partial
 
+from typing_extensions import override
+
 from weft.base.observing import telemetry
 from weft.router.reporting.path import StepRecord
 from weft.router.reporting.spans import end_span, start_step_span, step_attributes
@@ -23,8 +25,8 @@ class Attempt(PolicyAction):
         self._path = path
         self._attributes = step_attributes(name, path) | action.span_attributes
 
+    @override
     async def act(self, run: Run, record: StepRecord) -> None:
-        """As ``Action.act``."""
         record.attempts += 1
         if record.tried is None:
             record.tried = []

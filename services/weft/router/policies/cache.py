@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import ClassVar
 
+from typing_extensions import override
+
 from weft.base.caching.coalescing_cache import CoalescingCache
 from weft.base.caching.response_cache import CachedResponse, cache_key, cache_key_base
 from weft.base.caching.single_flight import CoalescedTimeoutError
@@ -45,8 +47,8 @@ class CachePlan(PolicyPlan):
     stale_if_error_ms: int = 0
 
     @property
+    @override
     def condition(self) -> Condition | None:
-        """As ``PolicyPlan.condition``."""
         return self.key
 
     def text(self) -> str:
@@ -56,8 +58,8 @@ class CachePlan(PolicyPlan):
         stale = f", {self.stale_if_error_ms} ms longer while unavailable" if self.stale_if_error_ms else ""
         return f"cache {lifetime}{stale}, {self.max_bytes / (1 << 20):g} MiB{key}"
 
+    @override
     def wrap(self, action: Action, parts: PolicyParts) -> Action:
-        """As ``PolicyPlan.wrap``."""
         return Cached(action, parts.step, self, parts.error_context, parts.runtime, parts.counters)
 
 
@@ -73,12 +75,12 @@ class CachePolicy(PolicyKind):
         ("stale_answers", "Expired answers, given because the call was UNAVAILABLE"),
     )
 
+    @override
     def where_instead(self, *, is_root: bool) -> str:
-        """As ``PolicyKind.where_instead``."""
         return f"{'the graph' if is_root else 'the steps'}, where answers are kept"
 
+    @override
     def plan(self, given: GivenPolicies, condition: Condition | None) -> CachePlan | None:
-        """As ``PolicyKind.plan``."""
         return _plan(given.own.cache, condition) if given.own.HasField("cache") else None
 
     def plan_of_graph(self, message: pb.Graph, condition: Condition | None) -> CachePlan | None:
@@ -87,10 +89,10 @@ class CachePolicy(PolicyKind):
             return None
         return _plan(message.policy.cache, condition)
 
+    @override
     def check(
         self, file: GraphFile, policy: pb.Policy, path: str, around: Sequence[pb.Policy], report: GraphReport
     ) -> None:
-        """As ``PolicyKind.check``."""
         if policy.cache.stale_if_error_ms and not policy.cache.ttl_ms:
             text = "'stale_if_error_ms' has no effect without 'ttl_ms': an answer that never expires is not stale"
             report.error("G018", file, f"{path}.stale_if_error_ms", text, is_name=True)
@@ -139,8 +141,8 @@ class Cached(PolicyAction):
         )
         self._counters = counters
 
+    @override
     async def act(self, run: Run, record: StepRecord) -> None:
-        """As ``Action.act``."""
         frame, request = run.frame, run.request
         if request.is_in_sequence:  # a model that remembers requests must get each of them
             await self._action.act(run, record)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
+from typing_extensions import override
+
 from weft.language.plan import Condition, StepPlan
 from weft.language.policy import GivenPolicies, PolicyKind, PolicyPlan
 from weft.language.syntax.parse import GraphFile
@@ -40,20 +42,20 @@ class HedgePlan(PolicyPlan):
     budget_percent: float = 0.0
 
     @property
+    @override
     def num_calls(self) -> int:
-        """As ``PolicyPlan.num_calls``."""
         return 1 + self.max_extra
 
+    @override
     def calls_text(self, path: str) -> str:
-        """As ``PolicyPlan.calls_text``."""
         return f"1 + {self.max_extra} hedged {'call' if self.max_extra == 1 else 'calls'}"
 
     def text(self) -> str:
         """``hedge after 40 ms, 1 extra call``."""
         return f"hedge after {self.after_ms} ms, {self.max_extra} extra {'call' if self.max_extra == 1 else 'calls'}"
 
+    @override
     def wrap(self, action: Action, parts: PolicyParts) -> Action:
-        """As ``PolicyPlan.wrap``."""
         return Hedged(action, parts.step, self, parts.runtime, parts.counters)
 
 
@@ -64,8 +66,8 @@ class HedgePolicy(PolicyKind):
     is_inherited = True
     counters = (("hedges", "Calls started because the one before took long"),)
 
+    @override
     def plan(self, given: GivenPolicies, condition: Condition | None) -> HedgePlan | None:
-        """As ``PolicyKind.plan``."""
         policy = given.inner(self.field)
         if policy is None:
             return None
@@ -73,10 +75,10 @@ class HedgePolicy(PolicyKind):
         percent = outer.retry.budget_percent if outer is not None and outer.retry.attempts > 1 else 0.0
         return HedgePlan(policy.hedge.after_ms, policy.hedge.max_extra or 1, percent)
 
+    @override
     def check(
         self, file: GraphFile, policy: pb.Policy, path: str, around: Sequence[pb.Policy], report: GraphReport
     ) -> None:
-        """As ``PolicyKind.check``."""
         hedge = policy.hedge
         if not hedge.after_ms:
             text = (
@@ -126,8 +128,8 @@ class Hedged(PolicyAction):
         self._runtime = runtime
         self._counters = counters
 
+    @override
     async def act(self, run: Run, record: StepRecord) -> None:
-        """As ``Action.act``."""
         if run.request.is_in_sequence:
             await self._action.act(run, record)
             return
@@ -202,8 +204,8 @@ class _HedgedRace(Race):
         self.start(call())
         self._timer: asyncio.TimerHandle | None = self._loop.call_later(self._after_s, self._hedge)
 
+    @override
     async def join(self) -> None:
-        """As ``Fork.join``."""
         try:
             await super().join()
         finally:

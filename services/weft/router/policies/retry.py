@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from typing_extensions import override
+
 from weft.base.errors import WeftError
 from weft.base.text.pbtxt import suggestion
 from weft.language.plan import Condition
@@ -60,12 +62,12 @@ class RetryPlan(PolicyPlan):
     budget_percent: float
 
     @property
+    @override
     def num_calls(self) -> int:
-        """As ``PolicyPlan.num_calls``."""
         return self.attempts
 
+    @override
     def calls_text(self, path: str) -> str:
-        """As ``PolicyPlan.calls_text``."""
         return f"{self.attempts} attempts of {path}"
 
     def text(self) -> str:
@@ -73,8 +75,8 @@ class RetryPlan(PolicyPlan):
         backoff = f", backoff {self.backoff_ms} ms" if self.backoff_ms else ""
         return f"{self.attempts} attempts on {', '.join(sorted(self.codes))}{backoff}"
 
+    @override
     def wrap(self, action: Action, parts: PolicyParts) -> Action:
-        """As ``PolicyPlan.wrap``."""
         return Retried(action, self, parts.runtime, parts.counters)
 
 
@@ -88,8 +90,8 @@ class RetryPolicy(PolicyKind):
         ("retries_refused", "Retries and hedges that the budget of the target did not allow"),
     )
 
+    @override
     def plan(self, given: GivenPolicies, condition: Condition | None) -> RetryPlan | None:
-        """As ``PolicyKind.plan``."""
         policy = given.inner(self.field)
         if policy is None or policy.retry.attempts < 2:
             return None
@@ -97,10 +99,10 @@ class RetryPolicy(PolicyKind):
         codes = frozenset(retry.on) or _DEFAULT_CODES
         return RetryPlan(retry.attempts, retry.backoff_ms, codes, retry.budget_percent)
 
+    @override
     def check(
         self, file: GraphFile, policy: pb.Policy, path: str, around: Sequence[pb.Policy], report: GraphReport
     ) -> None:
-        """As ``PolicyKind.check``."""
         retry = policy.retry
         overrides = any(other.HasField("retry") and other.retry.attempts > 1 for other in around)
         if retry.attempts < 2 and not (retry.attempts == 1 and overrides):

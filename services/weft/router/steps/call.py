@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
+from typing_extensions import override
+
 from weft.base.core import CallContext, InferCall, RequestedOutput
 from weft.base.errors import InternalError, InvalidArgumentError, WeftError
 from weft.base.observing import telemetry
@@ -63,8 +65,8 @@ class CallAction(Action):
         self._keeps_rows = plan.keeps_rows
         self._restores = is_batching != error_context.is_batching
 
+    @override
     async def act(self, run: Run, record: StepRecord) -> None:
-        """As ``Action.act``."""
         frame, request = run.frame, run.request
         captured = () if request.captures is None else request.captures.get(self._path, ())
         try:

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from typing_extensions import override
+
 from weft.base.errors import DeadlineExceededError, WeftError
 from weft.language.plan import OK, Condition, StepPlan
 from weft.router.admission import InflightLimit
@@ -53,8 +55,8 @@ class GuardedStep(Step):
         self._is_soft = plan.is_soft
         self._ok_slot = plan.ok_slot
 
+    @override
     async def run(self, run: Run) -> bool:
-        """As ``Step.run``."""
         is_due = self._when is None or self.error_context.holds(self._when, run, self._path)
         record = StepRecord(self._name, self._path, self._clock_ns(), self._target, self._model, self._version)
         run.record.steps.append(record)

@@ -1,5 +1,7 @@
 """A node that streams in a step's place: its first response is the step's answer."""
 
+from typing_extensions import override
+
 from weft.base.errors import WeftError
 from weft.language.plan import NodePlan, StepPlan
 from weft.router.reporting.path import StepRecord
@@ -64,8 +66,8 @@ class _NodeStream(StepStream):
         self._stream = stream
         self._inner = inner
 
+    @override
     async def settle(self, timeout_s: float) -> None:
-        """As ``OpenStream.settle``."""
         if not self._is_over:
             await self._stream.settle(timeout_s)
 

@@ -5,6 +5,8 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Sequence
 
+from typing_extensions import override
+
 from weft.base.core import ParameterValue
 from weft.base.observing import telemetry
 from weft.base.tensors import WireTensor
@@ -81,17 +83,17 @@ class NodeResponses(OpenStream):
         run.request.stream = self
 
     @property
+    @override
     def has_ended(self) -> bool:
-        """As ``OpenStream.has_ended``."""
         return self._is_over or (self._latest is not None and self._latest.is_known_last)
 
+    @override
     async def settle(self, timeout_s: float) -> None:
-        """As ``OpenStream.settle``."""
         if self._latest is not None and not self._is_over:
             await self._latest.is_last(timeout_s)
 
+    @override
     async def read_on(self, run: Run) -> bool:
-        """As ``OpenStream.read_on``."""
         response = await anext(self._runs, None)
         if response is None:
             self._is_over = True
@@ -103,8 +105,8 @@ class NodeResponses(OpenStream):
         self.outputs, self.parameters = request.captured, request.response_parameters
         return True
 
+    @override
     async def close(self) -> None:
-        """As ``OpenStream.close``."""
         await self._runs.aclose()
 
 

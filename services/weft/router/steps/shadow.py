@@ -5,6 +5,8 @@ import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from typing_extensions import override
+
 from weft.base.errors import WeftError
 from weft.base.observing.logs import get_logger
 from weft.language.plan import Frame, ShadowPlan
@@ -106,8 +108,8 @@ class ShadowedNode(Node):
         self._node = node
         self._shadows = tuple(shadows)
 
+    @override
     async def run(self, run: Run) -> None:
-        """As ``Node.run``."""
         for shadow in self._shadows:
             await shadow.run(run)
         await self._node.run(run)

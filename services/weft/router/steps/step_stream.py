@@ -4,6 +4,8 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple
 
+from typing_extensions import override
+
 from weft.base.core import ParameterValue
 from weft.base.errors import RequestCancelledError, WeftError
 from weft.base.tensors import WireTensor
@@ -92,8 +94,8 @@ class StepStream(OpenStream):
             self._on_end.append(callback)
 
     @property
+    @override
     def has_ended(self) -> bool:
-        """As ``OpenStream.has_ended``."""
         return self._is_over or self._is_known_last
 
     async def read_on(self, run: Run) -> bool:
@@ -118,8 +120,8 @@ class StepStream(OpenStream):
         self._end(None)
         return False
 
+    @override
     async def close(self) -> None:
-        """As ``OpenStream.close``."""
         if self._is_over:
             return
         is_complete = self._is_known_last

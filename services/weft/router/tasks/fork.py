@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from typing_extensions import override
+
 from weft.base.cancellation import cancel_and_wait
 from weft.base.errors import RequestCancelledError, WeftError
 
@@ -127,8 +129,8 @@ class Quorum(Fork):
         """Whether enough tasks have succeeded."""
         return len(self.answered) >= self._needed
 
+    @override
     async def join(self) -> None:
-        """As ``Fork.join``."""
         try:
             await super().join()
         finally:

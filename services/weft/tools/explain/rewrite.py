@@ -9,6 +9,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, cast
 
+from typing_extensions import override
+
 from weft.base.tensors import WireTensor
 from weft.language.plan import BanditPlan, CallPlan, GraphPlan, NodePlan, ShadowPlan, StepPlan
 from weft.router.assembly import Assembly
@@ -111,8 +113,8 @@ class OneNode(Assembly):
         self._opened = plan
         return self.node(plan)
 
+    @override
     def node(self, plan: NodePlan, graph: str = "") -> Node:
-        """As ``Assembly.node``."""
         return super().node(plan, graph) if plan is self._opened else StandInNode(plan, self._rewriter.places[id(plan)])
 
 

@@ -5,6 +5,8 @@ from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequenc
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import InvalidArgumentError, UnavailableError
 from weft.base.tensors import WireTensor
@@ -167,8 +169,8 @@ class StandInNode(Node):
         super().__init__(plan)
         self._place = place
 
+    @override
     async def run(self, run: Run) -> None:
-        """As ``Node.run``."""
         scene, plan = self._place.scene, self.plan
         way = scene.way
         frame: Frame = [None] * plan.num_slots

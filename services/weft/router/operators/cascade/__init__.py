@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from typing_extensions import override
+
 from weft.language.checks.fields import check_choices
 from weft.language.compiler.nodes import NodeBuilder
 from weft.language.compiler.scope import Scope
@@ -61,8 +63,8 @@ class CascadePlan(NodePlan):
         hard = next((index for index in lost if not self.steps[index].is_soft), None)
         return lost[0] if hard is None and len(lost) == len(self.steps) else hard
 
+    @override
     def node(self, parts: NodeParts) -> Node:
-        """As ``NodePlan.node``."""
         return (UntilAcceptedByRow if self.per_row else UntilAccepted)(self, parts)
 
     def describe(self) -> Description:

@@ -1,5 +1,7 @@
 """Steps one after another until an answer is accepted."""
 
+from typing_extensions import override
+
 from weft.base.errors import DeadlineExceededError, InvalidArgumentError, WeftError
 from weft.base.tensors import WireTensor
 from weft.language.plan import NodePlan, StepPlan
@@ -25,8 +27,8 @@ class UntilAccepted(AlternativesNode):
         outputs = {slot for _, slot in plan.outputs}
         self._lacking = [outputs.difference(slot for _, slot in step.outputs) for step in plan.steps]
 
+    @override
     async def run(self, run: Run) -> None:
-        """As ``Node.run``."""
         frame, request, records = run.frame, run.request, run.record.steps
         latest: list[WireTensor | None] | None = None
         failure: WeftError | None = None

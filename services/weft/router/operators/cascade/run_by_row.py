@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 
+from typing_extensions import override
+
 from weft.base.errors import WeftError
 from weft.language.plan import Frame, NodePlan
 from weft.router.operators.by_row import RowFrames, of_rows, rows_of, tell_rows
@@ -51,8 +53,8 @@ class UntilAcceptedByRow(UntilAccepted):
         super().__init__(plan, parts)
         self._rows = RowFrames(plan)
 
+    @override
     async def run(self, run: Run) -> None:
-        """As ``Node.run``."""
         records = run.record.steps
         try:
             num_rows = self._rows.num_rows(run.frame)

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from typing_extensions import override
+
 from weft.language.compiler.names import NodeNames, Wire
 from weft.language.compiler.nodes import NodeBuilder
 from weft.language.compiler.scope import Scope
@@ -79,8 +81,8 @@ class EnsemblePlan(NodePlan):
             return hard
         return lost[0] if lost and len(self.steps) - len(lost) < max(self.quorum, 1) else None
 
+    @override
     def node(self, parts: NodeParts) -> Node:
-        """As ``NodePlan.node``."""
         node = MergedEnsemble if self.is_merge else StreamedEnsemble if self.streams else AllAtOnce
         return node(
             self, parts, self.combines, quorum=self.quorum, straggler_ms=self.straggler_ms, is_race=self.is_race
@@ -167,10 +169,10 @@ class EnsembleKind(NodeKind):
             return ""
         return f'to make it of the steps\' tensors, add combine {{ output: "{name}" method: ... }}'
 
+    @override
     def build(
         self, builder: NodeBuilder, scope: Scope, promised: Mapping[str, TensorType]
     ) -> tuple[NodePlan | None, dict[str, TensorType]]:
-        """As ``NodeKind.build``."""
         members, types = build_members(builder, scope)
         check_streams(scope, builder)
         if members is None:

@@ -4,6 +4,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from typing_extensions import override
+
 from weft.base.errors import InvalidArgumentError, RemoteError, WeftError
 from weft.language.plan import Frame, NodePlan, StepPlan
 from weft.router.combine import CombineMethod, CombineSettings, stack_with_mask
@@ -111,8 +113,8 @@ class AllAtOnce(AlternativesNode):
         self._needed = max(quorum, 1)
         self._straggler_s = straggler_ms / 1e3 if straggler_ms else None
 
+    @override
     async def run(self, run: Run) -> None:
-        """As ``Node.run``."""
         frame, members = run.frame, [run] * len(self._steps)
         answered = await self._race(members, self._answers) if self._is_race else await self._quorum(members)
         if len(answered) < self._needed:

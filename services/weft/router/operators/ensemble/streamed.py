@@ -4,6 +4,8 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
+from typing_extensions import override
+
 from weft.base.errors import WeftError
 from weft.router.operators.ensemble.run import AllAtOnce
 from weft.router.reporting.path import NodeRecord
@@ -19,13 +21,13 @@ class StreamedEnsemble(AllAtOnce):
     Each step has a frame and a request of its own.
     """
 
+    @override
     async def run(self, run: Run) -> None:
-        """As ``Node.run``."""
         slots = [binding.slot for binding in self.plan.outputs]
         await NodeResponses(self.responses(run), slots).open(run)
 
+    @override
     async def responses(self, run: Run) -> AsyncGenerator[Run, None]:
-        """As ``Node.responses``."""
         forks = [run.fork() for _ in self._steps]
         try:
             order = await self._answered(run, forks)
@@ -90,13 +92,13 @@ class MergedEnsemble(AllAtOnce):
     none answers, the ensemble fails.
     """
 
+    @override
     async def run(self, run: Run) -> None:
-        """As ``Node.run``."""
         slots = [binding.slot for binding in self.plan.outputs]
         await NodeResponses(self.responses(run), slots).open(run)
 
+    @override
     async def responses(self, run: Run) -> AsyncGenerator[Run, None]:
-        """As ``Node.responses``."""
         answered: set[int] = set()
         sources = (self._responses_of(index, run.fork(), answered) for index in range(len(self._steps)))
         async with contextlib.aclosing(by_arrival(sources)) as arrivals:

@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from typing_extensions import override
+
 from weft.language.compiler.names import NodeNames, narrowed
 from weft.language.compiler.nodes import NodeBuilder
 from weft.language.compiler.scope import Scope
@@ -48,13 +50,13 @@ class MapPlan(NodePlan):
     settings: MapSettings = NO_ROWS
 
     @property
+    @override
     def batches_steps(self) -> bool | None:
-        """As ``NodePlan.batches_steps``."""
         return self.settings.is_batched
 
     @property
+    @override
     def counting_slots(self) -> tuple[int, ...]:
-        """As ``NodePlan.counting_slots``."""
         return tuple(one.row_slot for one in self.settings.over)
 
     @property
@@ -66,8 +68,8 @@ class MapPlan(NodePlan):
         """A step that must not fail."""
         return next((index for index in lost if not self.steps[index].is_soft), None)
 
+    @override
     def node(self, parts: NodeParts) -> Node:
-        """As ``NodePlan.node``."""
         return (EachRowStreamed if self.streams else EachRow)(self, parts, self.settings)
 
     def describe(self) -> Description:
@@ -142,10 +144,10 @@ class MapKind(NodeKind):
         yield from (name for tensor in tensors if (name := lengths_name(node, tensor)))
         yield from [node.message.map.index] * (node.message.map.index not in ("", *tensors))
 
+    @override
     def build(
         self, builder: NodeBuilder, scope: Scope, promised: Mapping[str, TensorType]
     ) -> tuple[NodePlan | None, dict[str, TensorType]]:
-        """As ``NodeKind.build``."""
         built, types = build_map(builder, scope)
         if built is None:
             return None, types

@@ -2,6 +2,8 @@
 
 from typing import TypeVar
 
+from typing_extensions import override
+
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.observing import telemetry
 from weft.language.plan import Frame, NodePlan
@@ -38,8 +40,8 @@ class EachRow(Node):
         self._shadows = tuple(step for step in parts.steps if step.plan.shadow is not None)
         self._span_attributes = step_attributes(self._step.plan.name, self._step.plan.path)
 
+    @override
     async def run(self, run: Run) -> None:
-        """As ``Node.run``."""
         chunks, record = self._begin(run, Chunks)
         if not chunks.bounds:
             record.status = SKIPPED

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 import numpy as np
+from typing_extensions import override
 
 from weft.base.errors import InternalError, WeftError
 from weft.base.observing import telemetry
@@ -29,13 +30,13 @@ class EachRowStreamed(EachRow):
     A failing row ends it after the responses before. A row that fails softly has one response, with the defaults.
     """
 
+    @override
     async def run(self, run: Run) -> None:
-        """As ``Node.run``."""
         slots = [binding.slot for binding in self.plan.outputs]
         await NodeResponses(self.responses(run), slots).open(run)
 
+    @override
     async def responses(self, run: Run) -> AsyncGenerator[Run, None]:
-        """As ``Node.responses``."""
         chunks, record = self._begin(run, StreamedRows)
         if not chunks.bounds:
             record.status = SKIPPED

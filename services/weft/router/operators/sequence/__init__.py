@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from typing_extensions import override
+
 from weft.language.checks.fields import check_choices
 from weft.language.compiler.names import NodeNames
 from weft.language.compiler.nodes import NodeBuilder
@@ -72,8 +74,8 @@ class SequencePlan(NodePlan):
         """A step that must not fail."""
         return next((index for index in lost if not self.steps[index].is_soft), None)
 
+    @override
     def node(self, parts: NodeParts) -> Node:
-        """As ``NodePlan.node``."""
         if self.loop is not None:
             return Loop(self, parts, self.loop)
         pipeline = Pipeline(self, parts)

@@ -3,6 +3,8 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from weft.language.plan import Condition, NodePlan
 from weft.language.pruning import pruned
 from weft.router.operators.sequence.schedule import Schedule
@@ -45,8 +47,8 @@ class Pipeline(PrunableNode):
         chain = None if self._shadows else self._schedule.chain
         self.chain = None if chain is None else tuple(self._steps[index] for index in chain)
 
+    @override
     async def run(self, run: Run) -> None:
-        """As ``Node.run``."""
         if self.chain is not None:
             for step in self.chain:
                 await step.run(run)
@@ -69,8 +71,8 @@ class Pipeline(PrunableNode):
             fork.start(self._follow(index, fork, pending, run))
         await fork.join()
 
+    @override
     def only(self, live: Collection[int]) -> "Pipeline":
-        """As ``PrunableNode.only``."""
         if len(live) == len(self._steps):
             return self
         return self._with(pruned(self.plan, live), self._parts._replace(steps=tuple(self._steps[i] for i in live)))

@@ -8,6 +8,8 @@ response of the node. Each response of a step opens a run of the next stage in a
 import contextlib
 from collections.abc import AsyncGenerator, Collection
 
+from typing_extensions import override
+
 from weft.language.plan import NodePlan
 from weft.language.pruning import steps_before
 from weft.router.operators.sequence.run import Pipeline
@@ -32,12 +34,12 @@ class StagedPipeline(PrunableNode):
         self._limit = max(max_inflight_responses, 1)
         self._output_slots = [binding.slot for binding in pipeline.plan.outputs]
 
+    @override
     def only(self, live: Collection[int]) -> "StagedPipeline":
-        """As ``PrunableNode.only``."""
         return StagedPipeline(self._pipeline.only(live), self._limit)
 
+    @override
     async def run(self, run: Run) -> None:
-        """As ``Node.run``."""
         await NodeResponses(self.responses(with_own_request(run)), self._output_slots).open(run)
 
     def responses(self, run: Run) -> AsyncGenerator[Run, None]:

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from typing_extensions import override
+
 from weft.language.bandit_algorithms import ALGORITHMS
 from weft.language.checks.fields import check_choices
 from weft.language.compiler.nodes import NodeBuilder
@@ -58,8 +60,8 @@ class SplitterPlan(NodePlan):
         """The value that draws the same step."""
         return () if self.sticky_by is None else (self.sticky_by,)
 
+    @override
     def node(self, parts: NodeParts) -> Node:
-        """As ``NodePlan.node``."""
         return Draw(self, parts, self.sticky_by, self.salt)
 
     def describe(self) -> Description:

@@ -1,5 +1,7 @@
 """One step, drawn by weight."""
 
+from typing_extensions import override
+
 from weft.language.plan import Condition, NodePlan
 from weft.router.bandits.store import StepChooser
 from weft.router.operators.alternatives import AlternativesNode
@@ -28,8 +30,8 @@ class Draw(AlternativesNode):
         if plan.bandit is not None:
             self._bandit = parts.runtime.bandits.chooser(parts.error_context.graph, plan, plan.bandit)
 
+    @override
     async def run(self, run: Run) -> None:
-        """As ``Node.run``."""
         await self._steps[self._choose(run)].run(run)
 
     def _choose(self, run: Run) -> int:

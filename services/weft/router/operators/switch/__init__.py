@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from typing_extensions import override
+
 from weft.language.compiler.nodes import NodeBuilder
 from weft.language.compiler.scope import Scope
 from weft.language.description import (
@@ -54,8 +56,8 @@ class SwitchPlan(NodePlan):
         """The value that cases are compared with."""
         return () if self.on is None else (self.on,)
 
+    @override
     def node(self, parts: NodeParts) -> Node:
-        """As ``NodePlan.node``."""
         return (FirstMatchByRow if self.per_row else FirstMatch)(self, parts, self.on)
 
     def describe(self) -> Description:

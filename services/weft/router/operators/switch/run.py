@@ -1,5 +1,7 @@
 """The first step whose case or test holds."""
 
+from typing_extensions import override
+
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.language.plan import Condition, NodePlan
 from weft.router.operators.alternatives import AlternativesNode
@@ -21,8 +23,8 @@ class FirstMatch(AlternativesNode):
         super().__init__(plan, parts)
         self._on = on
 
+    @override
     async def run(self, run: Run) -> None:
-        """As ``Node.run``."""
         await self._choose(run).run(run)
 
     def _choose(self, run: Run) -> Step:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from itertools import compress
 
+from typing_extensions import override
+
 from weft.base.errors import WeftError
 from weft.language.plan import Condition, Frame, NodePlan
 from weft.router.operators.by_row import RowFrames, of_rows, tell_rows
@@ -23,8 +25,8 @@ class FirstMatchByRow(FirstMatch):
         super().__init__(plan, parts, on)
         self._rows = RowFrames(plan)
 
+    @override
     async def run(self, run: Run) -> None:
-        """As ``Node.run``."""
         rows, frame = self._rows, run.frame
         try:
             num_rows = rows.num_rows(frame)

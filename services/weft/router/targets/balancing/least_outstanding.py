@@ -3,6 +3,8 @@
 import random
 from collections.abc import Sequence
 
+from typing_extensions import override
+
 from weft.router.targets.balancing.rule import PolicyType, ReplicaT, Rule, two_of
 
 
@@ -19,8 +21,8 @@ class LeastOutstanding(Rule):
     def __init__(self, generator: random.Random) -> None:
         self._generator = generator
 
+    @override
     def pick(self, replicas: Sequence[ReplicaT], key: str) -> ReplicaT:
-        """As ``Rule.pick``."""
         if len(replicas) == 1:
             return replicas[0]
         first, second = two_of(replicas, self._generator)

@@ -3,6 +3,8 @@
 import random
 from collections.abc import Sequence
 
+from typing_extensions import override
+
 from weft.router.targets.balancing.rule import PolicyType, ReplicaT, Rule
 
 
@@ -18,8 +20,8 @@ class RoundRobin(Rule):
     def __init__(self, generator: random.Random) -> None:
         self._turn = int(generator.random() * 1024)
 
+    @override
     def pick(self, replicas: Sequence[ReplicaT], key: str) -> ReplicaT:
-        """As ``Rule.pick``."""
         self._turn += 1
         return replicas[self._turn % len(replicas)]
 

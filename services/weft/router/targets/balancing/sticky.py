@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from math import ceil
 
+from typing_extensions import override
+
 from weft.router.targets.balancing.least_outstanding import LeastOutstanding
 from weft.router.targets.balancing.rule import Loaded, PolicyType, ReplicaT, Rule
 
@@ -28,8 +30,8 @@ class Sticky(Rule):
     def __init__(self, otherwise: Rule) -> None:
         self._otherwise = otherwise
 
+    @override
     def pick(self, replicas: Sequence[ReplicaT], key: str) -> ReplicaT:
-        """As ``Rule.pick``."""
         if not key:
             return self._otherwise.pick(replicas, key)
         limit = ceil(MAX_SHARE * (sum(replica.num_inflight for replica in replicas) + 1) / len(replicas))
