@@ -12,8 +12,7 @@ from weft.base.repository.watcher import RepositoryWatcher
 from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics
 from weft.base.versions import version_number
-from weft.router.admission import AdmissionController, AdmissionSettings, admissible_priority
-from weft.router.admission.permit import Permit
+from weft.router.admission import AdmissionController, AdmissionSettings, Permit, admissible_priority
 from weft.router.bandits.file import BanditFile
 from weft.router.budgets.retry_budget import DEFAULT_PERCENT, RetryBudget
 from weft.router.feedback import GraphServicer, Siblings
