@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from weft.language.plan import Condition
     from weft.language.syntax.parse import GraphFile
     from weft.language.syntax.report import GraphReport
-    from weft.router.steps.base import Action
-    from weft.router.steps.parts import PolicyParts
+    from weft.router.steps import Action, PolicyParts
 
 
 @dataclass(frozen=True, slots=True)

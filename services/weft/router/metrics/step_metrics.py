@@ -8,8 +8,7 @@ from prometheus_client.registry import Collector
 
 from weft.router.policies import POLICIES
 from weft.router.reporting.step_counters import StepCounters
-from weft.router.steps.guarded import FALLBACK_COUNTERS
-from weft.router.steps.shadow import SHADOW_COUNTERS
+from weft.router.steps import FALLBACK_COUNTERS, SHADOW_COUNTERS
 from weft.v2.server.metrics import cumulative_buckets
 
 _LABELS = ("graph", "version", "step")

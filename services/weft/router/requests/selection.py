@@ -9,8 +9,7 @@ from weft.language.plan import CallPlan, GraphPlan, Reshaping
 from weft.language.pruning import live_steps
 from weft.router.reporting.path import UsualPath
 from weft.router.requests.intermediates import Intermediate, Intermediates
-from weft.router.steps import Node, PrunableNode, Run
-from weft.router.steps.reshaping import across
+from weft.router.steps import Node, PrunableNode, Run, across
 from weft.router.tensors.adaption import fitted_output, full_rank
 
 #: Selections that a graph keeps; the oldest goes first.

@@ -122,7 +122,7 @@ class AllAtOnce(AlternativesNode):
         if len(answered) < len(self._steps) and not self._is_race:
             for index, step in enumerate(self._steps):
                 if index not in answered:
-                    step.fill_defaults(frame)  # of a late step nobody has done it yet
+                    step.defaults.fill(frame)  # of a late step nobody has done it yet
         await self._finish(run, answered)
 
     async def _race(self, runs: Sequence[Run], answers: Callable[[int, Run], Coroutine[Any, Any, bool]]) -> list[int]:
