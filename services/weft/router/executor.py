@@ -14,7 +14,7 @@ from weft.language.request_scope import RequestScope
 from weft.router.admission import InflightLimit
 from weft.router.bandits.memory import settle
 from weft.router.policies.cache import CachePlan
-from weft.router.reporting.headers import forwarded_headers
+from weft.router.reporting.counters import StepCounters
 from weft.router.reporting.path import (
     INCOMPLETE_PARAMETER,
     PATH_HEADER,
@@ -23,10 +23,7 @@ from weft.router.reporting.path import (
     path_text,
     trace_text,
 )
-from weft.router.reporting.step_counters import StepCounters
-from weft.router.requests.cached_answers import GraphAnswers
-from weft.router.requests.routes import ROUTE_HEADER, Routes
-from weft.router.requests.selection import Selection, Selections
+from weft.router.requests import ROUTE_HEADER, GraphAnswers, Routes, Selection, Selections, forwarded_headers
 from weft.router.runtime import Runtime
 from weft.router.steps import (
     Action,

@@ -7,7 +7,7 @@ from weft.base.tensors import WireTensor
 from weft.language.plan import OK, Frame, NodePlan
 from weft.language.pruning import slots_read
 from weft.router.reporting.path import StepRecord
-from weft.router.tensors.rows import Rows, join, split, without_rows
+from weft.router.tensors import Rows, join, split, without_rows
 
 #: More rows are not named in a message.
 _MAX_SHOWN_ROWS = 10

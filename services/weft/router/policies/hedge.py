@@ -12,6 +12,7 @@ from weft.language.plan import Condition
 from weft.language.policy import GivenPolicies, PolicyKind, PolicyPlan
 from weft.language.syntax.parse import GraphFile
 from weft.language.syntax.report import GraphReport
+from weft.router.fork import Race
 from weft.router.reporting.path import StepRecord
 from weft.router.steps import (
     Action,
@@ -22,7 +23,6 @@ from weft.router.steps import (
     StepStream,
     close_streams,
 )
-from weft.router.tasks.fork import Race
 from weft_protos import graph_pb2 as pb
 
 

@@ -19,7 +19,7 @@ from weft.base.statistics import failure_reason
 from weft.base.validation import validate
 from weft.router.reporting.counters import count_answer
 from weft.router.repository.serving import ServingGraph
-from weft.router.repository.versions import GraphVersion
+from weft.router.repository.table import GraphVersion
 
 #: Of requested outputs. ``binary_data`` says how JSON carries a tensor; gRPC always carries bytes.
 _KNOWN_PARAMETERS = frozenset({"binary_data", PARAMETER})

@@ -17,11 +17,11 @@ from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import InternalError, WeftError
 from weft.base.observing import telemetry
 from weft.base.observing.logs import get_logger
-from weft.router.reporting.headers import forwarded_headers
 from weft.router.reporting.path import PATH_HEADER, TRACE_PARAMETER, NodeRecord, StepRecord, path_text, trace_text
 from weft.router.reporting.spans import call_attributes, end_span, start_step_span, step_attributes
+from weft.router.requests import forwarded_headers
 from weft.router.target import Target, TargetModel
-from weft.router.tensors.answers import check_outputs, rows_of
+from weft.router.tensors import check_outputs, rows_of
 
 #: Paths of models that are kept, each a model's name.
 _MAX_PATHS = 1024

@@ -8,8 +8,7 @@ from weft.base.signature import ModelSignature
 from weft.base.validation import scheduling_parameters
 from weft.router.admission import AdmissionController, ConcurrencyLimit
 from weft.router.repository.config import config_of_signature
-from weft.router.repository.table import GraphTable
-from weft.router.repository.versions import GraphVersion
+from weft.router.repository.table import GraphTable, GraphVersion
 from weft.router.serving import graph_inference, model_inference
 from weft.router.serving.graph_inference import GraphInference, count_failure, serving_of
 from weft.router.serving.model_inference import ModelInference

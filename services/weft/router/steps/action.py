@@ -14,9 +14,9 @@ from weft.base.observing.logs import get_logger
 from weft.base.tensors import WireTensor
 from weft.language.plan import Condition, Frame, NodePlan, StepPlan
 from weft.router.admission import InflightLimit
+from weft.router.reporting.counters import StepCounters
 from weft.router.reporting.path import StepRecord
 from weft.router.reporting.spans import Attributes, end_span, start_step_span, step_attributes
-from weft.router.reporting.step_counters import StepCounters
 from weft.router.runtime import Runtime
 from weft.router.steps.responses import StepStream, stream_of
 from weft.router.steps.run import Run

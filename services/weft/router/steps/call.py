@@ -20,8 +20,7 @@ from weft.router.steps.action import Action, Defaults, ErrorContext
 from weft.router.steps.responses import StepStream, StreamParts
 from weft.router.steps.run import GraphRequest, Run
 from weft.router.target import Target
-from weft.router.tensors.adaption import fitted_input, full_rank, restored_outputs
-from weft.router.tensors.answers import broken_promise, misfit
+from weft.router.tensors import broken_promise, fitted_input, full_rank, misfit, restored_outputs
 
 
 class CallAction(Action):

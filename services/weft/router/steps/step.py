@@ -14,10 +14,9 @@ from weft.base.observing import telemetry
 from weft.base.observing.logs import get_logger
 from weft.language.plan import OK, Condition, Frame, ShadowPlan, StepPlan
 from weft.language.pruning import slots_read
-from weft.router.reporting.headers import SHADOW_HEADER
+from weft.router.reporting.counters import StepCounters
 from weft.router.reporting.path import SKIPPED, NodeRecord, StepRecord
 from weft.router.reporting.spans import end_step_span, start_step_span, step_attributes
-from weft.router.reporting.step_counters import StepCounters
 from weft.router.runtime import Runtime
 from weft.router.steps.action import Action, ConditionFailedError, Defaults, ErrorContext
 from weft.router.steps.responses import close_streams, responses_of, stream_of
@@ -31,6 +30,8 @@ SHADOW_COUNTERS = (
     ("shadows_dropped", "Copies that were not sent: the step or the router was busy"),
 )
 
+#: Metadata that is added to the calls of a shadow.
+SHADOW_HEADER = "x-graph-shadow"
 #: Timeout of a copy whose step has none.
 DEFAULT_TIMEOUT_MS = 30_000
 _NS_PER_MS = 1_000_000

@@ -12,8 +12,7 @@ from weft.base.observing.logs import get_logger
 from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics
 from weft.base.versions import version_order
-from weft.router.budgets.retry_budget import DEFAULT_PERCENT, RetryBudget
-from weft.router.target import LOADING, Target, TargetModel
+from weft.router.target import DEFAULT_PERCENT, LOADING, RetryBudget, Target, TargetModel
 from weft.router.targets.in_process import InProcessTarget
 from weft.router.targets.observed import ObservedTarget
 from weft.router.targets.replicated import ReplicatedTarget

@@ -9,9 +9,8 @@ from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import WeftError
 from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics, failure_reason
-from weft.router.budgets.retry_budget import RetryBudget
 from weft.router.reporting.counters import count_answer
-from weft.router.target import Target, TargetModel
+from weft.router.target import RetryBudget, Target, TargetModel
 
 ModelVersion = tuple[str, str]
 

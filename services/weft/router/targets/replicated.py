@@ -11,13 +11,10 @@ from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import UnavailableError, WeftError
 from weft.base.observing import telemetry
 from weft.base.observing.logs import get_logger
-from weft.router.budgets.retry_budget import RetryBudget
-from weft.router.target import Target, TargetModel
-from weft.router.targets.chooser import ReplicaChooser
+from weft.router.target import RetryBudget, Target, TargetModel
+from weft.router.targets.chooser import Pins, ReplicaChooser
 from weft.router.targets.ejection import OutlierDetector, Record
-from weft.router.targets.membership import Membership, MembershipSettings
-from weft.router.targets.pins import Pins
-from weft.router.targets.replica import Replica, merged
+from weft.router.targets.replicas import Membership, MembershipSettings, Replica, merged
 from weft.router.targets.specification import BalancingPolicy
 
 #: Name of what gRPC chooses, in metrics and spans.

@@ -7,7 +7,7 @@ import pytest
 
 from weft.language.bandit_algorithms import ALGORITHMS, Arm, BanditAlgorithm
 from weft.language.plan import BanditPlan
-from weft.router.bandits.bandit import Bandit
+from weft.router.bandits.memory import Bandit
 from weft_protos import graph_pb2
 
 EVERY = list(ALGORITHMS.values())

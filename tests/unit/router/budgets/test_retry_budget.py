@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.router.budgets.retry_budget import MAX_TOKENS, RetryBudget
+from weft.router.target import MAX_TOKENS, RetryBudget
 
 
 def num_repeats(budget: RetryBudget) -> int:

@@ -12,7 +12,7 @@ from weft.router.operators.ensemble import EnsemblePlan
 from weft.router.operators.sequence import SequencePlan
 from weft.router.operators.splitter import SplitterPlan
 from weft.router.operators.switch import SwitchPlan
-from weft.router.repository.readiness import borne_calls, missing_call, steps_of
+from weft.router.repository.serving import borne_calls, missing_call, steps_of
 
 
 def missing(node: NodePlan, *lost: str) -> str:

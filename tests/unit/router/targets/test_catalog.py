@@ -17,8 +17,7 @@ from weft.language import GraphSource
 from weft.router.compile import check_graph
 from weft.router.target import Target, TargetModel
 from weft.router.targets.catalog import FIRST_BACKOFF_S, TargetCatalog
-from weft.router.targets.membership import MembershipSettings, Tell
-from weft.router.targets.replica import Health
+from weft.router.targets.replicas import Health, MembershipSettings, Tell
 from weft.router.targets.replicated import ReplicatedTarget
 from weft.router.targets.specification import BalancingPolicy
 

@@ -15,10 +15,8 @@ from tests.unit.router.fake_target import FakeTarget
 
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import RemoteError, UnavailableError
-from weft.router.budgets.retry_budget import RetryBudget
-from weft.router.target import Target, TargetModel
-from weft.router.targets.membership import REPLICAS_PER_DISCOVERY, MembershipSettings, Tell
-from weft.router.targets.replica import Health
+from weft.router.target import RetryBudget, Target, TargetModel
+from weft.router.targets.replicas import REPLICAS_PER_DISCOVERY, Health, MembershipSettings, Tell
 from weft.router.targets.replicated import CHOSEN_BY_GRPC, ReplicatedTarget
 from weft.router.targets.specification import BalancingPolicy, parse_policy
 
@@ -591,9 +589,9 @@ async def test_grpc_chooses_where_its_policy_is_asked_for(fleet: Fleet) -> None:
 
 async def test_replicas_follow_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new one is called when it has said what it serves; one that left finishes its calls and its sequences first."""
-    monkeypatch.setattr("weft.router.targets.membership.RESOLVE_SOON_S", 0.0)
-    monkeypatch.setattr("weft.router.targets.membership.RESOLVE_PERIOD_S", 0.01)
-    monkeypatch.setattr("weft.router.targets.membership._DRAIN_CHECK_S", 0.001)
+    monkeypatch.setattr("weft.router.targets.replicas.RESOLVE_SOON_S", 0.0)
+    monkeypatch.setattr("weft.router.targets.replicas.RESOLVE_PERIOD_S", 0.01)
+    monkeypatch.setattr("weft.router.targets.replicas._DRAIN_CHECK_S", 0.001)
     fleet = Fleet(["a:1"])
     changed = asyncio.Event()
     target = ReplicatedTarget(

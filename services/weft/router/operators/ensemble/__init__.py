@@ -28,11 +28,19 @@ from weft.language.syntax.parse import GraphFile, NodeDefinition
 from weft.language.syntax.report import GraphReport
 from weft.language.types.signatures import TensorType
 from weft.router.operators.ensemble.build import build_members
-from weft.router.operators.ensemble.checks import check_combines, check_idle, check_quorum
-from weft.router.operators.ensemble.messages import MASK, combined_tensor, combines_of, keyed_outputs, method_of
+from weft.router.operators.ensemble.checks import (
+    MASK,
+    check_combines,
+    check_idle,
+    check_quorum,
+    check_streams,
+    combined_tensor,
+    combines_of,
+    keyed_outputs,
+    method_of,
+)
 from weft.router.operators.ensemble.run import AllAtOnce, CombinePlan
 from weft.router.operators.ensemble.streamed import MergedEnsemble, StreamedEnsemble
-from weft.router.operators.ensemble.streams import check_streams
 from weft.router.steps import Node, NodeParts
 from weft_protos import graph_pb2 as pb
 

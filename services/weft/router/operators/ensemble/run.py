@@ -9,10 +9,10 @@ from typing_extensions import override
 from weft.base.errors import InvalidArgumentError, RemoteError, WeftError
 from weft.language.plan import Frame, NodePlan, StepPlan
 from weft.router.combine import CombineMethod, CombineSettings, stack_with_mask
+from weft.router.fork import Fork, Quorum, Race
 from weft.router.operators.alternatives import AlternativesNode
 from weft.router.reporting.path import SKIPPED, NodeRecord
 from weft.router.steps import ConditionFailedError, NodeParts, Run
-from weft.router.tasks.fork import Fork, Quorum, Race
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,7 @@ from weft.language.syntax.parse import GraphFile, NodeDefinition
 from weft.language.syntax.report import GraphReport
 from weft.language.types.signatures import TensorType
 from weft.router.operators.map.build import build_map
-from weft.router.operators.map.checks import check_map
-from weft.router.operators.map.messages import lengths_name
+from weft.router.operators.map.checks import check_map, lengths_name
 from weft.router.operators.map.run import EachRow
 from weft.router.operators.map.settings import NO_ROWS, MapSettings
 from weft.router.operators.map.streamed import EachRowStreamed

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from weft.base.errors import InternalError, InvalidArgumentError, WeftError
 from weft.base.tensors import WireTensor
 from weft.language.plan import Frame
+from weft.router.fork import Fork
 from weft.router.operators.map.lists import Lists, Rows, Whole, concatenated, no_answers, stacked
 from weft.router.operators.map.settings import CollectPlan, MapSettings
 from weft.router.reporting.path import NodeRecord, StepRecord
 from weft.router.steps import GraphRequest, Run, Step
-from weft.router.tasks.fork import Fork
-from weft.router.tensors.adaption import with_batch
+from weft.router.tensors import with_batch
 
 #: Chunks of one request whose steps have spans.
 NUM_TRACED_CHUNKS = 4

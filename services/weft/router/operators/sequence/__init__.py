@@ -28,8 +28,7 @@ from weft.language.plan import Condition, NodePlan, StepPlan
 from weft.language.syntax.parse import GraphFile, NodeDefinition
 from weft.language.syntax.report import GraphReport
 from weft.language.types.signatures import TensorType
-from weft.router.operators.sequence.build import build_pipeline
-from weft.router.operators.sequence.following import check_followed
+from weft.router.operators.sequence.build import build_pipeline, check_followed
 from weft.router.operators.sequence.run import Loop, LoopPlan, Pipeline
 from weft.router.operators.sequence.stages import StagedPipeline
 from weft.router.steps import Node, NodeParts

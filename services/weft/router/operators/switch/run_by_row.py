@@ -7,12 +7,12 @@ from typing_extensions import override
 
 from weft.base.errors import WeftError
 from weft.language.plan import Condition, Frame, NodePlan
+from weft.router.fork import Fork
 from weft.router.operators.by_row import RowFrames, of_rows, tell_rows
 from weft.router.operators.switch.run import FirstMatch
 from weft.router.reporting.path import NodeRecord
 from weft.router.steps import NodeParts, Run
-from weft.router.tasks.fork import Fork
-from weft.router.tensors.rows import Rows
+from weft.router.tensors import Rows
 
 
 class FirstMatchByRow(FirstMatch):
