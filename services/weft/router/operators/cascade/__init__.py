@@ -27,8 +27,8 @@ from weft.language.syntax.report import GraphReport
 from weft.language.types.conditions import Purpose
 from weft.language.types.expression import read_expression
 from weft.router.operators.alternatives import AlternativesKind, BuiltAlternative
-from weft.router.operators.cascade.run import UntilAccepted
-from weft.router.operators.cascade.run_by_row import UntilAcceptedByRow
+from weft.router.operators.cascade.run import CascadeNode
+from weft.router.operators.cascade.run_by_row import CascadeNodeByRow
 from weft.router.steps import Node, NodeParts
 from weft_protos import graph_pb2 as pb
 
@@ -65,7 +65,7 @@ class CascadePlan(NodePlan):
 
     @override
     def node(self, parts: NodeParts) -> Node:
-        return (UntilAcceptedByRow if self.per_row else UntilAccepted)(self, parts)
+        return (CascadeNodeByRow if self.per_row else CascadeNode)(self, parts)
 
     def describe(self) -> Description:
         """The steps in order, and what is accepted."""

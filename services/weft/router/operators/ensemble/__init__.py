@@ -30,7 +30,7 @@ from weft.language.types.signatures import TensorType
 from weft.router.operators.ensemble.build import build_members
 from weft.router.operators.ensemble.checks import check_combines, check_idle, check_quorum
 from weft.router.operators.ensemble.messages import MASK, combined_tensor, combines_of, keyed_outputs, method_of
-from weft.router.operators.ensemble.run import AllAtOnce, CombinePlan
+from weft.router.operators.ensemble.run import CombinePlan, EnsembleNode
 from weft.router.operators.ensemble.streamed import MergedEnsemble, StreamedEnsemble
 from weft.router.operators.ensemble.streams import check_streams
 from weft.router.steps import Node, NodeParts
@@ -83,7 +83,7 @@ class EnsemblePlan(NodePlan):
 
     @override
     def node(self, parts: NodeParts) -> Node:
-        node = MergedEnsemble if self.is_merge else StreamedEnsemble if self.streams else AllAtOnce
+        node = MergedEnsemble if self.is_merge else StreamedEnsemble if self.streams else EnsembleNode
         return node(
             self, parts, self.combines, quorum=self.quorum, straggler_ms=self.straggler_ms, is_race=self.is_race
         )

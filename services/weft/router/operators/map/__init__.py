@@ -28,9 +28,9 @@ from weft.language.types.signatures import TensorType
 from weft.router.operators.map.build import build_map
 from weft.router.operators.map.checks import check_map
 from weft.router.operators.map.messages import lengths_name
-from weft.router.operators.map.run import EachRow
+from weft.router.operators.map.run import MapNode
 from weft.router.operators.map.settings import NO_ROWS, MapSettings
-from weft.router.operators.map.streamed import EachRowStreamed
+from weft.router.operators.map.streamed import StreamedMapNode
 from weft.router.steps import Node, NodeParts
 
 
@@ -70,7 +70,7 @@ class MapPlan(NodePlan):
 
     @override
     def node(self, parts: NodeParts) -> Node:
-        return (EachRowStreamed if self.streams else EachRow)(self, parts, self.settings)
+        return (StreamedMapNode if self.streams else MapNode)(self, parts, self.settings)
 
     def describe(self) -> Description:
         """The step, and what it is run for."""

@@ -29,7 +29,7 @@ from weft.language.syntax.parse import GraphFile, NodeDefinition
 from weft.language.syntax.report import GraphReport
 from weft.language.types.conditions import Purpose
 from weft.router.operators.alternatives import AlternativesKind, only_branch
-from weft.router.operators.splitter.run import Draw
+from weft.router.operators.splitter.run import SplitterNode
 from weft.router.steps import Node, NodeParts
 from weft_protos import graph_pb2 as pb
 
@@ -62,7 +62,7 @@ class SplitterPlan(NodePlan):
 
     @override
     def node(self, parts: NodeParts) -> Node:
-        return Draw(self, parts, self.sticky_by, self.salt)
+        return SplitterNode(self, parts, self.sticky_by, self.salt)
 
     def describe(self) -> Description:
         """The share of each step."""

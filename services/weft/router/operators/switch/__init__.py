@@ -26,8 +26,8 @@ from weft.language.syntax.report import GraphReport
 from weft.language.types.conditions import Purpose
 from weft.language.types.expression import read_expression
 from weft.router.operators.alternatives import AlternativesKind, only_branch
-from weft.router.operators.switch.run import FirstMatch
-from weft.router.operators.switch.run_by_row import FirstMatchByRow
+from weft.router.operators.switch.run import SwitchNode
+from weft.router.operators.switch.run_by_row import SwitchNodeByRow
 from weft.router.steps import Node, NodeParts
 from weft_protos import graph_pb2 as pb
 
@@ -58,7 +58,7 @@ class SwitchPlan(NodePlan):
 
     @override
     def node(self, parts: NodeParts) -> Node:
-        return (FirstMatchByRow if self.per_row else FirstMatch)(self, parts, self.on)
+        return (SwitchNodeByRow if self.per_row else SwitchNode)(self, parts, self.on)
 
     def describe(self) -> Description:
         """The test of each branch."""
