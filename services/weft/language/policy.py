@@ -6,56 +6,14 @@ that the compiler asks, ``PolicyPlan`` the half that a compiled step carries.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from weft.language.plan import Condition, PolicyPlan
 from weft_protos import graph_pb2 as pb
 
 if TYPE_CHECKING:
-    from weft.language.plan import Condition
     from weft.language.syntax.parse import GraphFile
     from weft.language.syntax.report import GraphReport
-    from weft.router.steps.base import Action
-    from weft.router.steps.parts import PolicyParts
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyPlan(ABC):
-    """What a policy says of one step, or of the answers of a whole graph.
-
-    Attributes:
-        field: Its field in ``Policy`` of ``graph.proto``.
-        repeats_failures: The action may run again after it has failed.
-        condition_words: What ``condition`` is: ``cache key``.
-        allows_streams: It acts on the first response of a decoupled model as on an answer; others are left out there.
-    """
-
-    field: ClassVar[str]
-    condition_words: ClassVar[str] = ""
-    repeats_failures: ClassVar[bool] = False
-    allows_streams: ClassVar[bool] = False
-
-    @property
-    def num_calls(self) -> int:
-        """How many calls it makes of one, when models fail or are late."""
-        return 1
-
-    def calls_text(self, path: str) -> str:
-        """How ``num_calls`` come about, where they are more than one: ``3 attempts of root/clf``."""
-        return ""
-
-    @property
-    def condition(self) -> "Condition | None":
-        """What it evaluates for each request."""
-        return None
-
-    @abstractmethod
-    def text(self) -> str:
-        """What it does, for drawings and explanations: ``hedge after 40 ms, 1 extra call``."""
-
-    @abstractmethod
-    def wrap(self, action: "Action", parts: "PolicyParts") -> "Action":
-        """The action with this policy around it; made once, when the graph is loaded."""
 
 
 class GivenPolicies(NamedTuple):
@@ -129,7 +87,7 @@ class PolicyKind(ABC):
         return "the steps"
 
     @abstractmethod
-    def plan(self, given: GivenPolicies, condition: "Condition | None") -> PolicyPlan | None:
+    def plan(self, given: GivenPolicies, condition: Condition | None) -> PolicyPlan | None:
         """What holds for one step; None where the policy says nothing of it.
 
         Args:
@@ -137,6 +95,6 @@ class PolicyKind(ABC):
             condition: Of ``condition_field``, compiled.
         """
 
-    def plan_of_graph(self, message: pb.Graph, condition: "Condition | None") -> PolicyPlan | None:
+    def plan_of_graph(self, message: pb.Graph, condition: Condition | None) -> PolicyPlan | None:
         """What holds for the answers of the whole graph; None for a policy of steps alone."""
         return None

@@ -20,8 +20,7 @@ from weft.language.compiler.scope import (
 from weft.language.compiler.state import CODE, stateful_model
 from weft.language.compiler.steps import StepBuilder
 from weft.language.kind import NodeKind
-from weft.language.plan import Binding, NodePlan, Reshaping
-from weft.language.policy import PolicyPlan
+from weft.language.plan import Binding, NodePlan, PolicyPlan, Reshaping
 from weft.language.syntax.parse import GraphFile, NodeDefinition
 from weft.language.types.conditions import KEY
 from weft.language.types.signatures import TensorType

@@ -15,8 +15,8 @@ from weft.language.compiler.resolve import ModelTarget, NodeTarget
 from weft.language.compiler.scope import BuiltNode, BuiltStep, NodeUse, ResponseCount, Scope
 from weft.language.compiler.state import check_step
 from weft.language.compiler.uses import UseBuilder
-from weft.language.plan import Binding, CallPlan, DefaultPlan, NodePlan, ShadowPlan, StepPlan
-from weft.language.policy import GivenPolicies, PolicyPlan, has_field
+from weft.language.plan import Binding, CallPlan, DefaultPlan, NodePlan, PolicyPlan, ShadowPlan, StepPlan
+from weft.language.policy import GivenPolicies, has_field
 from weft.language.syntax.parse import GraphFile, NodeDefinition, StepDefinition
 from weft.language.syntax.report import GraphReport
 from weft.language.types.conditions import KEY, WHEN

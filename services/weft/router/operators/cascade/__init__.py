@@ -10,18 +10,9 @@ from weft.language.checks.fields import check_choices
 from weft.language.compiler.nodes import NodeBuilder
 from weft.language.compiler.scope import Scope
 from weft.language.compiler.sights import outputs_sight
-from weft.language.description import (
-    Description,
-    End,
-    Flow,
-    condition_text,
-    given,
-    offered,
-    shadow_flows,
-    when_notes,
-)
+from weft.language.description import condition_text, given, offered, shadow_flows, when_notes
 from weft.language.path_form import PathForm, StepOutcome
-from weft.language.plan import NodePlan
+from weft.language.plan import Description, End, Flow
 from weft.language.syntax.parse import GraphFile, NodeDefinition, StepDefinition
 from weft.language.syntax.report import GraphReport
 from weft.language.types.conditions import Purpose
@@ -29,7 +20,7 @@ from weft.language.types.expression import read_expression
 from weft.router.operators.alternatives import AlternativesKind, BuiltAlternative
 from weft.router.operators.cascade.run import CascadeNode
 from weft.router.operators.cascade.run_by_row import CascadeNodeByRow
-from weft.router.steps import Node, NodeParts
+from weft.router.steps import Node, NodeParts, OperatorPlan
 from weft_protos import graph_pb2 as pb
 
 _ACCEPT = Purpose("accept")
@@ -40,7 +31,7 @@ def _last_answer(steps: Sequence[StepOutcome]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class CascadePlan(NodePlan):
+class CascadePlan(OperatorPlan):
     """A cascade.
 
     Attributes:

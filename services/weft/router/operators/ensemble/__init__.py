@@ -9,21 +9,10 @@ from typing_extensions import override
 from weft.language.compiler.names import NodeNames, Wire
 from weft.language.compiler.nodes import NodeBuilder
 from weft.language.compiler.scope import Scope
-from weft.language.description import (
-    Description,
-    End,
-    Flow,
-    TensorUse,
-    given,
-    offered,
-    shadow_flows,
-    slot_name,
-    target_text,
-    when_notes,
-)
+from weft.language.description import given, offered, shadow_flows, slot_name, target_text, when_notes
 from weft.language.kind import NodeKind
 from weft.language.path_form import PathForm
-from weft.language.plan import NodePlan, StepPlan
+from weft.language.plan import Description, End, Flow, NodePlan, StepPlan, TensorUse
 from weft.language.syntax.parse import GraphFile, NodeDefinition
 from weft.language.syntax.report import GraphReport
 from weft.language.types.signatures import TensorType
@@ -33,12 +22,12 @@ from weft.router.operators.ensemble.messages import MASK, combined_tensor, combi
 from weft.router.operators.ensemble.run import CombinePlan, EnsembleNode
 from weft.router.operators.ensemble.streamed import MergedEnsemble, StreamedEnsemble
 from weft.router.operators.ensemble.streams import check_streams
-from weft.router.steps import Node, NodeParts
+from weft.router.steps import Node, NodeParts, OperatorPlan
 from weft_protos import graph_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
-class EnsemblePlan(NodePlan):
+class EnsemblePlan(OperatorPlan):
     """An ensemble.
 
     Attributes:

@@ -9,19 +9,10 @@ from typing_extensions import override
 from weft.language.compiler.names import NodeNames, narrowed
 from weft.language.compiler.nodes import NodeBuilder
 from weft.language.compiler.scope import Scope
-from weft.language.description import (
-    Description,
-    End,
-    Flow,
-    counted,
-    given,
-    offered,
-    slot_name,
-    when_notes,
-)
+from weft.language.description import counted, given, offered, slot_name, when_notes
 from weft.language.kind import NodeKind
 from weft.language.path_form import PathForm
-from weft.language.plan import NodePlan
+from weft.language.plan import Description, End, Flow, NodePlan
 from weft.language.syntax.parse import GraphFile, NodeDefinition
 from weft.language.syntax.report import GraphReport
 from weft.language.types.signatures import TensorType
@@ -31,11 +22,11 @@ from weft.router.operators.map.messages import lengths_name
 from weft.router.operators.map.run import MapNode
 from weft.router.operators.map.settings import NO_ROWS, MapSettings
 from weft.router.operators.map.streamed import StreamedMapNode
-from weft.router.steps import Node, NodeParts
+from weft.router.steps import Node, NodeParts, OperatorPlan
 
 
 @dataclass(frozen=True, slots=True)
-class MapPlan(NodePlan):
+class MapPlan(OperatorPlan):
     """A map; a frame of it holds lists, and that of a chunk rows, in slots of their own.
 
     Attributes:

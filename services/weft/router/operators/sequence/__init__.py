@@ -10,21 +10,10 @@ from weft.language.checks.fields import check_choices
 from weft.language.compiler.names import NodeNames
 from weft.language.compiler.nodes import NodeBuilder
 from weft.language.compiler.scope import Scope
-from weft.language.description import (
-    THEN,
-    Description,
-    End,
-    Flow,
-    TensorUse,
-    condition_text,
-    counted,
-    given,
-    slot_name,
-    when_notes,
-)
+from weft.language.description import condition_text, counted, given, slot_name, when_notes
 from weft.language.kind import NodeKind
 from weft.language.path_form import PathForm
-from weft.language.plan import Condition, NodePlan, StepPlan
+from weft.language.plan import THEN, Condition, Description, End, Flow, NodePlan, StepPlan, TensorUse
 from weft.language.syntax.parse import GraphFile, NodeDefinition
 from weft.language.syntax.report import GraphReport
 from weft.language.types.signatures import TensorType
@@ -32,12 +21,12 @@ from weft.router.operators.sequence.build import build_pipeline
 from weft.router.operators.sequence.following import check_followed
 from weft.router.operators.sequence.run import Loop, LoopPlan, Pipeline
 from weft.router.operators.sequence.stages import StagedPipeline
-from weft.router.steps import Node, NodeParts
+from weft.router.steps import Node, NodeParts, OperatorPlan
 from weft_protos import graph_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
-class SequencePlan(NodePlan):
+class SequencePlan(OperatorPlan):
     """A sequence.
 
     Attributes:
