@@ -15,8 +15,7 @@ from weft.language.compiler.nodes import NodeBuilder
 from weft.language.compiler.resolve import Resolver
 from weft.language.compiler.scope import BuiltNode, NodeUse, ResponseCount, declared_types, spec_of
 from weft.language.plan import GraphPlan
-from weft.language.syntax.parse import GraphFile, NodeDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.syntax.source import GraphError, GraphLookup, GraphSource, ModelCatalog
 from weft.router.operators import KINDS
 from weft.router.policies import POLICIES
@@ -71,10 +70,10 @@ def _compile(
     root = file.nodes.get(file.root) if file else None
     if file is None or root is None:
         return None
-    names = NameTable(resolver, report)
+    names = NameTable(resolver, KINDS, report)
     for node in file.all_nodes:
         names.of(file, node)  # reports unknown names also in nodes that no step runs
-    builder = NodeBuilder(names, report)
+    builder = NodeBuilder(names, KINDS, report)
     wanted = frozenset(names.of(file, root).outputs)
     given = declared_types(file, root, file.message.input)
     spared = wanted if file.is_ensemble else {spec.name for spec in file.message.output if spec.optional}

@@ -6,8 +6,7 @@ from google.protobuf.message import Message
 from weft.base.text.pbtxt import is_map
 from weft.language.checks.fields import check_fields
 from weft.language.checks.limits import check_limits
-from weft.language.syntax.parse import GraphFile, StepDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport, StepDefinition
 
 _TENSOR = "inside a graph tensors are passed on as they are; only the graph's own inputs and outputs may have it"
 _STATIC = "tensors are plain arrays here, never a model's shape values or a vendor's layout"

@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable
 
-from weft.language.kind import NodeKind
-from weft.language.syntax.parse import GraphFile, NodeDefinition, StepDefinition, given_fields
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport, KindSyntax, NodeDefinition, StepDefinition
+from weft.language.syntax.parse import given_fields
 from weft.language.types.expression import read_expression
 from weft_protos import graph_pb2 as pb
 
@@ -52,7 +51,7 @@ def _check_node(file: GraphFile, node: NodeDefinition, report: GraphReport) -> N
         _check_step(file, node.kind, step, report)
 
 
-def _check_step(file: GraphFile, kind: NodeKind, step: StepDefinition, report: GraphReport) -> None:
+def _check_step(file: GraphFile, kind: KindSyntax, step: StepDefinition, report: GraphReport) -> None:
     message = step.message
     if message.HasField("shadow"):
         report.refuse(file, step.path, given_fields(message, _OF_AN_ANSWER), "on a shadow, whose answer is dropped")

@@ -1,7 +1,6 @@
 """What a graph says of the number of its responses, against what it gives."""
 
-from weft.language.syntax.parse import GraphFile
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport
 
 _DECOUPLED = "model_transaction_policy.decoupled"
 

@@ -8,8 +8,8 @@ from google.protobuf.message import Message
 
 from weft.base.reshape import reshape_fault
 from weft.base.text.pbtxt import is_map, suggestion
-from weft.language.syntax.parse import NAME, GraphFile, NodeDefinition, StepDefinition, targets_of
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition, StepDefinition
+from weft.language.syntax.parse import NAME, targets_of
 from weft.language.types.expression import read_expression
 from weft_protos import graph_pb2 as pb
 from weft_protos.model_config_pb2 import DataType, ModelInput

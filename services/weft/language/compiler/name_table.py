@@ -5,12 +5,13 @@ input X. The rule of an ensemble of Triton Inference Server: ``input_map[X]`` an
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
 from weft.base.text.pbtxt import suggestion
 from weft.language.compiler.names import (
     MAX_DEPTH,
+    KindNames,
     NodeCondition,
     NodeNames,
     StepNames,
@@ -25,9 +26,7 @@ from weft.language.compiler.names import (
     tensors_read,
 )
 from weft.language.compiler.resolve import ModelTarget, NodeTarget, Resolver, Target
-from weft.language.kind import NodeKind
-from weft.language.syntax.parse import GraphFile, NodeDefinition, StepDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition, StepDefinition
 from weft.language.types.expression import read_expression
 from weft_protos import graph_pb2 as pb
 from weft_protos.model_config_pb2 import ModelInput
@@ -42,11 +41,13 @@ class NameTable:
 
     Args:
         resolver: Finds targets.
+        kinds: Those that a node may be, by name.
         report: Receives unknown names in maps (G006) and tensors with two producers (G005).
     """
 
-    def __init__(self, resolver: Resolver, report: GraphReport) -> None:
+    def __init__(self, resolver: Resolver, kinds: Mapping[str, KindNames], report: GraphReport) -> None:
         self._resolver = resolver
+        self._kinds = kinds
         self._report = report
         self._known: dict[tuple[str, str], NodeNames] = {}
         self._asked: dict[str, set[tuple[str, str]]] = {}
@@ -84,13 +85,14 @@ class NameTable:
     def _node(self, file: GraphFile, node: NodeDefinition) -> NodeNames:
         is_root = node.name == file.root
         owner: pb.Graph | pb.Node = file.message if is_root else node.message
+        kind = self._kinds[node.kind.name] if node.kind is not None else None
         names = NodeNames(
             steps=[self._outputs(file, step) for step in node.steps],
             shadows=[self._outputs(file, step) for step in node.shadows],
-            is_open=node.kind is None,
+            is_open=kind is None,
             indexes={step.name: i for i, step in reversed([*enumerate(node.steps)])},
         )
-        if node.kind is not None and node.kind.plan.is_pipeline:
+        if kind is not None and kind.plan.is_pipeline:
             names.producers = self._producers(file, node, names.steps)
         names.conditions = {
             path: NodeCondition(read_expression(text), i) for path, text, i in conditions_of(file, node)
@@ -106,15 +108,15 @@ class NameTable:
             names.overwritten |= found
         for step, step_names in zip(node.shadows, names.shadows, strict=True):
             self._note_reads(file, node, names, step, step_names, 0)
-        if node.kind is not None:
-            names.customs = {key: self._custom(file, node.kind, node, key) for key in node.customs}
-        names.read = tensors_read(node, names)
-        names.needed = tensors_needed(file, node, names)
+        if kind is not None:
+            names.customs = {key: self._custom(file, kind, node, key) for key in node.customs}
+        names.read = tensors_read(node, kind, names)
+        names.needed = tensors_needed(file, node, kind, names)
         if declares:
             names.inputs = {spec.name: not spec.optional for spec in owner.input}
             names.needed.update(spec.name for spec in owner.input if not spec.optional)
         else:
-            names.inputs = inputs_needed(node, names)
+            names.inputs = inputs_needed(node, kind, names)
         for tensor, (index, *_) in names.producers.items():
             if tensor in names.inputs and tensor not in names.overwritten:
                 step = node.steps[index]
@@ -123,8 +125,8 @@ class NameTable:
         if any(step.is_open for step in names.steps) and not owner.output:
             names.is_open = True
         names.outputs = tuple(spec.name for spec in owner.output)
-        if not names.outputs and node.kind is not None:
-            names.outputs = tuple(islice(node.kind.outputs(node, names), MAX_OUTPUTS + 1))
+        if not names.outputs and kind is not None:
+            names.outputs = tuple(islice(kind.outputs(node, names), MAX_OUTPUTS + 1))
         if len(names.outputs) > MAX_OUTPUTS:
             names.outputs = names.outputs[:MAX_OUTPUTS]
             text = f"node '{node.name}' has more than {MAX_OUTPUTS} outputs; declare those that are read with 'output'"
@@ -178,7 +180,7 @@ class NameTable:
             own.reads |= own.fallback.reads
             own.asks |= own.fallback.asks
 
-    def _custom(self, file: GraphFile, kind: NodeKind, node: NodeDefinition, key: int) -> StepNames:
+    def _custom(self, file: GraphFile, kind: KindNames, node: NodeDefinition, key: int) -> StepNames:
         """Names of a custom step; beside inputs of the node it may read what the kind makes for it."""
         step = node.customs[key]
         names = self._outputs(file, step)

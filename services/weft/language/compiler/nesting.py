@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from weft.language.compiler.resolve import NodeTarget
 from weft.language.plan import NodePlan
-from weft.language.syntax.parse import GraphFile
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport
 
 
 def cycle_text(trail: Sequence[tuple[str, str]], target: NodeTarget) -> str:

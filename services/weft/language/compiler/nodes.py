@@ -3,11 +3,14 @@
 A node is compiled once for each step that runs it, because its types depend on what that step gives it.
 """
 
-from collections.abc import Iterable, Mapping
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from weft.base.text.pbtxt import suggestion
-from weft.language.compiler.names import target_path
+from weft.language.compiler.name_table import NameTable
+from weft.language.compiler.names import KindNames, target_path
 from weft.language.compiler.scope import (
     BuiltNode,
     NodeUse,
@@ -19,21 +22,59 @@ from weft.language.compiler.scope import (
 )
 from weft.language.compiler.state import CODE, stateful_model
 from weft.language.compiler.steps import StepBuilder
-from weft.language.kind import NodeKind
 from weft.language.plan import Binding, NodePlan, PolicyPlan, Reshaping
-from weft.language.syntax.parse import GraphFile, NodeDefinition
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.types.conditions import KEY
 from weft.language.types.signatures import TensorType
 
 
+class NodeKind(KindNames):
+    """One kind of node, by which the compiler makes plans; each stands in one module of ``weft.router.operators``.
+
+    Attributes:
+        checks_outputs: ``build`` checks what steps give against the outputs that the node declares.
+    """
+
+    checks_outputs: ClassVar[bool] = False
+
+    def has_known_outputs(self, node: NodeDefinition) -> bool:
+        """Whether the file says which outputs there are; where it does not, that was reported."""
+        return True
+
+    def output_cure(self, name: str, given: Sequence[str]) -> str:
+        """How to make the output ``name``, which nothing gives, of what there is; "" where there is no such way."""
+        return ""
+
+    @abstractmethod
+    def build(
+        self, builder: "NodeBuilder", scope: Scope, promised: Mapping[str, TensorType]
+    ) -> tuple[NodePlan | None, dict[str, TensorType]]:
+        """Compile a node: its plan, None where an error was reported, and types of what it gives.
+
+        Args:
+            builder: Compiles steps and conditions.
+            scope: The node, its inputs filled in.
+            promised: Outputs that it declares.
+        """
+
+
 class NodeBuilder(StepBuilder):
     """Compiles nodes of every kind.
+
+    Args:
+        names: Names of every node.
+        kinds: Those that a node may be, by name.
+        report: Receives what is wrong.
 
     Attributes:
         cache: Of the whole graph.
     """
 
     cache: PolicyPlan | None = None
+
+    def __init__(self, names: NameTable, kinds: Mapping[str, NodeKind], report: GraphReport) -> None:
+        super().__init__(names, report)
+        self._kinds = kinds
 
     def build_node(self, file: GraphFile, node: NodeDefinition, call: NodeUse) -> BuiltNode:
         """Compile a node for one use: report what is wrong, give every tensor a slot."""
@@ -53,9 +94,10 @@ class NodeBuilder(StepBuilder):
         promised = inner_types(file, node, outer_outputs, owner.output)
         plan: NodePlan | None = None
         produced: dict[str, TensorType] = {}
-        if node.kind is not None:
-            plan, produced = node.kind.build(self, scope, promised)
-            self._check_streams(scope, node.kind)
+        kind = self._kinds[node.kind.name] if node.kind is not None else None
+        if kind is not None:
+            plan, produced = kind.build(self, scope, promised)
+            self._check_streams(scope, kind)
         if len(call.trail) == 1:
             self.cache = self._graph_cache(scope)
             if self.cache is not None and (found := stateful_model(names.steps, self.names)):
@@ -75,7 +117,7 @@ class NodeBuilder(StepBuilder):
                 reshaped_inputs=_reshapings(plan.inputs, outer_inputs, declared),
                 reshaped_outputs=_reshapings(plan.outputs, promised, outer_outputs),
             )
-        outputs = self._outputs(scope, promised, produced)
+        outputs = self._outputs(scope, kind, promised, produced)
         outputs = {name: replace(known, dims=outer_outputs.get(name, known).dims) for name, known in outputs.items()}
         return BuiltNode(plan, outputs, scope.responses)
 
@@ -96,12 +138,16 @@ class NodeBuilder(StepBuilder):
         return found
 
     def _outputs(
-        self, scope: Scope, promised: Mapping[str, TensorType], produced: Mapping[str, TensorType]
+        self,
+        scope: Scope,
+        kind: NodeKind | None,
+        promised: Mapping[str, TensorType],
+        produced: Mapping[str, TensorType],
     ) -> dict[str, TensorType]:
         """Types of the node's outputs, those that it declares checked."""
         file, node, names = scope.file, scope.node, scope.names
-        if node.kind is not None and not node.kind.checks_outputs:
-            self._check_promised(scope, node.kind, promised, produced)
+        if kind is not None and not kind.checks_outputs:
+            self._check_promised(scope, kind, promised, produced)
         if node.name == file.root:
             self._check_present(scope, promised, produced)
         if promised:

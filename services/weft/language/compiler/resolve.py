@@ -8,10 +8,8 @@ from weft.base.signature import ModelSignature
 from weft.base.text.pbtxt import PbtxtError, suggestion
 from weft.language.checks.features import check_features
 from weft.language.checks.structure import check_structure
-from weft.language.kind import NodeKind
-from weft.language.policy import PolicyKind
-from weft.language.syntax.parse import GraphFile, NodeDefinition, StepDefinition, parse_graph
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport, KindSyntax, NodeDefinition, PolicyKind, StepDefinition
+from weft.language.syntax.parse import parse_graph
 from weft.language.syntax.source import GraphLookup, GraphSource, ModelCatalog, ModelFaults
 
 #: Nodes of one file, and steps of one node.
@@ -61,7 +59,7 @@ class Resolver:
 
     def __init__(
         self,
-        kinds: Mapping[str, NodeKind],
+        kinds: Mapping[str, KindSyntax],
         policies: Mapping[str, PolicyKind],
         catalog: ModelCatalog | None,
         graphs: GraphLookup | None,

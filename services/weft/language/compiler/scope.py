@@ -9,7 +9,7 @@ from weft.base.reshape import reshape_fault
 from weft.base.signature import TensorSpec, datatype_name
 from weft.language.compiler.names import NodeNames
 from weft.language.plan import Binding, NodePlan, StepPlan
-from weft.language.syntax.parse import GraphFile, NodeDefinition, StepDefinition
+from weft.language.syntax.file import GraphFile, NodeDefinition, StepDefinition
 from weft.language.types.signatures import TensorType
 from weft_protos import graph_pb2 as pb
 from weft_protos.model_config_pb2 import ModelInput

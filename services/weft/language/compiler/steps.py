@@ -16,9 +16,7 @@ from weft.language.compiler.scope import BuiltNode, BuiltStep, NodeUse, Response
 from weft.language.compiler.state import check_step
 from weft.language.compiler.uses import UseBuilder
 from weft.language.plan import Binding, CallPlan, DefaultPlan, NodePlan, PolicyPlan, ShadowPlan, StepPlan
-from weft.language.policy import GivenPolicies, has_field
-from weft.language.syntax.parse import GraphFile, NodeDefinition, StepDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GivenPolicies, GraphFile, GraphReport, NodeDefinition, StepDefinition, has_field
 from weft.language.types.conditions import KEY, WHEN
 from weft.language.types.signatures import TensorType, merged
 from weft_protos import graph_pb2 as pb

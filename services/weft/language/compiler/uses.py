@@ -10,8 +10,7 @@ from weft.language.compiler.resolve import ModelTarget, NodeTarget, Target
 from weft.language.compiler.scope import Scope, declared_types, declaring, owner_text
 from weft.language.compiler.sights import seen_inputs, seen_steps
 from weft.language.plan import Binding
-from weft.language.syntax.parse import GraphFile, StepDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport, StepDefinition
 from weft.language.types.compile_condition import ConditionError, Sight, compile_condition
 from weft.language.types.conditions import CelCondition, Purpose
 from weft.language.types.signatures import TensorType, dims_fit, fits, loses_batch

@@ -1,4 +1,4 @@
-"""A graph file as the compiler sees it: the message, where everything stands, and its nodes by name.
+"""From the text of a graph file to its nodes by name.
 
 ``ensemble_scheduling`` of Triton Inference Server becomes a node named like the root, so that nothing later tells
 which of the two was written.
@@ -6,13 +6,12 @@ which of the two was written.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from weft.base.text.pbtxt import Diagnostic, PbtxtError, Positions, parse
-from weft.language.kind import NodeKind
 from weft.language.plan import GraphPlan
-from weft.language.policy import PolicyKind
+from weft.language.syntax.file import GraphFile, KindSyntax, NodeDefinition, PolicyKind, StepDefinition
 from weft.language.syntax.source import GraphSource
 from weft_protos import graph_pb2 as pb
 from weft_protos.model_config_pb2 import ModelConfig
@@ -21,108 +20,7 @@ from weft_protos.model_config_pb2 import ModelConfig
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]*")
 
 
-@dataclass(frozen=True, slots=True)
-class StepDefinition:
-    """One step of a file.
-
-    Attributes:
-        name: Given, or made from its case or target; unique within the node unless the file repeats it.
-        path: Of the message, for positions.
-        message: What the file says.
-        fallback: Its name need not be unique.
-        is_shadow: Whether the step only gets copies; a fallback never does.
-    """
-
-    name: str
-    path: str
-    message: pb.Step
-    fallback: "StepDefinition | None" = None
-    is_shadow: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class NodeDefinition:
-    """One node of a file.
-
-    Attributes:
-        name: As in the file.
-        path: Of the message, for positions.
-        message: What the file says.
-        kind: None where the file gives none.
-        kind_path: Of the kind's message.
-        steps: In declared order; shadows are among them only where the kind runs these itself.
-        shadows: Shadow steps of any other node.
-        customs: Steps that the kind runs beside these, by a key of its own.
-    """
-
-    name: str
-    path: str
-    message: pb.Node
-    kind: NodeKind | None
-    kind_path: str
-    steps: tuple[StepDefinition, ...]
-    shadows: tuple[StepDefinition, ...] = ()
-    customs: Mapping[int, StepDefinition] = field(default_factory=dict)
-
-    def every_step(self) -> Iterator[StepDefinition]:
-        """Steps, shadows and the fallbacks of all of them."""
-        for step in (*self.steps, *self.shadows):
-            one: StepDefinition | None = step
-            while one is not None:
-                yield one
-                one = one.fallback
-
-
-@dataclass(frozen=True, slots=True)
-class GraphFile:
-    """One parsed file.
-
-    Attributes:
-        source: What was given.
-        name: Of the graph.
-        message: What the file says.
-        positions: Where.
-        is_ensemble: ``platform: "ensemble"``, the rules of Triton Inference Server.
-        root: Name of the root node.
-        kinds: Those that a node may be, by their field in ``graph.proto``.
-        policies: Those that a step may have, by their field in ``Policy``, the outermost first.
-        nodes: By name; of two nodes of one name the first.
-        all_nodes: In declared order.
-    """
-
-    source: GraphSource
-    name: str
-    message: pb.Graph
-    positions: Positions
-    is_ensemble: bool
-    root: str
-    kinds: Mapping[str, NodeKind] = field(repr=False)
-    policies: Mapping[str, PolicyKind] = field(repr=False)
-    nodes: Mapping[str, NodeDefinition] = field(repr=False)
-    all_nodes: Sequence[NodeDefinition] = field(repr=False)
-
-    @property
-    def label(self) -> str:
-        """``name/version``."""
-        return f"{self.name}/{self.source.version}"
-
-    @property
-    def is_batched(self) -> bool:
-        """Whether tensors have a batch dimension."""
-        return self.message.max_batch_size > 0
-
-    def place(self, path: str) -> str:
-        """``file:line:column`` of a field, for messages."""
-        line, column = self.positions.find(path)
-        return f"{self.source.file}:{line}:{column}"
-
-    def place_in(self, path: str, index: int) -> str:
-        """``file:line:column`` of a character of a string value, for messages."""
-        line, column = self.positions.locate(path, index)
-        return f"{self.source.file}:{line}:{column}"
-
-
-def parse_graph(source: GraphSource, kinds: Mapping[str, NodeKind], policies: Mapping[str, PolicyKind]) -> GraphFile:
+def parse_graph(source: GraphSource, kinds: Mapping[str, KindSyntax], policies: Mapping[str, PolicyKind]) -> GraphFile:
     """The file, read but not checked.
 
     Args:
@@ -194,7 +92,7 @@ def _parsed(source: GraphSource) -> tuple[pb.Graph, Positions]:
     return message, positions
 
 
-def _node(node: pb.Node, path: str, kinds: Mapping[str, NodeKind], kind_path: str = "") -> NodeDefinition:
+def _node(node: pb.Node, path: str, kinds: Mapping[str, KindSyntax], kind_path: str = "") -> NodeDefinition:
     field_name = node.WhichOneof("kind")
     if field_name is None:
         return NodeDefinition(node.name, path, node, None, path, ())

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 
 from weft.base.errors import InvalidArgumentError, RemoteError, WeftError
 from weft.language.compiler.names import NodeNames, target_path
-from weft.language.compiler.nodes import NodeBuilder
+from weft.language.compiler.nodes import NodeBuilder, NodeKind
 from weft.language.compiler.scope import Scope, owner_text
 from weft.language.compiler.state import check_rows
-from weft.language.kind import NodeKind
 from weft.language.path_form import StepOutcome
 from weft.language.plan import Condition, Frame, NodePlan, StepPlan
-from weft.language.syntax.parse import NodeDefinition
+from weft.language.syntax.file import NodeDefinition
 from weft.language.types.signatures import TensorType, merged
 from weft.router.reporting.path import StepRecord
 from weft.router.steps import Node, NodeParts, Run

@@ -13,9 +13,7 @@ from weft.base.caching.single_flight import CoalescedTimeoutError
 from weft.base.errors import WeftError
 from weft.language.description import condition_text
 from weft.language.plan import Condition, StepPlan
-from weft.language.policy import GivenPolicies, PolicyKind
-from weft.language.syntax.parse import GraphFile
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GivenPolicies, GraphFile, GraphReport, PolicyKind
 from weft.router.reporting.path import StepRecord
 from weft.router.reporting.step_counters import StepCounters
 from weft.router.runtime import Runtime

@@ -9,9 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 from typing_extensions import override
 
 from weft.language.plan import Condition, StepPlan
-from weft.language.policy import GivenPolicies, PolicyKind
-from weft.language.syntax.parse import GraphFile
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GivenPolicies, GraphFile, GraphReport, PolicyKind
 from weft.router.reporting.path import StepRecord
 from weft.router.reporting.step_counters import StepCounters
 from weft.router.runtime import Runtime

@@ -10,9 +10,7 @@ from typing_extensions import override
 from weft.base.errors import WeftError
 from weft.base.text.pbtxt import suggestion
 from weft.language.plan import Condition
-from weft.language.policy import GivenPolicies, PolicyKind
-from weft.language.syntax.parse import GraphFile
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GivenPolicies, GraphFile, GraphReport, PolicyKind
 from weft.router.reporting.path import StepRecord
 from weft.router.reporting.step_counters import StepCounters
 from weft.router.runtime import Runtime

@@ -13,8 +13,7 @@ from weft.language.compiler.sights import outputs_sight
 from weft.language.description import condition_text, given, offered, shadow_flows, when_notes
 from weft.language.path_form import PathForm, StepOutcome
 from weft.language.plan import Description, End, Flow
-from weft.language.syntax.parse import GraphFile, NodeDefinition, StepDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition, StepDefinition
 from weft.language.types.conditions import Purpose
 from weft.language.types.expression import read_expression
 from weft.router.operators.alternatives import AlternativesKind, BuiltAlternative

@@ -7,14 +7,12 @@ from typing import ClassVar
 from typing_extensions import override
 
 from weft.language.compiler.names import NodeNames, Wire
-from weft.language.compiler.nodes import NodeBuilder
+from weft.language.compiler.nodes import NodeBuilder, NodeKind
 from weft.language.compiler.scope import Scope
 from weft.language.description import given, offered, shadow_flows, slot_name, target_text, when_notes
-from weft.language.kind import NodeKind
 from weft.language.path_form import PathForm
 from weft.language.plan import Description, End, Flow, NodePlan, StepPlan, TensorUse
-from weft.language.syntax.parse import GraphFile, NodeDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.types.signatures import TensorType
 from weft.router.operators.ensemble.build import build_members
 from weft.router.operators.ensemble.checks import check_combines, check_idle, check_quorum

@@ -7,14 +7,12 @@ from typing import ClassVar
 from typing_extensions import override
 
 from weft.language.compiler.names import NodeNames, narrowed
-from weft.language.compiler.nodes import NodeBuilder
+from weft.language.compiler.nodes import NodeBuilder, NodeKind
 from weft.language.compiler.scope import Scope
 from weft.language.description import counted, given, offered, slot_name, when_notes
-from weft.language.kind import NodeKind
 from weft.language.path_form import PathForm
 from weft.language.plan import Description, End, Flow, NodePlan
-from weft.language.syntax.parse import GraphFile, NodeDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.types.signatures import TensorType
 from weft.router.operators.map.build import build_map
 from weft.router.operators.map.checks import check_map

@@ -8,14 +8,12 @@ from typing_extensions import override
 
 from weft.language.checks.fields import check_choices
 from weft.language.compiler.names import NodeNames
-from weft.language.compiler.nodes import NodeBuilder
+from weft.language.compiler.nodes import NodeBuilder, NodeKind
 from weft.language.compiler.scope import Scope
 from weft.language.description import condition_text, counted, given, slot_name, when_notes
-from weft.language.kind import NodeKind
 from weft.language.path_form import PathForm
 from weft.language.plan import THEN, Condition, Description, End, Flow, NodePlan, StepPlan, TensorUse
-from weft.language.syntax.parse import GraphFile, NodeDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.types.signatures import TensorType
 from weft.router.operators.sequence.build import build_pipeline
 from weft.router.operators.sequence.following import check_followed

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from weft.language.compiler.names import target_path
 from weft.language.compiler.scope import declaring, owner_text
-from weft.language.syntax.parse import GraphFile, NodeDefinition, StepDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition, StepDefinition
 
 #: Label of a tensor that exists once for each request.
 _ONCE = -1

@@ -15,8 +15,7 @@ from weft.language.compiler.state import stateful_model
 from weft.language.description import condition_text, counted, given, offered, shadow_flows, share
 from weft.language.path_form import PathForm
 from weft.language.plan import Condition, Description, End, Flow
-from weft.language.syntax.parse import GraphFile, NodeDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.types.conditions import Purpose
 from weft.router.operators.alternatives import AlternativesKind, only_branch
 from weft.router.operators.splitter.run import SplitterNode

@@ -12,8 +12,7 @@ from weft.language.compiler.scope import Scope
 from weft.language.description import cases_text, condition_text, given, offered, shadow_flows
 from weft.language.path_form import PathForm
 from weft.language.plan import Condition, Description, End, Flow, StepPlan
-from weft.language.syntax.parse import GraphFile, NodeDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.types.conditions import Purpose
 from weft.language.types.expression import read_expression
 from weft.router.operators.alternatives import AlternativesKind, only_branch
