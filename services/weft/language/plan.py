@@ -165,8 +165,8 @@ class StepPlan:
         cases: Values that choose this step.
         is_otherwise: Taken when nothing else matches.
         weight: Share, or weight of its answer; 1 where none was given.
-        dispensable: Target outputs that nobody has to have, or that have a default: an answer may lack them, whatever
-            the model declares.
+        optional_outputs: Target outputs that nobody has to have, or that have a default: an answer may lack them,
+            whatever the model declares.
         keeps_rows: Its answer has as many rows as what it was given; in an ensemble's file a step may give any number.
         timeout_ms: 0 means none. One deadline for all attempts; the fallback has its own.
         is_soft: A failure leaves the outputs absent, or with their default, and the request goes on.
@@ -198,7 +198,7 @@ class StepPlan:
     cases: tuple[str, ...] = ()
     is_otherwise: bool = False
     weight: float = 1.0
-    dispensable: frozenset[str] = frozenset()
+    optional_outputs: frozenset[str] = frozenset()
     keeps_rows: bool = True
     timeout_ms: int = 0
     is_soft: bool = False

@@ -47,14 +47,14 @@ class NodeKind(KindNames):
 
     @abstractmethod
     def build(
-        self, builder: "NodeBuilder", scope: Scope, promised: Mapping[str, TensorType]
+        self, builder: "NodeBuilder", scope: Scope, declared: Mapping[str, TensorType]
     ) -> tuple[NodePlan | None, dict[str, TensorType]]:
         """Compile a node: its plan, None where an error was reported, and types of what it gives.
 
         Args:
             builder: Compiles steps and conditions.
             scope: The node, its inputs filled in.
-            promised: Outputs that it declares.
+            declared: Outputs that it declares.
         """
 
 
@@ -82,21 +82,21 @@ class NodeBuilder(StepBuilder):
         names = self.names.of(file, node)
         owner = declaring(file, node)
         outer_inputs = declared_types(file, node, owner.input)
-        declared = inner_types(file, node, outer_inputs, owner.input)
+        inner_inputs = inner_types(file, node, outer_inputs, owner.input)
         inputs = {
             name: known if name not in call.given or call.given[name].is_optional else known.present()
-            for name, known in declared.items()
+            for name, known in inner_inputs.items()
         } or {name: call.given[name] for name in names.inputs if name in call.given}
         scope = Scope(file, node, names, call, inputs)
         for name, known in inputs.items():
             scope.slots[name] = scope.new_slot(name, known)
         outer_outputs = declared_types(file, node, owner.output)
-        promised = inner_types(file, node, outer_outputs, owner.output)
+        declared = inner_types(file, node, outer_outputs, owner.output)
         plan: NodePlan | None = None
         produced: dict[str, TensorType] = {}
         kind = self._kinds[node.kind.name] if node.kind is not None else None
         if kind is not None:
-            plan, produced = kind.build(self, scope, promised)
+            plan, produced = kind.build(self, scope, declared)
             self._check_streams(scope, kind)
         if len(call.trail) == 1:
             self.cache = self._graph_cache(scope)
@@ -114,10 +114,10 @@ class NodeBuilder(StepBuilder):
                 shadows=tuple(shadows),
                 timeout_ms=policy.timeout_ms,
                 max_inflight=policy.max_inflight,
-                reshaped_inputs=_reshapings(plan.inputs, outer_inputs, declared),
-                reshaped_outputs=_reshapings(plan.outputs, promised, outer_outputs),
+                reshaped_inputs=_reshapings(plan.inputs, outer_inputs, inner_inputs),
+                reshaped_outputs=_reshapings(plan.outputs, declared, outer_outputs),
             )
-        outputs = self._outputs(scope, kind, promised, produced)
+        outputs = self._outputs(scope, kind, declared, produced)
         outputs = {name: replace(known, dims=outer_outputs.get(name, known).dims) for name, known in outputs.items()}
         return BuiltNode(plan, outputs, scope.responses)
 
@@ -141,28 +141,28 @@ class NodeBuilder(StepBuilder):
         self,
         scope: Scope,
         kind: NodeKind | None,
-        promised: Mapping[str, TensorType],
+        declared: Mapping[str, TensorType],
         produced: Mapping[str, TensorType],
     ) -> dict[str, TensorType]:
         """Types of the node's outputs, those that it declares checked."""
         file, node, names = scope.file, scope.node, scope.names
         if kind is not None and not kind.checks_outputs:
-            self._check_promised(scope, kind, promised, produced)
+            self._check_declared(scope, kind, declared, produced)
         if node.name == file.root:
-            self._check_present(scope, promised, produced)
-        if promised:
-            return {name: known.absent_like(produced.get(name, known)) for name, known in promised.items()}
+            self._check_present(scope, declared, produced)
+        if declared:
+            return {name: known.absent_like(produced.get(name, known)) for name, known in declared.items()}
         return {name: produced.get(name, TensorType.unknown(f"node '{node.name}'")) for name in names.outputs}
 
-    def _check_promised(
-        self, scope: Scope, kind: NodeKind, promised: Mapping[str, TensorType], produced: Mapping[str, TensorType]
+    def _check_declared(
+        self, scope: Scope, kind: NodeKind, declared: Mapping[str, TensorType], produced: Mapping[str, TensorType]
     ) -> None:
         """Outputs that the node declares: each is given, with a type that fits."""
         file, node = scope.file, scope.node
         prefix = "" if node.name == file.root else f"{node.path}."
         is_open = any(step.is_open for step in scope.names.steps)
         given = [*scope.inputs, *scope.produced] if kind.plan.is_pipeline else list(produced)
-        for i, (name, used) in enumerate(promised.items()):
+        for i, (name, used) in enumerate(declared.items()):
             path, value = f"{prefix}output[{i}].name", produced.get(name)
             if value is not None:
                 what = f"output '{name}' of {owner_text(file, node)}"
@@ -178,20 +178,20 @@ class NodeBuilder(StepBuilder):
                 self.report.error("G017", file, path, text)
 
     def _check_present(
-        self, scope: Scope, promised: Mapping[str, TensorType], produced: Mapping[str, TensorType]
+        self, scope: Scope, declared: Mapping[str, TensorType], produced: Mapping[str, TensorType]
     ) -> None:
         """Outputs of a graph are in every answer, unless they are optional, or repeat an optional input.
 
         What a step of an ensemble's file leaves out, the answer lacks.
         """
-        file, node, declared = scope.file, scope.node, list(promised)
+        file, node, order = scope.file, scope.node, list(declared)
         for name in () if file.is_ensemble else scope.names.outputs:
             known = produced.get(name)
             if known is None or not known.is_optional or not known.absence:
                 continue
-            if name in promised and promised[name].is_optional:
+            if name in declared and declared[name].is_optional:
                 continue
-            path = f"output[{declared.index(name)}].name" if name in declared else node.kind_path
+            path = f"output[{order.index(name)}].name" if name in order else node.kind_path
             text = (
                 f"output '{name}' of {owner_text(file, node)} must be in every answer, but it may be absent; it comes "
                 f"from {known.origin}; {known.absence}, or declare the output with 'optional: true'"

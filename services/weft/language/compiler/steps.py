@@ -119,13 +119,15 @@ class StepBuilder(UseBuilder, ABC):
         defaulted |= {default.output for default in message.default}
         required = (required | _judged(scope, step)) - defaulted
         given, inputs = self.bound_inputs(scope, step, names, certain)
-        dispensable = frozenset(
+        optional_outputs = frozenset(
             name
             for name, tensor in names.outputs.items()
             if tensor not in required and (tensor in defaulted or not scope.is_needed(tensor))
         )
         is_whole = is_whole or step.is_shadow
-        action, types, responses = self._action(scope, step, names, slots, at, given, dispensable, is_whole=is_whole)
+        action, types, responses = self._action(
+            scope, step, names, slots, at, given, optional_outputs, is_whole=is_whole
+        )
         around = scope.around or scope
         when_certain = certain if around is scope else self.narrowing(around, step)
         when = self.condition(around, f"{step.path}.when", WHEN, when_certain)
@@ -162,7 +164,7 @@ class StepBuilder(UseBuilder, ABC):
             cases=tuple(message.case),
             is_otherwise=message.otherwise,
             weight=message.weight or 1.0,
-            dispensable=dispensable,
+            optional_outputs=optional_outputs,
             keeps_rows=not scope.file.is_ensemble,
             timeout_ms=message.policy.timeout_ms,
             is_soft=message.dependency == pb.Step.SOFT,
@@ -183,7 +185,7 @@ class StepBuilder(UseBuilder, ABC):
         slots: Mapping[str, int],
         at: str,
         given: Mapping[str, TensorType],
-        dispensable: frozenset[str],
+        optional_outputs: frozenset[str],
         *,
         is_whole: bool,
     ) -> tuple[CallPlan | NodePlan | None, dict[str, TensorType], ResponseCount]:
@@ -222,7 +224,7 @@ class StepBuilder(UseBuilder, ABC):
                     frozenset(wanted),
                     f"{at}/{target.node.name}",
                     trail,
-                    frozenset(names.outputs) - dispensable,
+                    frozenset(names.outputs) - optional_outputs,
                 ),
             )
             action, outputs, responses = built.plan, built.outputs, built.responses

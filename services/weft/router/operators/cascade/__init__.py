@@ -9,7 +9,7 @@ from typing_extensions import override
 from weft.language.checks.fields import check_choices
 from weft.language.compiler.nodes import NodeBuilder
 from weft.language.compiler.scope import Scope
-from weft.language.compiler.sights import outputs_sight
+from weft.language.compiler.visible import visible_outputs
 from weft.language.description import condition_text, given, offered, shadow_flows, when_notes
 from weft.language.path_form import PathForm, StepOutcome
 from weft.language.plan import Description, End, Flow
@@ -105,8 +105,8 @@ class CascadeKind(AlternativesKind):
         built = builder.step(scope, index, own)
         for name, slot in judged.items():
             scope.note(slot, name, built.answered[name])
-        sight = outputs_sight(scope, path, built.answered, own)
-        accept = builder.condition(scope, path, _ACCEPT, builder.narrowing(scope, step), outputs=sight)
+        bindings = visible_outputs(scope, path, built.answered, own)
+        accept = builder.condition(scope, path, _ACCEPT, builder.narrowing(scope, step), outputs=bindings)
         plan = replace(built.plan, accept=accept) if built.plan is not None else None
         return BuiltAlternative(plan, built.answered, list(own))
 

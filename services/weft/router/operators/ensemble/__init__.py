@@ -158,7 +158,7 @@ class EnsembleKind(NodeKind):
 
     @override
     def build(
-        self, builder: NodeBuilder, scope: Scope, promised: Mapping[str, TensorType]
+        self, builder: NodeBuilder, scope: Scope, declared: Mapping[str, TensorType]
     ) -> tuple[NodePlan | None, dict[str, TensorType]]:
         members, types = build_members(builder, scope)
         check_streams(scope, builder)

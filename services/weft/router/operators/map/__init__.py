@@ -135,7 +135,7 @@ class MapKind(NodeKind):
 
     @override
     def build(
-        self, builder: NodeBuilder, scope: Scope, promised: Mapping[str, TensorType]
+        self, builder: NodeBuilder, scope: Scope, declared: Mapping[str, TensorType]
     ) -> tuple[NodePlan | None, dict[str, TensorType]]:
         built, types = build_map(builder, scope)
         if built is None:

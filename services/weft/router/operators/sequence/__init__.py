@@ -123,7 +123,7 @@ class SequenceKind(NodeKind):
         return ""
 
     def build(
-        self, builder: NodeBuilder, scope: Scope, promised: Mapping[str, TensorType]
+        self, builder: NodeBuilder, scope: Scope, declared: Mapping[str, TensorType]
     ) -> tuple[NodePlan | None, dict[str, TensorType]]:
         """As ``NodeKind.build``; steps that nothing reads are left out."""
         steps, loop, outputs = build_pipeline(builder, scope)

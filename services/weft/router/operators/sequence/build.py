@@ -8,7 +8,7 @@ from weft.base.text.pbtxt import suggestion
 from weft.language.compiler.names import target_path
 from weft.language.compiler.nodes import NodeBuilder
 from weft.language.compiler.scope import BuiltStep, Scope, owner_text
-from weft.language.compiler.sights import outputs_sight
+from weft.language.compiler.visible import visible_outputs
 from weft.language.plan import StepPlan
 from weft.language.types.conditions import Purpose
 from weft.language.types.signatures import TensorType
@@ -139,8 +139,8 @@ def _loop(builder: NodeBuilder, scope: Scope) -> LoopPlan | None:
         )
         builder.report.error("G020", file, path, text)
     test = f"{path}.while"
-    sight = outputs_sight(scope, test, scope.produced, scope.given_slots)
-    again = builder.condition(scope, test, _WHILE, outputs=sight)
+    bindings = visible_outputs(scope, test, scope.produced, scope.given_slots)
+    again = builder.condition(scope, test, _WHILE, outputs=bindings)
     carry = _carry(builder, scope, message.carry, f"{path}.carry")
     return LoopPlan(again, message.max_iterations, carry) if again is not None else None
 
