@@ -1,9 +1,10 @@
 """The graph language: what a ``graph.pbtxt`` (or an ensemble's ``config.pbtxt``) says, and how a plan is made of it.
 
-``weft.router.compile`` has the entry points; it hands in the kinds of node and the policies of steps by name. The way of a file::
+``weft.router.compile`` has the entry points; it hands in the kinds of node and the policies of steps by name. The way
+of a file::
 
-    syntax      the text, the message, where everything stands; what is wrong is collected in a report; the half that a
-                kind of node (``KindSyntax``) or a policy of steps (``PolicyKind``) has in a file
+    syntax      the text, the message, where everything stands; what is wrong is collected in a report; what a kind of
+                node (``KindSyntax``) or a policy of steps (``PolicyKind``) is in a file
     checks      what is wrong with the file alone, and what the finished plan may cost
     compiler    resolve, names, name_table: targets of steps; which tensor goes where, by name
                 scope, uses, steps, nodes: types and slots, the same for every kind of node (``NodeKind``)
