@@ -13,6 +13,7 @@ from typing import ClassVar, NamedTuple, Protocol
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import WireTensor
 from weft.language.bandit_algorithms import BanditPlan
+from weft.language.dialects import GRAPH, Dialect
 from weft.language.path_form import PathForm
 from weft.language.request_scope import RequestScope
 
@@ -437,7 +438,7 @@ class GraphPlan:
     Attributes:
         signature: The graph as a model: what clients see.
         root: The node that answers.
-        is_ensemble: ``platform: "ensemble"``, the rules and texts of Triton Inference Server.
+        dialect: Whose rules and texts hold.
         timeout_ms: 0 means none.
         max_inflight: Requests of this graph at once; 0 means no limit.
         cache: Whole answers of the graph are kept.
@@ -446,8 +447,13 @@ class GraphPlan:
 
     signature: ModelSignature
     root: NodePlan
-    is_ensemble: bool = False
+    dialect: Dialect = GRAPH
     timeout_ms: int = 0
     max_inflight: int = 0
     cache: PolicyPlan | None = None
     dependencies: frozenset[tuple[str, str]] = frozenset()
+
+    @property
+    def error_prefix(self) -> str:
+        """What precedes its errors: ``sentiment/1: ``."""
+        return self.dialect.error_prefix(self.signature.name, self.signature.version)

@@ -42,7 +42,7 @@ class Assembly:
         name, version = plan.signature.name, plan.signature.version
         self._runtime = runtime
         self.error_context = ErrorContext(
-            prefix=f"in ensemble '{name}', " if plan.is_ensemble else f"{name}/{version}: ",
+            prefix=plan.error_prefix,
             is_batching=plan.signature.max_batch_size > 0,
             graph=name,
             version=version,

@@ -14,10 +14,10 @@ _OF_AN_ANSWER = ("output_map", "case", "otherwise", "accept", "weight", "depende
 
 
 def check_fields(file: GraphFile, report: GraphReport) -> None:
-    """Report every field without effect in a graph file; an ensemble of Triton Inference Server has none of them."""
+    """Report every field without effect."""
     message = file.message
     why = "in a graph file; each version has a file of its own"
-    report.refuse(file, "", [("version_policy", message.HasField("version_policy"))], why)
+    report.refuse(file, "", given_fields(message, file.dialect.idle_fields), why)
     if message.response_cache.enable and message.policy.HasField("cache"):
         text = "'response_cache' has no effect beside 'policy { cache { } }', which says more; leave it out"
         report.error("G018", file, "response_cache", text, is_name=True)

@@ -102,7 +102,7 @@ class NameTable:
         while True:
             for i, (step, step_names) in enumerate(zip(node.steps, names.steps, strict=True)):
                 self._note_reads(file, node, names, step, step_names, i)
-            found = set() if declares or file.is_ensemble else names.read_in_rings(node) - names.overwritten
+            found = set() if declares else names.read_in_rings(node) - names.overwritten
             if not found:
                 break
             names.overwritten |= found
@@ -135,21 +135,16 @@ class NameTable:
 
     def _outputs(self, file: GraphFile, step: StepDefinition) -> StepNames:
         """Target and outputs of a step and its fallback."""
-        target = self._resolver.resolve(file, step)
+        target, dialect = self._resolver.resolve(file, step), file.dialect
         given, mapped = self.of_target(target), step.message.output_map
-        outputs = {name: mapped.get(name) or name for name in given.outputs if name in mapped or not file.is_ensemble}
+        outputs = {n: mapped.get(n) or n for n in given.outputs if n in mapped or dialect.wires_by_name}
         for name in sorted(mapped):
             if name not in given.outputs:
                 outputs[name] = mapped[name]
                 if name and not given.is_open:
-                    text = f"{describe(target)} has no output '{name}'"
-                    if file.is_ensemble:
-                        text = (
-                            f"in ensemble {file.name}, ensemble tensor {mapped[name]} is mapped from non-existing "
-                            f"output {name} in model {step.message.model_name}"
-                        )
-                    text += suggestion(name, given.outputs)
-                    self._report.error("G006", file, f"{step.path}.output_map[{name}].key", text)
+                    text = dialect.unknown_output(file.name, step.message, describe(target), name)
+                    path = f"{step.path}.output_map[{name}].key"
+                    self._report.error("G006", file, path, text + suggestion(name, given.outputs))
         known = [tensor for name, tensor in outputs.items() if given.is_open or name in given.outputs]
         for tensor, count in Counter(known).items():
             if count > 1:
@@ -157,7 +152,7 @@ class NameTable:
                 self._report.error("G005", file, output_path(file, step, tensor), text)
         if step.is_shadow:
             return StepNames(target, {}, is_open=False)
-        names = StepNames(target, outputs, given.is_open and not file.is_ensemble)
+        names = StepNames(target, outputs, given.is_open and dialect.wires_by_name)
         if step.fallback is not None:
             names.fallback = self._outputs(file, step.fallback)
         return names
@@ -191,20 +186,12 @@ class NameTable:
     def _producers(self, file: GraphFile, node: NodeDefinition, steps: list[StepNames]) -> dict[str, list[int]]:
         """Indexes of the steps that give each tensor; a second one is reported, but in an ordered sequence."""
         producers: dict[str, list[int]] = {}
-        is_ordered = not file.is_ensemble and node.message.sequence.ordered
+        is_ordered = node.message.sequence.ordered
         for i, names in enumerate(steps):
             for tensor in dict.fromkeys(names.outputs.values()):
                 if tensor in producers and not is_ordered:
                     first, second = node.steps[producers[tensor][0]], node.steps[i]
-                    if file.is_ensemble:
-                        text = (
-                            f"ensemble tensor '{tensor}' can appear in an output map only once for ensemble "
-                            f"'{file.name}' step {i}"
-                        )
-                    else:
-                        text = (
-                            f"tensor '{tensor}' is an output of step '{first.name}' and of '{second.name}'; {_RENAME}"
-                        )
+                    text = file.dialect.second_producer(file.name, tensor, first.name, second.name, i)
                     self._report.error("G005", file, output_path(file, second, tensor), text)
                 producers.setdefault(tensor, []).append(i)
         return producers
@@ -212,11 +199,8 @@ class NameTable:
     def _overwritten(
         self, file: GraphFile, node: NodeDefinition, names: NodeNames, declared: Iterable[ModelInput] | None
     ) -> set[str]:
-        """As ``NodeNames.overwritten``; of a node that declares no inputs what its steps read before it is given.
-
-        An ensemble of Triton Inference Server has none: a tensor that is an input cannot be an output there.
-        """
-        if file.is_ensemble:
+        """As ``NodeNames.overwritten``; of a node that declares no inputs what its steps read before it is given."""
+        if not file.dialect.wires_by_name:
             return set()
         if declared is not None:
             return {spec.name for spec in declared if spec.name in names.producers}
@@ -239,7 +223,7 @@ class NameTable:
                 tensor = mapped[name]
                 producer, is_needed = within.mapped(tensor, index), name in target.needed
                 yield Wire(name, tensor, is_required=True, is_mapped=True, producer=producer, is_needed=is_needed)
-            elif not file.is_ensemble:
+            elif file.dialect.wires_by_name:
                 producer, is_needed = within.seen(name, index), name in target.needed
                 yield Wire(name, name, is_required, is_mapped=False, producer=producer, is_needed=is_needed)
             elif is_required and mapped:  # a step without a map was reported
@@ -254,11 +238,6 @@ class NameTable:
                     tensor = mapped[name]
                     yield Wire(name, tensor, is_required=True, is_mapped=True, producer=within.mapped(tensor, index))
                 elif name:
-                    text = f"{describe(names.target)} has no input '{name}'"
-                    if file.is_ensemble:
-                        text = (
-                            f"in ensemble {file.name}, ensemble tensor {mapped[name]} is mapping to non-existing "
-                            f"input {name} in model {step.message.model_name}"
-                        )
-                    text += suggestion(name, target.inputs)
-                    self._report.error("G006", file, f"{step.path}.input_map[{name}].key", text)
+                    text = file.dialect.unknown_input(file.name, step.message, describe(names.target), name)
+                    path = f"{step.path}.input_map[{name}].key"
+                    self._report.error("G006", file, path, text + suggestion(name, target.inputs))

@@ -198,9 +198,7 @@ def describe(target: Target) -> str:
 
 
 def conditions_of(file: GraphFile, node: NodeDefinition) -> Iterator[tuple[str, str, int]]:
-    """(path, text, index of the step whose view it has) of every condition; an ensemble file has none."""
-    if file.is_ensemble:
-        return
+    """(path, text, index of the step whose view it has) of every condition."""
     own = node.kind.conditions(node.message) if node.kind is not None else ()
     of_node = [(f"{node.kind_path}.{field}", text) for field, text in own]
     if node.name == file.root:

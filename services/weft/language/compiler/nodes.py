@@ -168,10 +168,8 @@ class NodeBuilder(StepBuilder):
                 what = f"output '{name}' of {owner_text(file, node)}"
                 self.check_use(file, path, value, used, is_required=False, what=what, declared=used)
             elif not is_open and kind.has_known_outputs(node):
-                text = f"nothing in {owner_text(file, node)} gives output '{name}'"
-                if file.is_ensemble:
-                    text = f"output '{name}' for ensemble '{file.name}' is not written{suggestion(name, given)}"
-                elif cure := kind.output_cure(name, given):
+                text = file.dialect.unwritten_output(file.name, owner_text(file, node), name)
+                if cure := kind.output_cure(name, given):
                     text += f"; {cure}"
                 else:
                     text += self.shadow_of(scope, name) or suggestion(name, given)
@@ -180,16 +178,11 @@ class NodeBuilder(StepBuilder):
     def _check_present(
         self, scope: Scope, declared: Mapping[str, TensorType], produced: Mapping[str, TensorType]
     ) -> None:
-        """Outputs of a graph are in every answer, unless they are optional, or repeat an optional input.
-
-        What a step of an ensemble's file leaves out, the answer lacks.
-        """
+        """Outputs of a graph are in every answer, unless they are optional, or repeat an optional input."""
         file, node, order = scope.file, scope.node, list(declared)
-        for name in () if file.is_ensemble else scope.names.outputs:
+        for name in required_outputs(file, scope.names.outputs):
             known = produced.get(name)
             if known is None or not known.is_optional or not known.absence:
-                continue
-            if name in declared and declared[name].is_optional:
                 continue
             path = f"output[{order.index(name)}].name" if name in order else node.kind_path
             text = (
@@ -197,6 +190,12 @@ class NodeBuilder(StepBuilder):
                 f"from {known.origin}; {known.absence}, or declare the output with 'optional: true'"
             )
             self.report.error("G010", file, path, text)
+
+
+def required_outputs(file: GraphFile, outputs: Iterable[str]) -> list[str]:
+    """Those of the graph's outputs that must be in every answer."""
+    optional = {spec.name for spec in file.message.output if spec.optional}
+    return [name for name in outputs if name not in optional] if file.dialect.proves_presence else []
 
 
 def _reshapings(

@@ -93,17 +93,16 @@ class Resolver:
             return None
         check_features(file, self._report)
         check_structure(file, self._report)
-        is_hollow = file.is_ensemble and not file.message.HasField("ensemble_scheduling")
-        return None if is_hollow else file
+        return file
 
     def resolve(self, file: GraphFile, step: StepDefinition) -> Target:
         """Target of a step; what is wrong with it is reported."""
         message = step.message
-        if message.node and not file.is_ensemble:
+        if message.node:
             node = file.nodes.get(message.node)
             return NodeTarget(file, node, is_graph=False) if node else UnknownTarget()
         version = str(message.model_version) if message.model_version > 0 else ""
-        if message.graph and not file.is_ensemble:
+        if message.graph:
             return self._imported(file, step, version)
         return self._model(file, step, version) if message.model_name else UnknownTarget()
 

@@ -165,7 +165,7 @@ class StepBuilder(UseBuilder, ABC):
             is_otherwise=message.otherwise,
             weight=message.weight or 1.0,
             optional_outputs=optional_outputs,
-            keeps_rows=not scope.file.is_ensemble,
+            keeps_rows=scope.file.dialect.keeps_rows,
             timeout_ms=message.policy.timeout_ms,
             is_soft=message.dependency == pb.Step.SOFT,
             defaults=defaults,
@@ -344,7 +344,7 @@ def _seen(scope: Scope, step: StepDefinition, tensor: str, known: TensorType) ->
     message = step.message
     if any(default.output == tensor for default in message.default):
         return known.present()
-    if scope.file.is_ensemble or known.absence:
+    if known.absence:
         return known
     is_soft = message.dependency == pb.Step.SOFT
     is_skipped = _may_be_skipped(scope, step)

@@ -68,7 +68,7 @@ class UseBuilder:
             report.warning("G008", file, path, text)
         if produced.is_optional and is_required:
             text = f"{what} is required, but the tensor may be absent; {origin}"
-            if file.is_ensemble:
+            if not file.dialect.proves_presence:
                 report.warning("G010", file, path, text)
                 return
             here = f"let the step run only when: 'has(inputs.{tensor})'" if tensor.isidentifier() else ""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from weft.base.text.pbtxt import Diagnostic, Positions
+from weft.language.dialects import Dialect
 from weft.language.plan import Condition, NodePlan, PolicyPlan
 from weft.language.syntax.source import GraphSource
 from weft_protos import graph_pb2 as pb
@@ -54,7 +55,7 @@ class KindSyntax(ABC):
         """Report what is wrong with a node, whatever the models are."""
 
     def check_fields(self, file: "GraphFile", node: "NodeDefinition", report: "GraphReport") -> None:  # noqa: B027
-        """Report fields without effect (G018) and values out of range (G025); not called for an ensemble's file."""
+        """Report fields without effect (G018) and values out of range (G025)."""
 
     def why_no_default(self, step: pb.Step) -> str:
         """Why a ``default`` of the step has no effect; "" where it has one."""
@@ -212,7 +213,8 @@ class GraphFile:
         name: Of the graph.
         message: What the file says.
         positions: Where.
-        is_ensemble: ``platform: "ensemble"``, the rules of Triton Inference Server.
+        dialect: Whose rules hold.
+        foreign: Paths of the fields that its dialect does not have, which ``message`` is without.
         root: Name of the root node.
         kinds: Those that a node may be, by their field in ``graph.proto``.
         policies: Those that a step may have, by their field in ``Policy``, the outermost first.
@@ -224,7 +226,8 @@ class GraphFile:
     name: str
     message: pb.Graph
     positions: Positions
-    is_ensemble: bool
+    dialect: Dialect
+    foreign: Sequence[str]
     root: str
     kinds: Mapping[str, KindSyntax] = field(repr=False)
     policies: Mapping[str, PolicyKind] = field(repr=False)
@@ -235,6 +238,11 @@ class GraphFile:
     def label(self) -> str:
         """``name/version``."""
         return f"{self.name}/{self.source.version}"
+
+    @property
+    def title(self) -> str:
+        """``graph 'name'``, for messages."""
+        return f"{self.dialect.platform} '{self.name}'"
 
     @property
     def is_batched(self) -> bool:

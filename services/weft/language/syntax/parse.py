@@ -1,7 +1,8 @@
 """From the text of a graph file to its nodes by name.
 
-``ensemble_scheduling`` of Triton Inference Server becomes a node named like the root, so that nothing later tells
-which of the two was written.
+``ensemble_scheduling`` of Triton Inference Server becomes a node named like the root, and fields that its dialect does
+not have are taken out, so that nothing later tells which of the two was written: where rules differ, the ``Dialect`` of
+the file says so.
 """
 
 import re
@@ -9,7 +10,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from google.protobuf.message import Message
+
 from weft.base.text.pbtxt import Diagnostic, PbtxtError, Positions, parse
+from weft.language.dialects import Dialect, dialect_of
 from weft.language.plan import GraphPlan
 from weft.language.syntax.file import GraphFile, KindSyntax, NodeDefinition, PolicyKind, StepDefinition
 from weft.language.syntax.source import GraphSource
@@ -32,19 +36,21 @@ def parse_graph(source: GraphSource, kinds: Mapping[str, KindSyntax], policies: 
         PbtxtError: It does not parse; every diagnostic has code G001.
     """
     message, positions = _parsed(source)
-    has_scheduling = message.HasField("ensemble_scheduling")
+    dialect = dialect_of(message)
+    foreign = _without_foreign(message, positions, dialect)
     root = message.root or "root"
     nodes = [_node(node, f"node[{i}]", kinds) for i, node in enumerate(message.node)]
-    if has_scheduling:
-        path = "ensemble_scheduling"
-        scheduling = pb.Node(name=root, sequence=pb.Sequence(step=message.ensemble_scheduling.step))
-        nodes.insert(0, _node(scheduling, path, kinds, kind_path=path))
+    if message.HasField("ensemble_scheduling"):
+        path, given = "ensemble_scheduling", message.ensemble_scheduling
+        sequence = pb.Sequence(step=given.step, max_inflight_responses=given.max_inflight_requests)
+        nodes.insert(0, _node(pb.Node(name=root, sequence=sequence), path, kinds, kind_path=path))
     return GraphFile(
         source=source,
         name=source.name or message.name,
         message=message,
         positions=positions,
-        is_ensemble=message.platform == "ensemble" or (not message.platform and has_scheduling),
+        dialect=dialect,
+        foreign=foreign,
         root=root,
         kinds=kinds,
         policies=policies,
@@ -76,7 +82,7 @@ def targets_of(step: pb.Step) -> list[str]:
     return [name for name in ("model_name", "node", "graph") if getattr(step, name)]
 
 
-def given_fields(message: pb.Step | pb.Policy, names: Iterable[str]) -> list[tuple[str, bool]]:
+def given_fields(message: pb.Graph | pb.Step | pb.Policy, names: Iterable[str]) -> list[tuple[str, bool]]:
     """(name, whether the message has it) of each."""
     present = {field.name for field, _ in message.ListFields()}
     return [(name, name in present) for name in names]
@@ -90,6 +96,22 @@ def _parsed(source: GraphSource) -> tuple[pb.Graph, Positions]:
     if not message.ListFields():
         raise PbtxtError([Diagnostic(source.file, 0, 0, "the file is empty; a graph has at least one node", "G001")])
     return message, positions
+
+
+def _without_foreign(message: pb.Graph, positions: Positions, dialect: Dialect) -> list[str]:
+    """Take out of the message what its dialect does not have; the paths of that."""
+    found = [name for name in dialect.foreign_fields if name in positions]
+    _clear(message, found)
+    for i, step in enumerate(message.ensemble_scheduling.step if dialect.step_fields else ()):
+        foreign = [field.name for field, _ in step.ListFields() if field.name not in dialect.step_fields]
+        _clear(step, foreign)
+        found += [f"ensemble_scheduling.step[{i}].{name}" for name in foreign]
+    return found
+
+
+def _clear(message: Message, names: Iterable[str]) -> None:
+    for name in names:
+        message.ClearField(name)
 
 
 def _node(node: pb.Node, path: str, kinds: Mapping[str, KindSyntax], kind_path: str = "") -> NodeDefinition:

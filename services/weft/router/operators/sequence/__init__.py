@@ -129,8 +129,7 @@ class SequenceKind(NodeKind):
         steps, loop, outputs = build_pipeline(builder, scope)
         if steps is None:
             return None, outputs
-        message = scope.file.message.ensemble_scheduling if scope.file.is_ensemble else None
-        limit = message.max_inflight_requests if message else scope.node.message.sequence.max_inflight_responses
+        limit = scope.node.message.sequence.max_inflight_responses
         plan = scope.node_plan(SequencePlan, steps, {**scope.slots, **scope.given_slots})
         return replace(plan, loop=loop, max_inflight_responses=limit if scope.streaming else 0), outputs
 
