@@ -266,7 +266,7 @@ def test_an_evaluation_is_bounded():
         (
             "max(outputs.PROBS) > 0.5",
             12,
-            "'when' does not see 'outputs'; 'accept' in a cascade and 'while' of a loop do",
+            "'when' does not see 'outputs'",
         ),
         ("steps.lid", 0, "ask whether a step gave an answer: has(steps.NAME)"),
         ("steps.lif.ok", 6, "unknown step 'lif'; did you mean 'lid'?"),

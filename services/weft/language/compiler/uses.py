@@ -8,7 +8,7 @@ from weft.language.compiler.name_table import NameTable
 from weft.language.compiler.names import StepNames, Wire, describe, wire_path
 from weft.language.compiler.resolve import ModelTarget, NodeTarget, Target
 from weft.language.compiler.scope import Scope, declared_types, declaring, owner_text
-from weft.language.compiler.visible import visible_inputs, visible_steps
+from weft.language.compiler.visible import seen_by, visible_inputs, visible_steps
 from weft.language.plan import Binding
 from weft.language.syntax.file import GraphFile, GraphReport, StepDefinition
 from weft.language.types.compile_condition import ConditionError, VisibleBindings, compile_condition
@@ -148,7 +148,9 @@ class UseBuilder:
                 text = f"'{name}' may be absent; it comes from {known.origin}; {cure}"
                 self.report.error_at("G010", scope.file, path, at, text)
         try:
-            compiled = compile_condition(expression, purpose, visible, node=scope.node.name)
+            compiled = compile_condition(
+                expression, purpose, visible, node=scope.node.name, seen_by=seen_by(scope.file)
+            )
         except ConditionError as error:
             for fault in error.faults:
                 self.report.error_at("G011", scope.file, path, fault.at, fault.message)

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 
 from weft.language.compiler.scope import Scope
+from weft.language.syntax.file import GraphFile
 from weft.language.types.compile_condition import VisibleBindings
 from weft.language.types.signatures import TensorType
 
@@ -50,3 +51,11 @@ def visible_steps(scope: Scope, index: int, named: Collection[str]) -> VisibleBi
     shadows = (name for name, i in indexes.items() if scope.node.steps[i].is_shadow and name not in hidden)
     hidden |= dict.fromkeys(shadows, "is a shadow, whose answer is dropped")
     return VisibleBindings(types, {name: scope.ok_slots.get(i, -1) for name, i in indexes.items()}, hidden)
+
+
+def seen_by(file: GraphFile) -> dict[str, str]:
+    """Which conditions see the outputs of a step, and the answers of others, for messages."""
+    accepting = " or ".join(f"a {kind.name}" for kind in file.kinds.values() if "accept" in kind.step_fields)
+    asking = " or ".join(f"a {kind.name}" for kind in file.kinds.values() if kind.sees_answers)
+    outputs = f"'accept' in {accepting} and 'while' of a loop do; a step sees what earlier steps gave as 'inputs'"
+    return {"outputs": outputs, "steps": f"'when', 'accept' and 'key' of a step in {asking} do"}

@@ -37,11 +37,6 @@ _TAKES = {
     Use.SIZE: (INTEGERS | FLOATS | {"BYTES", "BOOL"}, "a tensor with dims"),
     **dict.fromkeys((Use.MAX, Use.MIN, Use.ARGMAX, Use.MEAN), (INTEGERS | FLOATS, "a tensor of numbers")),
 }
-#: What to do about a space that a condition does not see.
-_UNSEEN = {
-    "outputs": "'accept' in a cascade and 'while' of a loop do; a step sees what earlier steps gave as 'inputs'",
-    "steps": "'when', 'accept' and 'key' of a step in a sequence or a cascade do",
-}
 
 
 class VisibleBindings(NamedTuple):
@@ -67,7 +62,12 @@ class ConditionError(Exception):
 
 
 def compile_condition(
-    expression: Expression, purpose: Purpose, visible: Mapping[str, VisibleBindings], *, node: str
+    expression: Expression,
+    purpose: Purpose,
+    visible: Mapping[str, VisibleBindings],
+    *,
+    node: str,
+    seen_by: Mapping[str, str] = {},
 ) -> CelCondition:
     """The condition, ready to be evaluated in frames that hold each tensor in its slot.
 
@@ -76,6 +76,7 @@ def compile_condition(
         purpose: Decides which types of value are allowed.
         visible: By space; a space that is not here must not be used.
         node: Name of the node, for messages.
+        seen_by: By space, which conditions see it, for messages.
 
     Raises:
         ConditionError: Syntax, an unknown name, or types that do not fit; or CEL is not installed.
@@ -88,7 +89,10 @@ def compile_condition(
         )
         raise ConditionError([Fault(0, text)]) from None
     types = cel.Type
-    faults = [*(_aimed(fault, visible) for fault in expression.faults), *_name_faults(expression, purpose, visible)]
+    faults = [
+        *(_aimed(fault, visible) for fault in expression.faults),
+        *_name_faults(expression, purpose, visible, seen_by),
+    ]
     if faults:
         raise ConditionError(faults)
     declared: dict[str, Any] = {
@@ -173,13 +177,15 @@ def _aimed(fault: Fault, visible: Mapping[str, VisibleBindings]) -> Fault:
     return Fault(fault.at, fault.message.replace(f"inputs.{fault.tensor}", f"outputs.{fault.tensor}"))
 
 
-def _name_faults(expression: Expression, purpose: Purpose, visible: Mapping[str, VisibleBindings]) -> list[Fault]:
+def _name_faults(
+    expression: Expression, purpose: Purpose, visible: Mapping[str, VisibleBindings], seen_by: Mapping[str, str]
+) -> list[Fault]:
     """Names and elements that are not there, and reductions of tensors that do not have what they read."""
     faults = []
     for space, name, at in expression.references:
         what = "step" if space == "steps" else "tensor"
         if space not in visible:
-            faults.append(Fault(at, f"'{purpose.name}' does not see '{space}'; {_UNSEEN[space]}"))
+            faults.append(Fault(at, f"'{purpose.name}' does not see '{space}'; {seen_by.get(space, '')}"))
         elif name in visible[space].hidden:
             faults.append(Fault(at, f"{what} '{name}' {visible[space].hidden[name]}"))
         elif name not in visible[space].types:
