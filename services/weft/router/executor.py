@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import InternalError, UnsupportedError, WeftError
@@ -36,11 +37,13 @@ from weft.router.steps import (
     Node,
     NodeAction,
     NodeParts,
+    OperatorPlan,
     PolicyParts,
     Run,
     ShadowedNode,
     ShadowStep,
     Step,
+    StepPolicyPlan,
     StreamAction,
     StreamParts,
     earlier,
@@ -265,7 +268,7 @@ class Assembly:
         name, version = plan.signature.name, plan.signature.version
         self._runtime = runtime
         self.error_context = ErrorContext(
-            prefix=f"in ensemble '{name}', " if plan.is_ensemble else f"{name}/{version}: ",
+            prefix=plan.error_prefix,
             is_batching=plan.signature.max_batch_size > 0,
             graph=name,
             version=version,
@@ -288,7 +291,7 @@ class Assembly:
         graph = plan.graph or graph
         steps = tuple(self.step(step, plan, graph) for step in plan.steps)
         customs = tuple(self.step(step, plan, graph) for step in plan.customs)
-        node = plan.node(NodeParts(steps, customs, self._context(plan.is_batched), self._runtime))
+        node = cast("OperatorPlan", plan).node(NodeParts(steps, customs, self._context(plan.is_batched), self._runtime))
         shadows = [self.step(step, plan, graph) for step in plan.shadows]
         return ShadowedNode(node, shadows) if shadows else node
 
@@ -312,7 +315,7 @@ class Assembly:
         if plan.policies or plan.fallback:
             action = Attempt(action, plan.name, plan.path)
         for policy in reversed(plan.policies):
-            action = policy.wrap(action, PolicyParts(plan, context, runtime, counters))
+            action = cast("StepPolicyPlan", policy).wrap(action, PolicyParts(plan, context, runtime, counters))
         min_remaining_ms = 0 if "min_remaining_ms" in node.watches and not stands_in else plan.min_remaining_ms
         timeout_ms = plan.timeout_ms
         if plan.max_inflight or min_remaining_ms:

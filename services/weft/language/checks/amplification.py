@@ -3,8 +3,7 @@
 from typing import NamedTuple
 
 from weft.language.plan import GraphPlan, NodePlan, StepPlan
-from weft.language.syntax.parse import GraphFile, NodeDefinition, StepDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition, StepDefinition
 
 #: More calls than this are warned of.
 MAX_CALLS = 4

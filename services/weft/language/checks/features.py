@@ -6,8 +6,7 @@ from google.protobuf.message import Message
 from weft.base.text.pbtxt import is_map
 from weft.language.checks.fields import check_fields
 from weft.language.checks.limits import check_limits
-from weft.language.syntax.parse import GraphFile, StepDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport
 
 _TENSOR = "inside a graph tensors are passed on as they are; only the graph's own inputs and outputs may have it"
 _STATIC = "tensors are plain arrays here, never a model's shape values or a vendor's layout"
@@ -29,26 +28,20 @@ _MODEL_ONLY = {
     "backend": "backend should not be specified",
     "default_model_filename": "default_model_filename should not be specified",
 }
-_TRITON_STEP = {"model_name", "model_version", "input_map", "output_map", "model_namespace"}
 
 
 def check_features(file: GraphFile, report: GraphReport) -> None:
     """Report fields without effect (G018), values out of range (G025), and what is not for graphs (G024, G026)."""
     _walk(file, file.message, "", report)
-    what = f"for {'ensemble' if file.is_ensemble else 'graph'} '{file.name}'"
     for name, text in _MODEL_ONLY.items():
         if any(field.name == name for field, _ in file.message.ListFields()):
-            report.error("G026", file, name, f"{text} {what}; it belongs to a model", is_name=True)
+            report.error("G026", file, name, f"{text} for {file.title}; it belongs to a model", is_name=True)
     for i, output in enumerate(file.message.output):
         if output.label_filename:
             path = f"output[{i}].label_filename"
             report.warning("G024", file, path, "'label_filename' is not read: classes are told by index")
-    if file.is_ensemble:
-        for step in (step for node in file.all_nodes for step in node.every_step()):
-            _check_ensemble_step(file, step, report)
-    else:
-        check_fields(file, report)
-        check_limits(file, report)
+    check_fields(file, report)
+    check_limits(file, report)
 
 
 def _walk(file: GraphFile, message: Message, prefix: str, report: GraphReport) -> None:
@@ -72,10 +65,3 @@ def _walk(file: GraphFile, message: Message, prefix: str, report: GraphReport) -
             )
             for inner, item in items:
                 _walk(file, item, inner, report)
-
-
-def _check_ensemble_step(file: GraphFile, step: StepDefinition, report: GraphReport) -> None:
-    for field, _ in step.message.ListFields():
-        if field.name not in _TRITON_STEP:
-            text = f"a step of an ensemble has no '{field.name}'; 'platform: \"graph\"' allows it"
-            report.error("G026", file, f"{step.path}.{field.name}", text, is_name=True)

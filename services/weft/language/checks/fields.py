@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable
 
-from weft.language.kind import NodeKind
-from weft.language.syntax.parse import GraphFile, NodeDefinition, StepDefinition, given_fields
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport, KindSyntax, NodeDefinition, StepDefinition
+from weft.language.syntax.parse import given_fields
 from weft.language.types.expression import read_expression
 from weft_protos import graph_pb2 as pb
 
@@ -15,10 +14,10 @@ _OF_AN_ANSWER = ("output_map", "case", "otherwise", "accept", "weight", "depende
 
 
 def check_fields(file: GraphFile, report: GraphReport) -> None:
-    """Report every field without effect in a graph file; an ensemble of Triton Inference Server has none of them."""
+    """Report every field without effect."""
     message = file.message
     why = "in a graph file; each version has a file of its own"
-    report.refuse(file, "", [("version_policy", message.HasField("version_policy"))], why)
+    report.refuse(file, "", given_fields(message, file.dialect.idle_fields), why)
     if message.response_cache.enable and message.policy.HasField("cache"):
         text = "'response_cache' has no effect beside 'policy { cache { } }', which says more; leave it out"
         report.error("G018", file, "response_cache", text, is_name=True)
@@ -52,7 +51,7 @@ def _check_node(file: GraphFile, node: NodeDefinition, report: GraphReport) -> N
         _check_step(file, node.kind, step, report)
 
 
-def _check_step(file: GraphFile, kind: NodeKind, step: StepDefinition, report: GraphReport) -> None:
+def _check_step(file: GraphFile, kind: KindSyntax, step: StepDefinition, report: GraphReport) -> None:
     message = step.message
     if message.HasField("shadow"):
         report.refuse(file, step.path, given_fields(message, _OF_AN_ANSWER), "on a shadow, whose answer is dropped")

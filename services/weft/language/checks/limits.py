@@ -1,8 +1,6 @@
 """Policies and shadows whose values are out of range, or contradict one another (G025, G018)."""
 
-from weft.language.policy import has_field
-from weft.language.syntax.parse import GraphFile
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport, has_field
 from weft_protos import graph_pb2 as pb
 
 

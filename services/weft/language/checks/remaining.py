@@ -1,8 +1,6 @@
 """The time that a step asks for before it starts: the inner one of those of step, node and graph."""
 
-from weft.language.policy import GivenPolicies
-from weft.language.syntax.parse import GraphFile
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GivenPolicies, GraphFile, GraphReport
 
 
 def min_remaining_ms(file: GraphFile, given: GivenPolicies, path: str, report: GraphReport) -> int:

@@ -1,7 +1,6 @@
 """What a graph says of the number of its responses, against what it gives."""
 
-from weft.language.syntax.parse import GraphFile
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport
 
 _DECOUPLED = "model_transaction_policy.decoupled"
 
@@ -15,13 +14,13 @@ def check_responses(file: GraphFile, report: GraphReport, *, streams: bool, is_k
         streams: Whether it may give several responses to a request.
         is_known: Whether anything is known of each step.
     """
-    message = file.message
+    message, is_checked = file.message, file.dialect.checks_decoupled
     if not streams:
-        if is_known and message.model_transaction_policy.decoupled and not file.is_ensemble:
+        if is_known and message.model_transaction_policy.decoupled and is_checked:
             text = "'decoupled' has no effect: no step streams, so each request gets one response"
             report.error("G018", file, _DECOUPLED, text, is_name=True)
         return
-    if _DECOUPLED in file.positions and not message.model_transaction_policy.decoupled and not file.is_ensemble:
+    if _DECOUPLED in file.positions and not message.model_transaction_policy.decoupled and is_checked:
         text = (
             "'decoupled: false' says that each request gets one response, but a step streams; write true, or leave it "
             "out"

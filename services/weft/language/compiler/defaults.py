@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from weft.base.tensors import FLOATS, INTEGERS, NUMPY_BY_DATATYPE, WireTensor, bytes_tensor, num_elements
-from weft.language.syntax.parse import GraphFile
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport
 from weft.language.types.signatures import TensorType, dims_fit, shape_text
 from weft_protos import graph_pb2 as pb
 

@@ -1,11 +1,12 @@
 """Names of a node: which tensors it, its steps and its conditions read and give, before any type is known."""
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from weft.language.compiler.resolve import ModelTarget, NodeTarget, Target
-from weft.language.syntax.parse import GraphFile, NodeDefinition, StepDefinition
+from weft.language.syntax.file import GraphFile, KindSyntax, NodeDefinition, StepDefinition
 from weft.language.types.expression import Expression, read_expression
 from weft_protos import graph_pb2 as pb
 
@@ -153,6 +154,30 @@ class NodeNames(TargetNames):
         return None in readers or any(self.seen(tensor, number) is None for number in seen)
 
 
+class KindNames(KindSyntax):
+    """What a kind of node is by the names of tensors: which ones the node itself reads and gives."""
+
+    def tensors_read(self, node: NodeDefinition, names: NodeNames) -> set[str]:
+        """Tensors that the node itself reads beside its steps and conditions; none here."""
+        return set()
+
+    def inputs_read(self, node: NodeDefinition) -> set[str]:
+        """Inputs of the node that it reads itself; none here."""
+        return set()
+
+    def tensors_needed(self, node: NodeDefinition, needed: set[str]) -> set[str]:
+        """Tensors that the node itself cannot do without, beside those ``needed`` by its steps; none here."""
+        return set()
+
+    def custom_wires(self, node: NodeDefinition, key: int, wires: Sequence[Wire]) -> list[Wire]:
+        """The wires of a custom step that start at inputs of the node; here all of them."""
+        return list(wires)
+
+    @abstractmethod
+    def outputs(self, node: NodeDefinition, names: NodeNames) -> Iterator[str]:
+        """Outputs of a node that declares none."""
+
+
 def _reached(edges: Sequence[set[int]], start: int) -> set[int]:
     """Where the edges lead from ``start``, itself included."""
     found, waiting = {start}, [start]
@@ -173,9 +198,7 @@ def describe(target: Target) -> str:
 
 
 def conditions_of(file: GraphFile, node: NodeDefinition) -> Iterator[tuple[str, str, int]]:
-    """(path, text, index of the step whose view it has) of every condition; an ensemble file has none."""
-    if file.is_ensemble:
-        return
+    """(path, text, index of the step whose view it has) of every condition."""
     own = node.kind.conditions(node.message) if node.kind is not None else ()
     of_node = [(f"{node.kind_path}.{field}", text) for field, text in own]
     if node.name == file.root:
@@ -208,18 +231,18 @@ def narrowed(step: StepDefinition) -> set[str]:
     return read_expression(step.message.when).narrowed if step.message.when else set()
 
 
-def tensors_read(node: NodeDefinition, names: NodeNames) -> set[str]:
+def tensors_read(node: NodeDefinition, kind: KindNames | None, names: NodeNames) -> set[str]:
     """Tensors that steps, conditions or the node itself read."""
     read = {tensor for step in (*names.steps, *names.shadows, *names.customs.values()) for tensor in step.reads}
-    if node.kind is None:
+    if kind is None:
         return read
-    spaces = ("inputs", "outputs") if node.kind.plan.is_pipeline else ("inputs",)
+    spaces = ("inputs", "outputs") if kind.plan.is_pipeline else ("inputs",)
     for expression, _ in names.conditions.values():
         read.update(ref.name for ref in expression.references if ref.space in spaces)
-    return read | node.kind.tensors_read(node, names) | node.kind.inputs_read(node)
+    return read | kind.tensors_read(node, names) | kind.inputs_read(node)
 
 
-def tensors_needed(file: GraphFile, node: NodeDefinition, names: NodeNames) -> set[str]:
+def tensors_needed(file: GraphFile, node: NodeDefinition, kind: KindNames | None, names: NodeNames) -> set[str]:
     """Tensors that a step, a condition or the node itself cannot do without, where no test keeps it from reading."""
     needed: set[str] = set()
     tested: dict[str, set[str]] = {}
@@ -234,15 +257,15 @@ def tensors_needed(file: GraphFile, node: NodeDefinition, names: NodeNames) -> s
             needed |= {wire.tensor for wire in one.wires if wire.is_needed and wire.tensor not in sure}
             tested.update((path, sure) for path, _ in step_conditions(file, part))
             one, part = one.fallback, part.fallback
-    is_pipeline = node.kind is not None and node.kind.plan.is_pipeline
+    is_pipeline = kind is not None and kind.plan.is_pipeline
     for path, condition in names.conditions.items():
         for space, name, _ in condition.expression.unproved:
             if (space == "inputs" and name not in tested.get(path, ())) or (space == "outputs" and is_pipeline):
                 needed.add(name)
-    return needed if node.kind is None else needed | node.kind.tensors_needed(node, needed)
+    return needed if kind is None else needed | kind.tensors_needed(node, needed)
 
 
-def inputs_needed(node: NodeDefinition, names: NodeNames) -> dict[str, bool]:
+def inputs_needed(node: NodeDefinition, kind: KindNames | None, names: NodeNames) -> dict[str, bool]:
     """Inputs of a node that declares none: what its conditions name, and what its steps take from outside."""
     needs: dict[str, bool] = {}
 
@@ -253,7 +276,7 @@ def inputs_needed(node: NodeDefinition, names: NodeNames) -> dict[str, bool]:
         for reference in expression.references:
             if reference.space == "inputs" and reference.name not in names.producers:
                 need(reference.name, is_required=reference in expression.unproved)
-    for tensor in sorted(node.kind.inputs_read(node)) if node.kind is not None else ():
+    for tensor in sorted(kind.inputs_read(node)) if kind is not None else ():
         need(tensor, is_required=True)
     definitions = (*node.steps, *node.shadows, *node.customs.values())
     for definition, step in zip(definitions, (*names.steps, *names.shadows, *names.customs.values()), strict=True):

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from weft.language.compiler.resolve import NodeTarget
 from weft.language.plan import NodePlan
-from weft.language.syntax.parse import GraphFile
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport
 
 
 def cycle_text(trail: Sequence[tuple[str, str]], target: NodeTarget) -> str:
@@ -49,7 +48,7 @@ def check_nesting(file: GraphFile, outer: int, path: str, target: NodeTarget, re
 def too_small_text(file: GraphFile, own: int, what: str, limit: int) -> str:
     """Why ``what``, which takes batches of ``limit`` rows, is not for a graph that takes ``own``."""
     return (
-        f"{'ensemble' if file.is_ensemble else 'graph'} {file.name} allows maximum batch size {own}, but it contains "
+        f"{file.dialect.platform} {file.name} allows maximum batch size {own}, but it contains "
         f"{what} which only allows maximum batch size to be {limit}"
     )
 

@@ -8,10 +8,8 @@ from weft.base.signature import ModelSignature
 from weft.base.text.pbtxt import PbtxtError, suggestion
 from weft.language.checks.features import check_features
 from weft.language.checks.structure import check_structure
-from weft.language.kind import NodeKind
-from weft.language.policy import PolicyKind
-from weft.language.syntax.parse import GraphFile, NodeDefinition, StepDefinition, parse_graph
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport, KindSyntax, NodeDefinition, PolicyKind, StepDefinition
+from weft.language.syntax.parse import parse_graph
 from weft.language.syntax.source import GraphLookup, GraphSource, ModelCatalog, ModelFaults
 
 #: Nodes of one file, and steps of one node.
@@ -61,7 +59,7 @@ class Resolver:
 
     def __init__(
         self,
-        kinds: Mapping[str, NodeKind],
+        kinds: Mapping[str, KindSyntax],
         policies: Mapping[str, PolicyKind],
         catalog: ModelCatalog | None,
         graphs: GraphLookup | None,
@@ -95,17 +93,16 @@ class Resolver:
             return None
         check_features(file, self._report)
         check_structure(file, self._report)
-        is_hollow = file.is_ensemble and not file.message.HasField("ensemble_scheduling")
-        return None if is_hollow else file
+        return file
 
     def resolve(self, file: GraphFile, step: StepDefinition) -> Target:
         """Target of a step; what is wrong with it is reported."""
         message = step.message
-        if message.node and not file.is_ensemble:
+        if message.node:
             node = file.nodes.get(message.node)
             return NodeTarget(file, node, is_graph=False) if node else UnknownTarget()
         version = str(message.model_version) if message.model_version > 0 else ""
-        if message.graph and not file.is_ensemble:
+        if message.graph:
             return self._imported(file, step, version)
         return self._model(file, step, version) if message.model_name else UnknownTarget()
 

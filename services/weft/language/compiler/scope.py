@@ -9,7 +9,7 @@ from weft.base.reshape import reshape_fault
 from weft.base.signature import TensorSpec, datatype_name
 from weft.language.compiler.names import NodeNames
 from weft.language.plan import Binding, NodePlan, StepPlan
-from weft.language.syntax.parse import GraphFile, NodeDefinition, StepDefinition
+from weft.language.syntax.file import GraphFile, NodeDefinition, StepDefinition
 from weft.language.types.signatures import TensorType
 from weft_protos import graph_pb2 as pb
 from weft_protos.model_config_pb2 import ModelInput
@@ -97,8 +97,8 @@ class Scope:
         return max(self.streaming.values(), default=ResponseCount.ONE)
 
     def is_needed(self, tensor: str) -> bool:
-        """Whether somebody cannot do without the tensor; in an ensemble's file a step that lacks an input fails."""
-        return tensor in self.call.required or (not self.file.is_ensemble and tensor in self.names.needed)
+        """Whether somebody cannot do without the tensor."""
+        return tensor in self.call.required or (self.file.dialect.proves_presence and tensor in self.names.needed)
 
     def new_slot(self, name: str, known: TensorType | None = None) -> int:
         """The next free slot; what is known of its tensor may be noted later."""
@@ -209,7 +209,7 @@ def owner_text(file: GraphFile, node: NodeDefinition) -> str:
     """The node in messages, or the graph if the node is its root."""
     if node.name != file.root:
         return f"node '{node.name}'"
-    return f"{'ensemble' if file.is_ensemble else 'graph'} '{file.name}'"
+    return file.title
 
 
 def spec_of(tensor: ModelInput | pb.Output) -> TensorSpec:

@@ -6,9 +6,7 @@ from weft.language.compiler.name_table import NameTable
 from weft.language.compiler.names import StepNames, describe, target_path
 from weft.language.compiler.resolve import ModelTarget, NodeTarget, Target
 from weft.language.compiler.scope import Scope
-from weft.language.policy import GivenPolicies, has_field
-from weft.language.syntax.parse import StepDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GivenPolicies, GraphReport, StepDefinition, has_field
 from weft_protos import graph_pb2 as pb
 
 CODE = "G031"

@@ -15,10 +15,8 @@ from weft.language.compiler.resolve import ModelTarget, NodeTarget
 from weft.language.compiler.scope import BuiltNode, BuiltStep, NodeUse, ResponseCount, Scope
 from weft.language.compiler.state import check_step
 from weft.language.compiler.uses import UseBuilder
-from weft.language.plan import Binding, CallPlan, DefaultPlan, NodePlan, ShadowPlan, StepPlan
-from weft.language.policy import GivenPolicies, PolicyPlan, has_field
-from weft.language.syntax.parse import GraphFile, NodeDefinition, StepDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.plan import Binding, CallPlan, DefaultPlan, NodePlan, PolicyPlan, ShadowPlan, StepPlan
+from weft.language.syntax.file import GivenPolicies, GraphFile, GraphReport, NodeDefinition, StepDefinition, has_field
 from weft.language.types.conditions import KEY, WHEN
 from weft.language.types.signatures import TensorType, merged
 from weft_protos import graph_pb2 as pb
@@ -121,13 +119,15 @@ class StepBuilder(UseBuilder, ABC):
         defaulted |= {default.output for default in message.default}
         required = (required | _judged(scope, step)) - defaulted
         given, inputs = self.bound_inputs(scope, step, names, certain)
-        dispensable = frozenset(
+        optional_outputs = frozenset(
             name
             for name, tensor in names.outputs.items()
             if tensor not in required and (tensor in defaulted or not scope.is_needed(tensor))
         )
         is_whole = is_whole or step.is_shadow
-        action, types, responses = self._action(scope, step, names, slots, at, given, dispensable, is_whole=is_whole)
+        action, types, responses = self._action(
+            scope, step, names, slots, at, given, optional_outputs, is_whole=is_whole
+        )
         around = scope.around or scope
         when_certain = certain if around is scope else self.narrowing(around, step)
         when = self.condition(around, f"{step.path}.when", WHEN, when_certain)
@@ -164,8 +164,8 @@ class StepBuilder(UseBuilder, ABC):
             cases=tuple(message.case),
             is_otherwise=message.otherwise,
             weight=message.weight or 1.0,
-            dispensable=dispensable,
-            keeps_rows=not scope.file.is_ensemble,
+            optional_outputs=optional_outputs,
+            keeps_rows=scope.file.dialect.keeps_rows,
             timeout_ms=message.policy.timeout_ms,
             is_soft=message.dependency == pb.Step.SOFT,
             defaults=defaults,
@@ -185,7 +185,7 @@ class StepBuilder(UseBuilder, ABC):
         slots: Mapping[str, int],
         at: str,
         given: Mapping[str, TensorType],
-        dispensable: frozenset[str],
+        optional_outputs: frozenset[str],
         *,
         is_whole: bool,
     ) -> tuple[CallPlan | NodePlan | None, dict[str, TensorType], ResponseCount]:
@@ -224,7 +224,7 @@ class StepBuilder(UseBuilder, ABC):
                     frozenset(wanted),
                     f"{at}/{target.node.name}",
                     trail,
-                    frozenset(names.outputs) - dispensable,
+                    frozenset(names.outputs) - optional_outputs,
                 ),
             )
             action, outputs, responses = built.plan, built.outputs, built.responses
@@ -344,7 +344,7 @@ def _seen(scope: Scope, step: StepDefinition, tensor: str, known: TensorType) ->
     message = step.message
     if any(default.output == tensor for default in message.default):
         return known.present()
-    if scope.file.is_ensemble or known.absence:
+    if known.absence:
         return known
     is_soft = message.dependency == pb.Step.SOFT
     is_skipped = _may_be_skipped(scope, step)

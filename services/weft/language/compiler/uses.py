@@ -8,11 +8,10 @@ from weft.language.compiler.name_table import NameTable
 from weft.language.compiler.names import StepNames, Wire, describe, wire_path
 from weft.language.compiler.resolve import ModelTarget, NodeTarget, Target
 from weft.language.compiler.scope import Scope, declared_types, declaring, owner_text
-from weft.language.compiler.sights import seen_inputs, seen_steps
+from weft.language.compiler.visible import seen_by, visible_inputs, visible_steps
 from weft.language.plan import Binding
-from weft.language.syntax.parse import GraphFile, StepDefinition
-from weft.language.syntax.report import GraphReport
-from weft.language.types.compile_condition import ConditionError, Sight, compile_condition
+from weft.language.syntax.file import GraphFile, GraphReport, StepDefinition
+from weft.language.types.compile_condition import ConditionError, VisibleBindings, compile_condition
 from weft.language.types.conditions import CelCondition, Purpose
 from weft.language.types.signatures import TensorType, dims_fit, fits, loses_batch
 
@@ -69,7 +68,7 @@ class UseBuilder:
             report.warning("G008", file, path, text)
         if produced.is_optional and is_required:
             text = f"{what} is required, but the tensor may be absent; {origin}"
-            if file.is_ensemble:
+            if not file.dialect.proves_presence:
                 report.warning("G010", file, path, text)
                 return
             here = f"let the step run only when: 'has(inputs.{tensor})'" if tensor.isidentifier() else ""
@@ -116,7 +115,7 @@ class UseBuilder:
         purpose: Purpose,
         certain: Mapping[str, TensorType] | None = None,
         *,
-        outputs: Sight | None = None,
+        outputs: VisibleBindings | None = None,
     ) -> CelCondition | None:
         """Compile a condition of the node.
 
@@ -135,21 +134,23 @@ class UseBuilder:
         expression, index = scope.names.conditions[path]
         named = {ref.name for ref in expression.references if ref.space == "inputs"}
         asked = {ref.name for ref in expression.references if ref.space == "steps"}
-        sights = {"inputs": seen_inputs(scope, index, named, certain or {}, sees_outputs=outputs is not None)}
+        visible = {"inputs": visible_inputs(scope, index, named, certain or {}, sees_outputs=outputs is not None)}
         if outputs is not None:
-            sights["outputs"] = outputs
+            visible["outputs"] = outputs
         is_of_step = any(path.startswith(f"{step.path}.") for step in scope.node.steps[index : index + 1])
         if is_of_step and scope.node.kind is not None and scope.node.kind.sees_answers:
-            sights["steps"] = seen_steps(scope, index, asked)
+            visible["steps"] = visible_steps(scope, index, asked)
         for reference in expression.references:
             space, name, at = reference
-            known = sights[space].types.get(name) if space in sights else None
+            known = visible[space].types.get(name) if space in visible else None
             if known is not None and known.is_optional and reference in expression.unproved:
                 cure = f"test it first: has({space}.{name}) && ..."
                 text = f"'{name}' may be absent; it comes from {known.origin}; {cure}"
                 self.report.error_at("G010", scope.file, path, at, text)
         try:
-            compiled = compile_condition(expression, purpose, sights, node=scope.node.name)
+            compiled = compile_condition(
+                expression, purpose, visible, node=scope.node.name, seen_by=seen_by(scope.file)
+            )
         except ConditionError as error:
             for fault in error.faults:
                 self.report.error_at("G011", scope.file, path, fault.at, fault.message)

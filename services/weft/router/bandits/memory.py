@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from weft.base.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
-from weft.language.bandit_algorithms import Arm, Arms
-from weft.language.plan import BanditPlan
+from weft.language.bandit_algorithms import Arm, Arms, BanditPlan
 from weft.router.reporting.path import SKIPPED, NodeRecord
 
 MAX_REQUESTS = 100_000

@@ -6,8 +6,8 @@ from math import isfinite
 from typing import NamedTuple
 
 from weft.base.errors import InvalidArgumentError
-from weft.language.bandit_algorithms import Arm
-from weft.language.plan import BanditPlan, NodePlan, StepPlan
+from weft.language.bandit_algorithms import Arm, BanditPlan
+from weft.language.plan import NodePlan, StepPlan
 from weft.router.bandits.memory import Bandit, Pull, RecentPulls
 from weft.router.reporting.path import MAX_PATH_CHARS, NodeRecord
 

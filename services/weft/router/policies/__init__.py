@@ -3,7 +3,7 @@
 A policy of a step is a wrapper around the step's action; ``weft.router.steps`` shows the whole chain.
 """
 
-from weft.language.policy import PolicyKind
+from weft.language.syntax.file import PolicyKind
 from weft.router.policies.cache import CachePolicy
 from weft.router.policies.hedge import HedgePolicy
 from weft.router.policies.retry import RetryPolicy

@@ -13,18 +13,16 @@ from weft.base.caching.single_flight import CoalescedTimeoutError
 from weft.base.errors import WeftError
 from weft.language.description import condition_text
 from weft.language.plan import Condition
-from weft.language.policy import GivenPolicies, PolicyKind, PolicyPlan
-from weft.language.syntax.parse import GraphFile
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GivenPolicies, GraphFile, GraphReport, PolicyKind
 from weft.router.reporting.path import StepRecord
-from weft.router.steps import Action, PolicyAction, PolicyParts, Run
+from weft.router.steps import Action, PolicyAction, PolicyParts, Run, StepPolicyPlan
 from weft_protos import graph_pb2 as pb
 
 _DEFAULT_MIB = 64
 
 
 @dataclass(frozen=True, slots=True)
-class CachePlan(PolicyPlan):
+class CachePlan(StepPolicyPlan):
     """Answers are kept.
 
     Attributes:

@@ -9,9 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 from typing_extensions import override
 
 from weft.language.plan import Condition
-from weft.language.policy import GivenPolicies, PolicyKind, PolicyPlan
-from weft.language.syntax.parse import GraphFile
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GivenPolicies, GraphFile, GraphReport, PolicyKind
 from weft.router.fork import Race
 from weft.router.reporting.path import StepRecord
 from weft.router.steps import (
@@ -20,6 +18,7 @@ from weft.router.steps import (
     PolicyAction,
     PolicyParts,
     Run,
+    StepPolicyPlan,
     StepStream,
     close_streams,
 )
@@ -27,7 +26,7 @@ from weft_protos import graph_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
-class HedgePlan(PolicyPlan):
+class HedgePlan(StepPolicyPlan):
     """Further calls while no answer has come.
 
     Attributes:

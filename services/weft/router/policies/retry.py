@@ -10,11 +10,9 @@ from typing_extensions import override
 from weft.base.errors import WeftError
 from weft.base.text.pbtxt import suggestion
 from weft.language.plan import Condition
-from weft.language.policy import GivenPolicies, PolicyKind, PolicyPlan
-from weft.language.syntax.parse import GraphFile
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GivenPolicies, GraphFile, GraphReport, PolicyKind
 from weft.router.reporting.path import StepRecord
-from weft.router.steps import Action, PolicyAction, PolicyParts, Run
+from weft.router.steps import Action, PolicyAction, PolicyParts, Run, StepPolicyPlan
 from weft_protos import graph_pb2 as pb
 
 #: gRPC status codes that may be worth another attempt. The others say that the same call fails again, or, CANCELLED,
@@ -38,7 +36,7 @@ _NEVER_NS = 2**63
 
 
 @dataclass(frozen=True, slots=True)
-class RetryPlan(PolicyPlan):
+class RetryPlan(StepPolicyPlan):
     """Further attempts after a failure.
 
     Attributes:

@@ -23,9 +23,19 @@ from weft.router.steps.action import (
     Limited,
     PolicyAction,
     PolicyParts,
+    StepPolicyPlan,
 )
 from weft.router.steps.call import CallAction, StreamAction
-from weft.router.steps.node import Node, NodeAction, NodeParts, PrunableNode, ShadowedNode, across, reshape_slots
+from weft.router.steps.node import (
+    Node,
+    NodeAction,
+    NodeParts,
+    OperatorPlan,
+    PrunableNode,
+    ShadowedNode,
+    across,
+    reshape_slots,
+)
 from weft.router.steps.responses import (
     NodeResponses,
     NoResponses,
@@ -57,6 +67,7 @@ __all__ = [
     "NodeParts",
     "NodeResponses",
     "OpenStream",
+    "OperatorPlan",
     "PolicyAction",
     "PolicyParts",
     "PrunableNode",
@@ -64,6 +75,7 @@ __all__ = [
     "ShadowStep",
     "ShadowedNode",
     "Step",
+    "StepPolicyPlan",
     "StepStream",
     "StreamAction",
     "StreamParts",

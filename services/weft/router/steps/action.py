@@ -12,7 +12,7 @@ from weft.base.errors import DeadlineExceededError, InternalError, InvalidArgume
 from weft.base.observing import telemetry
 from weft.base.observing.logs import get_logger
 from weft.base.tensors import WireTensor
-from weft.language.plan import Condition, Frame, NodePlan, StepPlan
+from weft.language.plan import Condition, Frame, NodePlan, PolicyPlan, StepPlan
 from weft.router.admission import InflightLimit
 from weft.router.reporting.counters import StepCounters
 from weft.router.reporting.path import StepRecord
@@ -168,6 +168,16 @@ class PolicyParts(NamedTuple):
     error_context: ErrorContext
     runtime: Runtime
     counters: StepCounters
+
+
+class StepPolicyPlan(PolicyPlan):
+    """What a policy of ``weft.router.policies`` says of one step."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def wrap(self, action: Action, parts: PolicyParts) -> Action:
+        """The action with this policy around it; made once, when the graph is loaded."""
 
 
 class PolicyAction(Action):

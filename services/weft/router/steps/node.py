@@ -95,6 +95,16 @@ class NodeParts(NamedTuple):
     runtime: Runtime
 
 
+class OperatorPlan(NodePlan):
+    """A node of a kind of ``weft.router.operators``."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def node(self, parts: NodeParts) -> Node:
+        """The node, ready to run."""
+
+
 class ShadowedNode(Node):
     """A node with shadow steps: they read its inputs and start when it does.
 

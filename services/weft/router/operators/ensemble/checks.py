@@ -6,8 +6,8 @@ from weft.language.checks.fields import OF_THE_STEP
 from weft.language.compiler.names import NodeNames, target_path
 from weft.language.compiler.nodes import NodeBuilder
 from weft.language.compiler.scope import ResponseCount, Scope
-from weft.language.syntax.parse import GraphFile, NodeDefinition, given_fields
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
+from weft.language.syntax.parse import given_fields
 from weft.router.combine import METHODS, CombineMethod
 from weft_protos import graph_pb2 as pb
 

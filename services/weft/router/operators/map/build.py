@@ -14,8 +14,7 @@ from weft.language.compiler.state import check_rows, targets_of
 from weft.language.compiler.uses import declared_uses
 from weft.language.plan import DefaultPlan, StepPlan
 from weft.language.pruning import slots_read
-from weft.language.syntax.parse import GraphFile, NodeDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.types.signatures import TensorType, dims_fit
 from weft.router.operators.map.checks import lengths_name, step_index
 from weft.router.operators.map.settings import CollectPlan, ListInput, MapSettings, WholeInput
