@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from weft.base.statistics import FINE_BUCKETS_S, LatencyHistogram
 from weft.llm.config import EngineConfig, TransformerConfig
-from weft.llm.histogram import Histogram
 from weft.llm.request import EngineRequest
 from weft.llm.scheduler.plan import ForwardPlan
 from weft.llm.scheduler.scheduler import StepResult
@@ -195,8 +195,7 @@ class EngineMetrics:
         )
         self._timelines: dict[EngineRequest, _Timeline] = {}
         self._num_flops = self._num_bytes = 0
-        self.queue_time, self.ttft, self.itl = Histogram(), Histogram(), Histogram()
-        self.tpot, self.e2e = Histogram(), Histogram()
+        self.queue_time, self.ttft, self.itl, self.tpot, self.e2e = (LatencyHistogram(FINE_BUCKETS_S) for _ in range(5))
         self.outcomes: Counter[str] = Counter()
         self.num_prompt_tokens = self.num_cached_tokens = self.num_computed_tokens = self.num_output_tokens = 0
         self.num_good_requests = self.num_steps = self.num_failed_steps = self.num_non_finite = self.busy_ns = 0
@@ -250,7 +249,7 @@ class EngineMetrics:
         # Few distinct keys: most choices had their last token in the same step.
         for (last_ns, num_new), count in previous.items():
             seconds = (now_ns - last_ns) / 1e9 / num_new
-            self.itl.add(seconds, count)
+            self.itl.observe(seconds, count=count)
             self._observer.on_inter_token(seconds, count)
 
     def record_end(self, request: EngineRequest, outcome: str, now_ns: int) -> None:
@@ -259,10 +258,10 @@ class EngineMetrics:
         record = self._record(request, timeline, outcome, now_ns)
         self.outcomes[outcome] += 1
         self.num_good_requests += record.is_good
-        self.e2e.add(record.e2e_s)
+        self.e2e.observe(record.e2e_s)
         for choice in timeline.choices:
             if choice.num_tokens > 1:
-                self.tpot.add(choice.tpot_ns / 1e9)
+                self.tpot.observe(choice.tpot_ns / 1e9)
         self._observer.on_request(record)
 
     def record_step(self, plan: ForwardPlan, record: StepMetrics) -> None:
@@ -285,8 +284,8 @@ class EngineMetrics:
         self.num_cached_tokens += first.num_cached
         queue_s = (first.first_scheduled_ns - request.arrival_ns) / 1e9
         ttft_s = (now_ns - request.arrival_ns) / 1e9
-        self.queue_time.add(queue_s)
-        self.ttft.add(ttft_s)
+        self.queue_time.observe(queue_s)
+        self.ttft.observe(ttft_s)
         self._observer.on_first_token(queue_s, ttft_s)
 
     def _record(self, request: EngineRequest, timeline: _Timeline, outcome: str, now_ns: int) -> RequestMetrics:
