@@ -25,7 +25,7 @@ from weft.router.serving.graph import ServedGraph
 from weft.router.serving.model import ServedTargetModel
 from weft.router.serving.served import Served
 from weft.router.steps import earlier
-from weft.router.target import DEFAULT_PERCENT, RetryBudget, Target
+from weft.router.target import DEFAULT_RETRY_PERCENT, RetryBudget, Target
 from weft.router.targets.catalog import CatalogEntry, TargetCatalog
 from weft.router.targets.model_control import TargetModelControl
 from weft.v2.server.server import Extension
@@ -80,7 +80,7 @@ class RouterCore:
         state_dir: Path | None = None,
         allow_route_header: bool = False,
         num_workers: int = 1,
-        retry_budget_percent: float = DEFAULT_PERCENT,
+        retry_budget_percent: float = DEFAULT_RETRY_PERCENT,
         metrics_from: Sequence[MetricsSource] = (),
     ) -> None:
         self._changed = asyncio.Event()

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 #: Why a model that is being loaded is not ready.
 LOADING = "it is loading"
 #: Of the calls, where neither the graph nor the command line says another share.
-DEFAULT_PERCENT = 20.0
+DEFAULT_RETRY_PERCENT = 20.0
 #: Most repeats that are saved: so many calls may be repeated at once, as when a replica dies with its calls.
-MAX_TOKENS = 100.0
+MAX_RETRY_TOKENS = 100.0
 
 
 class TargetModel(NamedTuple):
@@ -107,7 +107,7 @@ class RetryBudget:
         num_refused: Repeats that there was no token for.
     """
 
-    def __init__(self, percent: float = DEFAULT_PERCENT, *, max_tokens: float = MAX_TOKENS) -> None:
+    def __init__(self, percent: float = DEFAULT_RETRY_PERCENT, *, max_tokens: float = MAX_RETRY_TOKENS) -> None:
         self._percent = percent
         self._max_tokens = max_tokens
         self._tokens = max_tokens if percent else 0.0

@@ -11,11 +11,13 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
+from typing_extensions import override
+
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import DeadlineExceededError, RemoteError, UnavailableError, UnsupportedError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.base.signature import ModelSignature, TensorSpec
-from weft.router.target import TargetModel, is_to_come
+from weft.router.target import Target, TargetModel, is_to_come
 from weft.v2.client.channels import MAX_TIMEOUT_S
 from weft.v2.client.local_tensors import LocalTensors
 from weft.v2.client.v2_client import RpcFailure, V2Client, metadata_of
@@ -42,7 +44,7 @@ class _Known(NamedTuple):
     model: TargetModel | None
 
 
-class GrpcTarget:
+class GrpcTarget(Target):
     """A V2 server reached over one channel; make it on the event loop that uses it.
 
     Args:
@@ -79,6 +81,7 @@ class GrpcTarget:
         """What it is reached over."""
         return self.client.channel
 
+    @override
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         """As ``Target.infer``; the time that is left becomes the gRPC deadline."""
         timeout_s = None if context.deadline_ns is None else self._timeout_s(call, context.deadline_ns)
@@ -112,6 +115,7 @@ class GrpcTarget:
             result.is_cached = True
         return result
 
+    @override
     def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """As ``Target.stream_infer``; each call has a stream of its own."""
         timeout_s = None if context.deadline_ns is None else self._timeout_s(call, context.deadline_ns)
@@ -121,16 +125,16 @@ class GrpcTarget:
             request_from_call(call), timeout_s=timeout_s, metadata=metadata_of(context), failed=failed
         )
 
+    @override
     async def discover(self, *, timeout_s: float) -> list[TargetModel]:
-        """As ``Target.discover``."""
         try:
             return await self._discover(timeout_s)
         except WeftError:
             self._known = {}
             raise
 
+    @override
     async def close(self) -> None:
-        """As ``Target.close``."""
         await self.client.close()
         if self._tensors is not None:
             self._tensors.close()

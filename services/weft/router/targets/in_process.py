@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, TypeVar
 
 from opentelemetry.trace import INVALID_SPAN, Span
+from typing_extensions import override
 
 from weft.base.core import CallContext, InferCall, InferenceCore, InferResult
 from weft.base.errors import DeadlineExceededError, RemoteError, WeftError
@@ -16,7 +17,7 @@ from weft.base.observing import telemetry
 from weft.base.security.access import caller_name
 from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics
-from weft.router.target import TargetModel, is_to_come
+from weft.router.target import Target, TargetModel, is_to_come
 from weft.v2.protocol.status import cut_message
 from weft.v2.server.call_boundary import CLIENT_AHEAD_NS, CallBoundary, withdrawal
 
@@ -28,7 +29,7 @@ _EARLY_S = 0.001
 _MAX_STALE = 64
 
 
-class InProcessTarget:
+class InProcessTarget(Target):
     """A target over any ``InferenceCore``; whoever made the core closes it.
 
     The tensors of a call and of its answer are handed over as they are: their bytes cannot be changed. Each call is a
@@ -54,8 +55,8 @@ class InProcessTarget:
         #: Of models that have served here; replaced as a whole, as the metrics thread reads it.
         self._counters: dict[tuple[str, str], ModelStatistics] = {}
 
+    @override
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
-        """As ``Target.infer``."""
         inner, span, given_s = self._begin(call, context)
         deadline_ns = inner.deadline_ns
         try:
@@ -70,8 +71,8 @@ class InProcessTarget:
             telemetry.end_span(span)
         return result
 
+    @override
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
-        """As ``Target.stream_infer``."""
         inner, span, given_s = self._begin(call, context)
         try:
             async with contextlib.aclosing(self._core.stream_infer(call, inner)) as results:
@@ -84,6 +85,7 @@ class InProcessTarget:
             raise
         telemetry.end_span(span)
 
+    @override
     async def discover(self, *, timeout_s: float) -> list[TargetModel]:
         """As ``Target.discover``; answers at once."""
         known: dict[tuple[str, str], TargetModel] = {}
@@ -117,6 +119,7 @@ class InProcessTarget:
         """The counters of the models that serve; none of a core that counts nothing."""
         return {(counters.name, counters.version): counters for counters in self._core.statistics("", "") or ()}
 
+    @override
     async def close(self) -> None:
         """As ``Target.close``; there is no transport."""
         self._deadlines.close()

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from opentelemetry import trace
+from typing_extensions import override
 
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import UnavailableError, WeftError
@@ -26,7 +27,7 @@ _MODEL_IS_GONE = ("UNAVAILABLE", "NOT_FOUND")
 _log = get_logger("weft.router.targets")
 
 
-class ReplicatedTarget:
+class ReplicatedTarget(Target):
     """A target whose calls are spread over replicas that serve the same models.
 
     A call goes to a replica that has the model ready, is healthy and not ejected; where there is none such, to any that
@@ -104,6 +105,7 @@ class ReplicatedTarget:
         """Whether a replica is left out now because it answered badly."""
         return replica.record.until_ns > self._clock_ns()
 
+    @override
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         """As ``Target.infer``.
 
@@ -120,6 +122,7 @@ class ReplicatedTarget:
                 refused_by.append(replica)
                 replica = await self._move(refused_by, call, context, error)
 
+    @override
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """As ``Target.stream_infer``; errors as of ``infer``."""
         replica = await self._chooser.choose(call, context)
@@ -138,6 +141,7 @@ class ReplicatedTarget:
                 refused_by.append(replica)
                 replica = await self._move(refused_by, call, context, error)
 
+    @override
     async def discover(self, *, timeout_s: float) -> list[TargetModel]:
         """As ``Target.discover``: the models of all replicas that answer, each ready where one replica has it ready.
 
@@ -166,8 +170,8 @@ class ReplicatedTarget:
             raise failure
         return models
 
+    @override
     async def close(self) -> None:
-        """As ``Target.close``."""
         await self._membership.close()
         if self._by_grpc is not None:
             await self._by_grpc.target.close()
