@@ -139,7 +139,7 @@ def of_rows(error: WeftError, rows: Rows, num_rows: int) -> WeftError:
     return error.with_message(f"{error.message} (row{'s' * (len(rows) > 1)} {', '.join(shown)} of {num_rows})")
 
 
-def tell_rows(records: Iterable[StepRecord], num_rows: int) -> None:
+def record_rows(records: Iterable[StepRecord], num_rows: int) -> None:
     """The records of steps say how many rows they had."""
     for record in records:
         record.rows = num_rows

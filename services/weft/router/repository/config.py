@@ -40,7 +40,7 @@ def config_of_graph(source: GraphSource, plan: GraphPlan) -> ModelConfig:
         config.model_transaction_policy.decoupled = True
     if plan.signature.can_collect:
         config.parameters[COLLECTS_PARAMETER].string_value = "true"
-    _tell_optional(config, plan.signature)
+    _set_optional(config, plan.signature)
     root = plan.root
     is_plain = root.is_pipeline and all(isinstance(step.action, CallPlan) for step in root.steps)
     if config.HasField("ensemble_scheduling") or not is_plain:
@@ -58,7 +58,7 @@ def config_of_graph(source: GraphSource, plan: GraphPlan) -> ModelConfig:
     return config
 
 
-def tell_digest(config: ModelConfig, source: GraphSource, nested: Mapping[tuple[str, str], GraphSource | None]) -> None:
+def set_digest(config: ModelConfig, source: GraphSource, nested: Mapping[tuple[str, str], GraphSource | None]) -> None:
     """Put the sha256 of a graph's files into its configuration, which so differs once any of them has other content.
 
     Args:
@@ -81,7 +81,7 @@ def with_models(config: ModelConfig, models: Iterable[tuple[ModelSignature, Mode
 
     Args:
         config: Of the graph, with the digest of its files.
-        models: Signature and configuration of each, once or more often, in any order; None: it tells none. Where they
+        models: Signature and configuration of each, once or more often, in any order; None: it has none. Where they
             are served does not count.
     """
     digest = hashlib.sha256(config.parameters[GRAPH_DIGEST_PARAMETER].string_value.encode())
@@ -89,8 +89,8 @@ def with_models(config: ModelConfig, models: Iterable[tuple[ModelSignature, Mode
         (signature.name, signature.version): answering_part(own or config_of_signature(signature))
         for signature, own in models
     }
-    for (name, version), told in sorted(found.items()):
-        for content in (name.encode(), version.encode(), told):
+    for (name, version), text in sorted(found.items()):
+        for content in (name.encode(), version.encode(), text):
             _update(digest, content)
     complete = ModelConfig()
     complete.CopyFrom(config)
@@ -121,11 +121,11 @@ def config_of_signature(signature: ModelSignature) -> ModelConfig:
         config.sequence_batching.SetInParent()
     if signature.can_collect:
         config.parameters[COLLECTS_PARAMETER].string_value = "true"
-    _tell_optional(config, signature)
+    _set_optional(config, signature)
     return config
 
 
-def _tell_optional(config: ModelConfig, signature: ModelSignature) -> None:
+def _set_optional(config: ModelConfig, signature: ModelSignature) -> None:
     """Name the outputs that answers may lack."""
     config.parameters.pop(OPTIONAL_OUTPUTS_PARAMETER, None)
     if names := [spec.name for spec in signature.outputs if spec.is_optional]:

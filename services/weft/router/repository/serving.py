@@ -15,7 +15,7 @@ from weft.router.bandits.store import KnownArm
 from weft.router.compile import compile_with_warnings
 from weft.router.executor import GraphExecutor
 from weft.router.reporting.counters import StepCounters
-from weft.router.repository.config import config_of_graph, tell_digest, with_models
+from weft.router.repository.config import config_of_graph, set_digest, with_models
 from weft.router.repository.files import GraphRepository
 from weft.router.runtime import Runtime
 from weft.router.targets.catalog import TargetCatalog
@@ -53,7 +53,7 @@ def missing_call(node: NodePlan, is_ready: IsReady) -> Missing | None:
     return None if lost is None else steps[lost]
 
 
-def borne_calls(node: NodePlan, is_ready: IsReady) -> list[Missing]:
+def tolerated_calls(node: NodePlan, is_ready: IsReady) -> list[Missing]:
     """Calls that cannot be made and that the node answers without, as if nothing of it were ``missing_call``.
 
     Args:
@@ -149,7 +149,7 @@ def compiled(source: GraphSource, catalog: TargetCatalog, graphs: GraphSources) 
     if warnings:
         _log.warning("graph '%s' version %s:\n%s", source.name, source.version, render(warnings))
     config = config_of_graph(source, plan)
-    tell_digest(config, source, graphs.found)
+    set_digest(config, source, graphs.found)
     return CompiledGraph(source, plan, config, graphs.found)
 
 
@@ -231,7 +231,8 @@ def why_not_ready(plan: GraphPlan, catalog: TargetCatalog) -> str:
 
 def why_degraded(plan: GraphPlan, catalog: TargetCatalog) -> str:
     """The steps that a ready graph answers without, because their models are not ready; "" if none."""
-    return "; ".join(_described(missing, catalog) for missing in borne_calls(plan.root, partial(_is_ready, catalog)))
+    missing = tolerated_calls(plan.root, partial(_is_ready, catalog))
+    return "; ".join(_described(one, catalog) for one in missing)
 
 
 def _is_ready(catalog: TargetCatalog, call: CallPlan) -> bool:

@@ -194,7 +194,7 @@ class StepStream(OpenStream):
         try:
             await self._close()
         finally:
-            self._tell_end(self._failure or cancelled)
+            self._notify_end(self._failure or cancelled)
 
     @property
     @abstractmethod
@@ -222,9 +222,9 @@ class StepStream(OpenStream):
     def _end(self, failure: WeftError | None) -> None:
         self._is_over = True
         self.record.end_ns = self._parts.clock_ns()
-        self._tell_end(failure)
+        self._notify_end(failure)
 
-    def _tell_end(self, failure: WeftError | None) -> None:
+    def _notify_end(self, failure: WeftError | None) -> None:
         self._failure = None
         while self._on_end:
             self._on_end.pop()(failure)

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from weft.base.observing.logs import get_logger
 from weft.router.target import Target
 from weft.router.targets.grpc_target import GrpcTarget
-from weft.router.targets.replicas import Health, MembershipSettings, Tell
+from weft.router.targets.replicas import Health, MembershipSettings, OnHealth
 from weft.router.targets.replicated import ReplicatedTarget
 from weft.router.targets.specification import BalancingPolicy, channel_address, channel_options, dns_name
 from weft.v2.client.wires import WireName
@@ -73,9 +73,9 @@ async def _given(addresses: Sequence[str]) -> Sequence[str]:
     return addresses
 
 
-async def _watch(target: Target, tell: Tell) -> None:
+async def _watch(target: Target, on_health: OnHealth) -> None:
     if isinstance(target, GrpcTarget):
-        await watch_health(target.channel, tell)
+        await watch_health(target.channel, on_health)
 
 
 async def resolve(host_and_port: str) -> list[str]:
@@ -97,8 +97,8 @@ def _text(family: int, host: str | int, port: str) -> str:
     return f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"
 
 
-async def watch_health(channel: grpc.aio.Channel, tell: Callable[[Health], None]) -> None:
-    """``tell`` is called with the health of the server now and at every change; ends when it is cancelled.
+async def watch_health(channel: grpc.aio.Channel, on_health: OnHealth) -> None:
+    """``on_health`` is called with the health of the server now and at every change; ends when it is cancelled.
 
     A server without a health service is UNKNOWN as long as it answers at all.
     """
@@ -111,14 +111,14 @@ async def watch_health(channel: grpc.aio.Channel, tell: Callable[[Health], None]
             # Once it is lost, gRPC connects again by itself, and the call begins as soon as it has.
             async for answer in stub.Watch(request, wait_for_ready=is_lost):
                 is_lost, pause_s = False, _FIRST_BACKOFF_S
-                tell(_health_of(answer.status))
+                on_health(_health_of(answer.status))
         except grpc.aio.AioRpcError as error:
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                 is_lost = True
-                tell(Health.UNREACHABLE)
+                on_health(Health.UNREACHABLE)
             else:
                 _log.debug("no health service: %s: %s", error.code().name, error.details())
-                tell(Health.UNKNOWN)
+                on_health(Health.UNKNOWN)
                 pause_s = _UNKNOWN_PAUSE_S
         await asyncio.sleep(pause_s)
         pause_s = min(2 * pause_s, _MAX_BACKOFF_S)

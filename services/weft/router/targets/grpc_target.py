@@ -148,7 +148,7 @@ class GrpcTarget(Target):
         states = {(m.name, m.version): m.state for m in index if m.version or m.state == "READY"}
         reasons = {(m.name, m.version): m.reason for m in index if m.state != "READY"}
         due = set(islice(self._known, CONFIGS_PER_DISCOVERY))
-        asked = [key for key, state in states.items() if key in due or self._is_news(key, state)]
+        asked = [key for key, state in states.items() if key in due or self._has_changed(key, state)]
         answers = await asyncio.gather(*(self._model(*key, timeout_s=timeout_s) for key in asked))
         known = {key: entry for key, entry in self._known.items() if key in states and key not in asked}
         for key, model in zip(asked, answers, strict=True):
@@ -165,7 +165,7 @@ class GrpcTarget(Target):
         )
         return [*models.values(), *others]
 
-    def _is_news(self, key: tuple[str, str], state: str) -> bool:
+    def _has_changed(self, key: tuple[str, str], state: str) -> bool:
         known = self._known.get(key)
         return known is None or known.state != state or (known.model is None and state == "READY")
 

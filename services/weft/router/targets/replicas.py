@@ -1,4 +1,4 @@
-"""The replicas of a target: what each serves, whether it is well, and how they come and go."""
+"""The replicas of a target: what each serves, whether it is healthy, and how they come and go."""
 
 import asyncio
 from collections import Counter
@@ -59,11 +59,11 @@ class Replica:
         is_due: It is to be asked at the next discovery: it is new, its health changed, or it did not answer.
         asked_ns: When it was asked last.
         failure: Why it did not answer then; None where it did.
-        odd: Of these, what it is not called for, because most replicas have another signature.
+        mismatched: Of these, what it is not called for, because most replicas have another signature.
         num_inflight: Calls that wait for its answer.
         num_picks: Calls that it was chosen for.
         num_by_status: Calls that are over.
-        num_ejections_told: Of its ejections, those that are in the log.
+        num_ejections_logged: Of its ejections, those that are in the log.
         is_leaving: It is no longer among the addresses; it gets no new calls and goes when it has none.
     """
 
@@ -77,11 +77,11 @@ class Replica:
         self.is_due = True
         self.asked_ns = 0
         self.failure: Exception | None = UnavailableError(f"replica {address} has not answered yet")
-        self.odd: frozenset[ModelVersion] = frozenset()
+        self.mismatched: frozenset[ModelVersion] = frozenset()
         self.num_inflight = 0
         self.num_picks = 0
         self.num_by_status: dict[str, int] = {}
-        self.num_ejections_told = 0
+        self.num_ejections_logged = 0
         self.is_leaving = False
 
     @property
@@ -99,7 +99,7 @@ class Replica:
         before = self.models
         self.models = {(model.signature.name, model.signature.version): model for model in models}
         self.failure = None
-        self.odd |= {
+        self.mismatched |= {
             key for key, model in self.models.items() if key not in before or before[key].signature != model.signature
         }
 
@@ -110,20 +110,20 @@ class Replica:
     def has_ready(self, key: ModelVersion) -> bool:
         """Whether it may be called for a model version."""
         model = self.models.get(key)
-        return model is not None and model.is_ready and key not in self.odd
+        return model is not None and model.is_ready and key not in self.mismatched
 
 
 class Ready(NamedTuple):
     """Replicas that have a model, those that may be called before those that may not.
 
     Attributes:
-        well: Healthy and not ejected.
-        ill: Those that are ejected, or else those that can be reached at all; called where there is none that is well.
+        usable: Healthy and not ejected.
+        last_resort: Those that are ejected, or else those that can be reached at all; called where none is usable.
         is_everywhere: Every replica that is healthy has it.
     """
 
-    well: Sequence[Replica]
-    ill: Sequence[Replica]
+    usable: Sequence[Replica]
+    last_resort: Sequence[Replica]
     is_everywhere: bool
 
 
@@ -140,21 +140,21 @@ def having(replicas: Collection[Replica], name: str, version: str) -> list[Repli
     if not defaults:
         return []
     highest = max((signature for _, signature in defaults), key=_number)
-    wanted = _anonymous(highest)
-    return [replica for replica, found in defaults if found == highest or _anonymous(found) == wanted]
+    wanted = _without_version(highest)
+    return [replica for replica, found in defaults if found == highest or _without_version(found) == wanted]
 
 
 def merged(replicas: Sequence[Replica]) -> list[TargetModel]:
     """The models of all replicas together; each is ready where one replica has it ready.
 
     Of signatures that differ the one that most replicas have ready is that of the model, and of several such the
-    first; ``odd`` of every replica is filled in.
+    first; ``mismatched`` of every replica is filled in.
     """
     found: dict[ModelVersion, list[tuple[Replica, TargetModel]]] = {}
     for replica in replicas:
         for key, model in replica.models.items():
             found.setdefault(key, []).append((replica, model))
-    odd: dict[Replica, set[ModelVersion]] = {replica: set() for replica in replicas}
+    mismatched: dict[Replica, set[ModelVersion]] = {replica: set() for replica in replicas}
     models: list[TargetModel] = []
     for key, listed in found.items():
         offers = [offer for offer in listed if offer[1].is_described] or listed
@@ -166,9 +166,9 @@ def merged(replicas: Sequence[Replica]) -> list[TargetModel]:
         models.append(chosen._replace(is_ready=num_ready[signature] > 0))
         for replica, model in offers if len(num_ready) > 1 else ():
             if model.signature != signature:
-                odd[replica].add(key)
+                mismatched[replica].add(key)
     for replica in replicas:
-        replica.odd = frozenset(odd[replica])
+        replica.mismatched = frozenset(mismatched[replica])
     return models
 
 
@@ -181,11 +181,11 @@ def _number(signature: ModelSignature) -> int:
     return version_order(signature.version)
 
 
-def _anonymous(signature: ModelSignature) -> ModelSignature:
+def _without_version(signature: ModelSignature) -> ModelSignature:
     return replace(signature, version="")
 
 
-Tell = Callable[[Health], None]
+OnHealth = Callable[[Health], None]
 
 
 class MembershipSettings(NamedTuple):
@@ -195,13 +195,13 @@ class MembershipSettings(NamedTuple):
         resolve: Gives the addresses.
         is_fixed: They never change.
         connect: Makes the target of one address.
-        watch: Tells of the health of such a target until it is cancelled.
+        watch: Reports the health of such a target until it is cancelled.
     """
 
     resolve: Callable[[], Awaitable[Sequence[str]]]
     is_fixed: bool
     connect: Callable[[str], Target]
-    watch: Callable[[Target, Tell], Coroutine[Any, Any, None]]
+    watch: Callable[[Target, OnHealth], Coroutine[Any, Any, None]]
 
 
 class Membership:
@@ -327,10 +327,10 @@ class Membership:
     def _join(self, address: str) -> None:
         replica = Replica(address, self._surroundings.connect(address), self._detector.join(), self._clock_ns)
         self.replicas[address] = replica
-        watch = self._surroundings.watch(replica.target, lambda health: self._told(replica, health))
+        watch = self._surroundings.watch(replica.target, lambda health: self._health_changed(replica, health))
         self._watches[address] = asyncio.create_task(watch)
 
-    def _told(self, replica: Replica, health: Health) -> None:
+    def _health_changed(self, replica: Replica, health: Health) -> None:
         before, replica.health = replica.health, health
         if health is before:
             return

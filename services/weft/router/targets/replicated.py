@@ -63,8 +63,8 @@ class ReplicatedTarget(Target):
         self.on_change: Callable[[], None] = lambda: None
         self.budget = RetryBudget()
         self.num_moved = 0
-        #: Address, model and version of what was odd at the last discovery.
-        self._odd: set[tuple[str, str, str]] = set()
+        #: Address, model and version of what did not match the others at the last discovery.
+        self._mismatched: set[tuple[str, str, str]] = set()
         self._clock_ns = clock_ns
         self._detector = OutlierDetector(clock_ns)
         pins = Pins(clock_ns)
@@ -156,14 +156,14 @@ class ReplicatedTarget(Target):
         failure = await self._membership.ask(timeout_s)
         replicas = [replica for replica in self._membership.replicas.values() if not replica.is_leaving]
         models = merged(replicas)
-        odd = {(replica.address, *key) for replica in replicas for key in replica.odd}
-        for one in odd - self._odd:
+        mismatched = {(replica.address, *key) for replica in replicas for key in replica.mismatched}
+        for one in mismatched - self._mismatched:
             _log.warning(
                 "replica %s of target '%s' has another signature of model '%s' version %s than the others, and gets no "
                 "calls of it", one[0], self.name, *one[1:],
             )  # fmt: skip
-        self._odd = odd
-        self._chooser.note_news()
+        self._mismatched = mismatched
+        self._chooser.note_change()
         if not replicas:
             raise UnavailableError(f"target '{self.name}' ({self.address}) has no address")
         if failure is not None:
@@ -177,7 +177,7 @@ class ReplicatedTarget(Target):
             await self._by_grpc.target.close()
 
     def _changed(self) -> None:
-        self._chooser.note_news()
+        self._chooser.note_change()
         self.on_change()
 
     async def _move(
@@ -255,15 +255,15 @@ class ReplicatedTarget(Target):
         # A replica that refuses calls itself is no outlier: its health check decides.
         if replica is not self._by_grpc and not is_refused and self._detector.note(replica.record, status):
             self._chooser.note_ejection()
-            self._tell_ejections(context)
+            self._log_ejections(context)
 
-    def _tell_ejections(self, context: CallContext) -> None:
+    def _log_ejections(self, context: CallContext) -> None:
         """Replicas that were ejected just now are in the log, and in the span of the call that showed it."""
         for replica in self._membership.replicas.values():
             record = replica.record
-            if record.num_ejected == replica.num_ejections_told:
+            if record.num_ejected == replica.num_ejections_logged:
                 continue
-            replica.num_ejections_told = record.num_ejected
+            replica.num_ejections_logged = record.num_ejected
             duration_s = (record.until_ns - self._clock_ns()) / 1e9
             _log.warning("replica %s of target '%s' is ejected for %.0f s", replica.address, self.name, duration_s)
             if telemetry.is_enabled():

@@ -17,7 +17,7 @@ from weft.base.errors import RemoteError
 from weft.base.observing import telemetry
 from weft.router.metrics import ReplicaCollector
 from weft.router.target import RetryBudget, Target, TargetModel
-from weft.router.targets.replicas import Health, MembershipSettings, Tell
+from weft.router.targets.replicas import Health, MembershipSettings, OnHealth
 from weft.router.targets.replicated import ReplicatedTarget
 from weft.router.targets.specification import BalancingPolicy
 
@@ -37,7 +37,7 @@ async def two_replicas() -> tuple[ReplicatedTarget, dict[str, Any]]:
     async def resolve() -> Sequence[str]:
         return ["a:1", "b:1"]
 
-    async def watch(target: Target, tell: Tell) -> None:
+    async def watch(target: Target, tell: OnHealth) -> None:
         tell(Health.SERVING)
         await asyncio.Event().wait()
 

@@ -296,18 +296,18 @@ def _combines(builder: NodeBuilder, scope: Scope) -> list[Combine]:
                     builder.missing_output(scope.file, target_path(node.steps[i]), text, tensor, step.outputs.values())
             found.append(combine)
     _check_members(builder, scope, found)
-    return _told_apart(builder, scope, found)
+    return _distinct(builder, scope, found)
 
 
-def _told_apart(builder: NodeBuilder, scope: Scope, combines: Sequence[Combine]) -> list[Combine]:
+def _distinct(builder: NodeBuilder, scope: Scope, combines: Sequence[Combine]) -> list[Combine]:
     """The first of each output; a second one is reported, unless both name it in the file, which was."""
     first: dict[str, Combine] = {}
-    told: set[str] = set()
+    reported: set[str] = set()
     for combine in combines:
         before = first.setdefault(combine.output, combine)
         is_second = before is not combine and (before.method.is_keyed or combine.method.is_keyed)
-        if is_second and combine.path not in told:
-            told.add(combine.path)
+        if is_second and combine.path not in reported:
+            reported.add(combine.path)
             text = f"output '{combine.output}' is made already"
             if before.path == combine.path:
                 text += "; rename one of the steps, KEYED names outputs STEP.TENSOR"

@@ -86,8 +86,8 @@ def _report_ring(builder: NodeBuilder, scope: Scope, waits: Mapping[int, set[int
     if scope.node.message.sequence.ordered:
         reason += ", or for its turn, since the sequence is 'ordered'; put the steps in the order of their data"
     elif by_after:
-        told = " and ".join(f"'{name}'" for name in by_after)
-        reason = f"each step waits for the one before it, {told} by 'after'; leave one out"
+        named = " and ".join(f"'{name}'" for name in by_after)
+        reason = f"each step waits for the one before it, {named} by 'after'; leave one out"
     else:
         reason += "; let one of them read another tensor"
     text = f"cycle: {shown}; {reason}"
