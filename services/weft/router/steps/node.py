@@ -14,7 +14,7 @@ from weft.language.plan import Frame, NodePlan, Reshaping, StepPlan
 from weft.router.reporting.path import NodeRecord, StepRecord
 from weft.router.runtime import Runtime
 from weft.router.steps.action import Action, Defaults, ErrorContext
-from weft.router.steps.responses import StepStream, StreamParts, close_streams, responses_of
+from weft.router.steps.responses import NodeResponses, StepStream, StreamParts, close_streams, responses_of
 from weft.router.steps.run import GraphRequest, OpenStream, Run, earlier
 from weft.router.steps.step import Step
 
@@ -69,6 +69,19 @@ class Node(ABC):
                     yield response
         finally:
             await close_streams((run,))
+
+
+class StreamingNode(Node):
+    """A node that streams: its first response is what ``run`` gives, the others are left in the request."""
+
+    @override
+    async def run(self, run: Run) -> None:
+        slots = [binding.slot for binding in self.plan.outputs]
+        await NodeResponses(self.responses(run), slots).open(run)
+
+    @abstractmethod
+    @override
+    def responses(self, run: Run) -> AsyncGenerator[Run, None]: ...
 
 
 class PrunableNode(Node):
