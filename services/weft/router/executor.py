@@ -61,7 +61,6 @@ class Execution:
 
     Attributes:
         start_ns: On the runtime's clock.
-        selection: The requested outputs.
         run: Of the root; the deadline of the graph is worked in.
         work: Runs the graph; await it once.
         outputs: What it gave, where that is not in the frame of ``run``.
@@ -78,10 +77,6 @@ class Execution:
 
 class GraphExecutor:
     """A graph ready to run, shared by all requests.
-
-    Args:
-        plan: The compiled graph.
-        runtime: Shared with the other graphs of the router.
 
     Raises:
         KeyError: The plan names a target that the runtime does not have.
@@ -260,7 +255,6 @@ class Assembly:
     """Makes nodes and steps of one graph.
 
     Args:
-        plan: The graph.
         runtime: What they share with other graphs.
     """
 

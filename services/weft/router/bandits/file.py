@@ -29,7 +29,6 @@ class BanditFile:
     """Keeps a store on disk; a crash loses what was learned since the last write, never the file.
 
     Args:
-        store: What is kept.
         folder: Where; one router's own. It is made if it is not there.
         period_s: Pause between two looks whether there is something to write, in seconds.
 

@@ -119,7 +119,6 @@ class AlternativesNode(Node):
     """A node whose steps are alternatives.
 
     Args:
-        plan: What it is made of.
         parts: Its steps, and what it shares with other nodes.
     """
 

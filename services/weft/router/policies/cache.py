@@ -106,8 +106,6 @@ class Cached(PolicyAction):
 
     Args:
         action: Gives the answers.
-        plan: What is kept.
-        parts: Of the step that acts.
     """
 
     def __init__(self, action: Action, plan: CachePlan, parts: PolicyParts) -> None:

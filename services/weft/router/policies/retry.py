@@ -148,8 +148,6 @@ class Retried(PolicyAction):
 
     Args:
         action: One attempt.
-        plan: When and how often.
-        parts: Of the step that acts.
     """
 
     def __init__(self, action: Action, plan: RetryPlan, parts: PolicyParts) -> None:

@@ -45,13 +45,10 @@ class ModelInference:
 
     Args:
         target: Serves the model.
-        model: The model.
         call: Sent as it is.
-        context: Of the request.
 
     Attributes:
         work: Calls the model; await it once, and give its result to ``answer``. Cancelling it cancels the call.
-        context: Of the call.
         num_responses: Of a decoupled model, so far.
     """
 
@@ -84,9 +81,6 @@ class ModelInference:
 
     def check(self, result: InferResult) -> None:
         """Check the outputs against the model's signature, except those requested as classes.
-
-        Args:
-            result: Of the model.
 
         Raises:
             InternalError: An output is not; the message says what is wrong.

@@ -28,9 +28,6 @@ class CallAction(Action):
 
     Args:
         plan: The step that calls.
-        call: The call.
-        target: Answers it.
-        error_context: The graph, for messages.
         node: Around the step.
     """
 

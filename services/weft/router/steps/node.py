@@ -23,7 +23,6 @@ class Node(ABC):
     """A node that can run.
 
     Attributes:
-        plan: What it was made of.
         chain: Its steps in order, where each waits for the one before alone; None elsewhere.
     """
 
@@ -98,8 +97,6 @@ class NodeParts(NamedTuple):
     Attributes:
         steps: Those of the plan, in its order.
         customs: The same of its custom steps.
-        error_context: The graph, for messages.
-        runtime: Clock and chance.
     """
 
     steps: tuple[Step, ...]
@@ -146,7 +143,6 @@ class NodeAction(Action):
     Args:
         plan: The step that runs the node.
         node: Runs in the step's place.
-        error_context: The graph, for messages.
         around: The node around the step.
         parts: Of its streams, where it may stream.
         is_tentative: A failure does not end the request, so what steps inside collected is dropped with it.
@@ -264,7 +260,6 @@ class _NodeStream(StepStream):
     Args:
         action: The step's.
         parts, record: As of ``StepStream``.
-        stream: Of the node.
         inner: The run of the node; its frame has the node's first response, and gets the others.
     """
 

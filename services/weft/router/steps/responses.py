@@ -95,7 +95,6 @@ class StreamParts(NamedTuple):
     """What the streams of a step have in common.
 
     Attributes:
-        counters: Of the step.
         clock_ns: What deadlines are measured on.
         is_soft: Whether a failure after the first response ends a stream as if it were complete.
     """
@@ -110,7 +109,6 @@ class StepStream(OpenStream):
 
     Args:
         parts: What it has in common with others of the step.
-        record: Of the step.
 
     Attributes:
         record: As given; a step that takes over the stream of another puts its own there.

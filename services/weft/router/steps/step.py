@@ -43,9 +43,7 @@ class Step:
     """A step that can run.
 
     Args:
-        plan: What it is made of.
         action: What it does, in its wrappers.
-        error_context: The graph, for messages.
         clock_ns: What deadlines are measured on.
         counters: Every run is counted there.
         defaults: Of its outputs.
@@ -214,7 +212,6 @@ class ShadowStep(Step):
 
     Args:
         step: Runs with the copies.
-        shadow: How many are sent.
         runtime: Clock, random numbers, and the owner of background tasks.
         counters: Of the shadow.
     """

@@ -35,13 +35,10 @@ class ReplicatedTarget(Target):
     as the budget allows. A sequence stays on the replica that it started on, or fails.
 
     Args:
-        name: As given to the router.
         address: As given to the router.
-        policy: How the calls are spread.
         settings: Where replicas come from and how they are reached.
         by_grpc: Reaches all replicas over one channel on which gRPC chooses; None unless the policy is one of gRPC's.
         clock_ns: Monotonic.
-        generator: Source of chance.
 
     Attributes:
         budget: Pays for calls that are made at another replica.

@@ -120,7 +120,6 @@ class _Progress:
     """How far the rows of one request have come.
 
     Attributes:
-        num_rows: Of the request.
         open_rows: Not accepted yet, ascending.
         parts: Rows and the frame with their answer, in the order of the answers.
         answered: For each step, the rows that it answered.

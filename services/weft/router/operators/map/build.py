@@ -28,7 +28,6 @@ class BuiltMap(NamedTuple):
 
     Attributes:
         steps: The step, and its shadows.
-        settings: What is done with rows.
         slots: Of the outputs that are read.
     """
 
@@ -49,9 +48,7 @@ class _MapBuilder:
     """Compiles one use of a map.
 
     Args:
-        builder: Compiles steps.
         scope: The map. A frame of it holds lists, that of a chunk rows, in slots of their own.
-        index: Of the step.
     """
 
     def __init__(self, builder: NodeBuilder, scope: Scope, index: int) -> None:

@@ -26,10 +26,8 @@ class Chunks:
     Args:
         step: Runs for each chunk.
         shadows: Get copies of each.
-        settings: Of the map.
         clock_ns: What the record's times are read from.
         lists: What is cut into chunks.
-        run: Of the node.
         record: Of the step, for all chunks together.
         is_due: Whether the step runs at all.
 

@@ -116,7 +116,6 @@ class Whole:
     """A tensor that goes to every row whole; in a graph with a batch dimension the rows of a list get that list's.
 
     Args:
-        tensor: As in the frame.
         lists: Of the request.
         rank: Of the tensor without batch dimension.
     """

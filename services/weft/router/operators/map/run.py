@@ -26,9 +26,7 @@ class MapNode(Node):
     The step is one in the path and has one span, with the counts of rows, chunks and failures.
 
     Args:
-        plan: What it is made of.
         parts: Its step, with shadows beside it, and what it shares with other nodes.
-        settings: What it does with rows.
     """
 
     def __init__(self, plan: NodePlan, parts: NodeParts, settings: MapSettings) -> None:

@@ -33,7 +33,6 @@ class Pipeline(PrunableNode):
     cancels the others. Shadows start like steps and hold up nothing.
 
     Args:
-        plan: What it is made of.
         parts: Its steps, and what it shares with other nodes.
     """
 

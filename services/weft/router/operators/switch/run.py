@@ -22,7 +22,6 @@ class SwitchNode(AlternativesNode):
     """Runs the first step, in declared order, whose case or test holds; else the one that is ``otherwise``.
 
     Args:
-        plan, parts: As of ``AlternativesNode``.
         on: Compared with the cases of the steps.
     """
 
