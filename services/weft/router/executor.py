@@ -211,7 +211,6 @@ class GraphExecutor:
         yield last
 
     def _responses(self, execution: Execution) -> AsyncGenerator[Run, None]:
-        """The responses of a decoupled graph."""
         if not self.plan.signature.is_decoupled:
             raise UnsupportedError(f"graph '{self.plan.signature.name}' is not decoupled")
         return execution.selection.node.responses(execution.run)
@@ -226,7 +225,6 @@ class GraphExecutor:
         execution.run.request.response_parameters = request.response_parameters
 
     async def _answer_from_cache(self, execution: Execution, answers: GraphAnswers) -> None:
-        """Take the answer from the cache, or run the graph."""
         if execution.run.request.is_in_sequence:  # models may remember requests, so each is run
             await execution.selection.node.run(execution.run)
         else:

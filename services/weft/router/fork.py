@@ -168,7 +168,6 @@ class Quorum(Fork):
         )
 
     def _end_waiting(self) -> None:
-        """Soft tasks have had their time."""
         self._is_time_up = True
         for task, is_hard in zip(self._tasks, self._is_hard, strict=True):
             if not is_hard:

@@ -93,7 +93,6 @@ class BanditFile:
             self._saved_revision, self._failure = revision, ""
 
     def _write(self, text: str) -> None:
-        """The file has the text, or is as it was."""
         draft = self._path.with_suffix(".new")
         with draft.open("w") as file:
             file.write(text)

@@ -158,7 +158,7 @@ class Retried(PolicyAction):
 
     @override
     async def act(self, run: Run, record: StepRecord) -> None:
-        """As ``Action.act``; the message of the last error says how many attempts there were."""
+        """The message of the last error says how many attempts there were."""
         if run.request.is_in_sequence:
             await self._action.act(run, record)
             return

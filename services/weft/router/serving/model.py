@@ -111,7 +111,6 @@ class ModelInference:
             end_span(self._span, error)
 
     def _trace(self) -> str:
-        """What the call did, as that of a step."""
         name, version = self._call.model_name, self._model.signature.version
         record = StepRecord(name, name, self._start_ns, target=self._target.name, model=name, version=version)
         record.status, record.end_ns, record.responses = "OK", time.monotonic_ns(), self.num_responses
@@ -214,5 +213,6 @@ class ServedTargetModel(Served):
             call.model_version = self.model.signature.version
         return stream_model(self.target, self.model, call, context)
 
+    @override
     def count_refusal(self, error: BaseException, context: CallContext) -> None:
-        """As ``Served``."""
+        """Nothing is counted: the calls of a model are, where they are made."""

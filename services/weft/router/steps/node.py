@@ -247,7 +247,6 @@ class NodeAction(Action):
                 raise self._error_context.wrap(error, self.where)
 
     def _capture(self, names: Sequence[str], frame: Frame, captured: dict[str, WireTensor]) -> None:
-        """Keep outputs that the client requested by the step's path."""
         for name in names:
             tensor = frame[self._inner_outputs[name]]
             if tensor is not None:

@@ -140,7 +140,6 @@ class Step:
         return has_answered
 
     def _traced(self, run: Run) -> tuple[Span, Run]:
-        """A span for the step, and the run under it."""
         span = start_step_span(self._path, self.action.kind, self._span_attributes, run.context)
         return span, run.under(telemetry.context_of(span, run.context))
 

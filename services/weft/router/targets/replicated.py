@@ -246,7 +246,6 @@ class ReplicatedTarget(Target):
         self._end(replica, context, error.code, is_refused=error.is_refused)
 
     def _end(self, replica: Replica, context: CallContext, status: str, *, is_refused: bool = False) -> None:
-        """The call is over, and its outcome noted."""
         replica.num_inflight -= 1
         replica.num_by_status[status] = replica.num_by_status.get(status, 0) + 1
         # A replica that refuses calls itself is no outlier: its health check decides.

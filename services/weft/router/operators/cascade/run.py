@@ -188,7 +188,6 @@ class CascadeNodeByRow(CascadeNode):
         self._gather(run.frame, progress)
 
     def _rows_for(self, index: int, run: Run, progress: _Progress) -> list[int]:
-        """The open rows whose ``when`` holds."""
         when = self._steps[index].plan.when
         if when is None:
             return progress.open_rows
@@ -211,7 +210,6 @@ class CascadeNodeByRow(CascadeNode):
             progress.open_rows = [row for row in progress.open_rows if row not in gone]
 
     def _gather(self, frame: Frame, progress: _Progress) -> None:
-        """Put each row's answer into the node's outputs."""
         owned: dict[int, list[int]] = {}
         for row, number in enumerate(progress.latest()):
             if number < 0:

@@ -98,7 +98,6 @@ class MergedEnsemble(StreamingNode, EnsembleNode):
             raise self._out_of_reach(run.record)
 
     async def _responses_of(self, index: int, run: Run, answered: set[int]) -> AsyncGenerator[tuple[int, Run], None]:
-        """The responses of a step, with its index."""
         try:
             if not await self._steps[index].run(run):
                 return
@@ -110,7 +109,6 @@ class MergedEnsemble(StreamingNode, EnsembleNode):
             await close_streams((run,))
 
     async def _response(self, run: Run, index: int, response: Run) -> Run:
-        """A response of a step as one of the ensemble."""
         step = self._steps[index].plan
         merged = of_part(run, response, STEP_PARAMETER, step.name)
         for binding in step.outputs:

@@ -83,7 +83,6 @@ class MapPlan(OperatorPlan):
     def _described(
         self, title: str, collected: tuple[str, ...], notes: Sequence[str], flows: Sequence[Flow]
     ) -> Description:
-        """A description whose exit has that title."""
         lists = " and ".join(one.name for one in self.settings.over)
         return Description(
             kind=self.kind,

@@ -99,7 +99,6 @@ class Rows:
         return row * self._row_bytes if self._offsets is None else self._offsets[row]
 
     def _leave_out_padding(self, lists: Lists) -> None:
-        """Close the gaps."""
         pieces, lengths = [], [0]
         for number, length in enumerate(lists.lengths):
             first = number * lists.size

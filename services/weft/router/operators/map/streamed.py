@@ -90,7 +90,6 @@ class StreamedRows(Chunks):
         yield number, run.fork().with_frame(frame)
 
     async def _responses_of(self, number: int, run: Run) -> AsyncGenerator[tuple[int, Run], None]:
-        """The responses of a row, with its number."""
         own = self._chunk(number, run)
         for shadow in self._shadows:
             await shadow.run(own)
@@ -106,7 +105,6 @@ class StreamedRows(Chunks):
             await close_streams((own,))
 
     def _response(self, run: Run, number: int, response: Run) -> Run:
-        """A response of a row as one of the map."""
         index = self._index_of(number)
         merged = of_part(run, response, ROW_PARAMETER, ":".join(map(str, index)))
         frame = merged.frame

@@ -123,7 +123,6 @@ class SwitchNodeByRow(SwitchNode):
             raise of_rows(error, rows, num_rows) from error
 
     def _groups(self, run: Run, num_rows: int) -> list[list[int]]:
-        """The rows of each step, ascending."""
         groups: list[list[int]] = [[] for _ in self._steps]
         open_rows = list(range(num_rows))
         on = self._on
@@ -153,7 +152,6 @@ class SwitchNodeByRow(SwitchNode):
         return groups
 
     def _values(self, condition: Condition, run: Run, rows: Sequence[int], num_rows: int) -> Sequence[bool | str]:
-        """The condition's value for each of ``rows``."""
         view = run.frame
         if len(rows) < num_rows:
             view = self._rows.views(view, [binding.slot for binding in condition.tensors], [rows])[0]
