@@ -15,9 +15,8 @@ from weft.base.tensors import WireTensor, bytes_tensor, encode
 from weft.language.plan import OK, Binding
 from weft.language.request_scope import RequestScope
 from weft.language.types.compile_condition import ConditionError, VisibleBindings, compile_condition
-from weft.language.types.conditions import KEY, WHEN, CelCondition, Purpose
+from weft.language.types.conditions import KEY, MAX_LIST_ELEMENTS, WHEN, CelCondition, Purpose
 from weft.language.types.expression import Fault, read_expression
-from weft.language.types.readings import MAX_LIST_ELEMENTS
 from weft.language.types.signatures import TensorType
 from weft.router.tensors.rows import split
 

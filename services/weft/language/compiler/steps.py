@@ -6,12 +6,18 @@ from dataclasses import replace
 
 from weft.base.signature import OPTIONAL_OUTPUTS_PARAMETER
 from weft.base.text.pbtxt import suggestion
-from weft.language.checks.remaining import min_remaining_ms
+from weft.language.checks.fields import min_remaining_ms
 from weft.language.compiler.defaults import default_tensor
 from weft.language.compiler.name_table import NameTable
 from weft.language.compiler.names import MAX_DEPTH, StepNames, describe, target_path
-from weft.language.compiler.nesting import check_nesting, cycle_text, too_small_text, with_limits
-from weft.language.compiler.resolve import ModelTarget, NodeTarget
+from weft.language.compiler.resolve import (
+    ModelTarget,
+    NodeTarget,
+    check_nesting,
+    cycle_text,
+    too_small_text,
+    with_limits,
+)
 from weft.language.compiler.scope import BuiltNode, BuiltStep, NodeUse, ResponseCount, Scope
 from weft.language.compiler.state import check_step
 from weft.language.compiler.uses import UseBuilder

@@ -12,9 +12,18 @@ from weft.base.tensors import FLOATS, INTEGERS
 from weft.base.text.pbtxt import suggestion
 from weft.language.plan import Binding
 from weft.language.request_scope import RequestScope
-from weft.language.types.conditions import CelCondition, Fill, Purpose, Reading, Values, operator_text
+from weft.language.types.conditions import (
+    NUL_FAULT,
+    CelCondition,
+    Fill,
+    Purpose,
+    Reading,
+    Values,
+    operator_text,
+    reading,
+    row_reading,
+)
 from weft.language.types.expression import FUNCTIONS, MAPS, Expression, Fault, Use, Variable
-from weft.language.types.readings import NUL_FAULT, reading, row_reading
 from weft.language.types.signatures import TensorType
 
 #: Name of the CEL type.
