@@ -72,6 +72,12 @@ class StepNames:
     follows: set[int] = field(default_factory=set)
     fallback: "StepNames | None" = None
 
+    def chain(self) -> Iterator["StepNames"]:
+        """As ``StepDefinition.chain``."""
+        yield self
+        if self.fallback is not None:
+            yield from self.fallback.chain()
+
     @property
     def waits_for(self) -> set[int]:
         """Steps that must have ended before this one starts."""
@@ -111,6 +117,12 @@ class NodeNames(TargetNames):
     conditions: dict[str, NodeCondition] = field(default_factory=dict)
     read: set[str] = field(default_factory=set)
     lacking: dict[str, list[str]] = field(default_factory=dict)
+
+    def every_call(self, node: NodeDefinition) -> Iterator[tuple[StepDefinition, StepNames]]:
+        """Steps, shadows and custom steps with their names."""
+        yield from zip(node.steps, self.steps, strict=True)
+        yield from zip(node.shadows, self.shadows, strict=True)
+        yield from ((node.customs[key], own) for key, own in self.customs.items())
 
     def is_used(self, tensor: str) -> bool:
         """Whether something in the node reads the tensor, or it is an output of the node."""
@@ -205,10 +217,8 @@ def conditions_of(file: GraphFile, node: NodeDefinition) -> Iterator[tuple[str, 
         of_node += _policy_conditions(file, file.message.policy, "policy")
     yield from ((where, text, 0) for where, text in of_node if text)
     for i, step in [*enumerate(node.steps), *((0, shadow) for shadow in node.shadows)]:
-        one: StepDefinition | None = step
-        while one is not None:
+        for one in step.chain():
             yield from ((where, text, i) for where, text in step_conditions(file, one) if text)
-            one = one.fallback
 
 
 def step_conditions(file: GraphFile, step: StepDefinition) -> list[tuple[str, str]]:
@@ -233,7 +243,7 @@ def narrowed(step: StepDefinition) -> set[str]:
 
 def tensors_read(node: NodeDefinition, kind: KindNames | None, names: NodeNames) -> set[str]:
     """Tensors that steps, conditions or the node itself read."""
-    read = {tensor for step in (*names.steps, *names.shadows, *names.customs.values()) for tensor in step.reads}
+    read = {tensor for _, step in names.every_call(node) for tensor in step.reads}
     if kind is None:
         return read
     spaces = ("inputs", "outputs") if kind.plan.is_pipeline else ("inputs",)
@@ -246,17 +256,13 @@ def tensors_needed(file: GraphFile, node: NodeDefinition, kind: KindNames | None
     """Tensors that a step, a condition or the node itself cannot do without, where no test keeps it from reading."""
     needed: set[str] = set()
     tested: dict[str, set[str]] = {}
-    for definition, step in (
-        *((step, own) for step, own in zip(node.steps, names.steps, strict=True) if not step.is_shadow),
-        *((node.customs[key], own) for key, own in names.customs.items()),
-    ):
+    for definition, step in names.every_call(node):
+        if definition.is_shadow:
+            continue
         sure = narrowed(definition)
-        one: StepNames | None = step
-        part: StepDefinition | None = definition
-        while one is not None and part is not None:
+        for part, one in zip(definition.chain(), step.chain(), strict=False):
             needed |= {wire.tensor for wire in one.wires if wire.is_needed and wire.tensor not in sure}
             tested.update((path, sure) for path, _ in step_conditions(file, part))
-            one, part = one.fallback, part.fallback
     is_pipeline = kind is not None and kind.plan.is_pipeline
     for path, condition in names.conditions.items():
         for space, name, _ in condition.expression.unproved:
@@ -278,15 +284,10 @@ def inputs_needed(node: NodeDefinition, kind: KindNames | None, names: NodeNames
                 need(reference.name, is_required=reference in expression.unproved)
     for tensor in sorted(kind.inputs_read(node)) if kind is not None else ():
         need(tensor, is_required=True)
-    definitions = (*node.steps, *node.shadows, *node.customs.values())
-    for definition, step in zip(definitions, (*names.steps, *names.shadows, *names.customs.values()), strict=True):
+    for definition, step in names.every_call(node):
         sure = narrowed(definition)
-        one: StepNames | None = step
-        while one is not None:
-            for wire in one.wires:
-                if wire.producer is None:
-                    need(wire.tensor, is_required=wire.is_required and wire.tensor not in sure)
-            one = one.fallback
+        for wire in (wire for one in step.chain() for wire in one.wires if wire.producer is None):
+            need(wire.tensor, is_required=wire.is_required and wire.tensor not in sure)
     return needs
 
 

@@ -241,13 +241,11 @@ class StepBuilder(UseBuilder, ABC):
 
     def stream_text(self, scope: Scope, index: int) -> str:
         """That a step of a node, or its fallback, gives several responses to one request, for messages."""
-        one: StepDefinition | None = scope.node.steps[index]
-        names: StepNames | None = scope.names.steps[index]
-        while one is not None and names is not None:
+        step = scope.node.steps[index]
+        for one, names in zip(step.chain(), scope.names.steps[index].chain(), strict=False):
             if isinstance(names.target, ModelTarget) and names.target.signature.is_decoupled:
                 return f"model '{names.target.signature.name}' of step '{one.name}' is decoupled"
-            one, names = one.fallback, names.fallback
-        return f"step '{scope.node.steps[index].name}' streams, because a model inside it is decoupled"
+        return f"step '{step.name}' streams, because a model inside it is decoupled"
 
     def _check_stream_policies(self, scope: Scope, step: StepDefinition) -> None:
         """Report what acts on whole answers alone on a step that streams."""

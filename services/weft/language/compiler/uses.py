@@ -321,17 +321,12 @@ class UseBuilder:
             return ""
         file, node = target.file, target.node
         names = self.names.of(file, node)
-        definitions = (*node.steps, *node.shadows, *node.customs.values())
-        every = zip(definitions, (*names.steps, *names.shadows, *names.customs.values()), strict=True)
-        for first, first_names in every:
-            one: StepDefinition | None = first
-            own: StepNames | None = first_names
-            while one is not None and own is not None:
+        for step, step_names in names.every_call(node):
+            for one, own in zip(step.chain(), step_names.chain(), strict=False):
                 for wire in own.wires:
                     if wire.producer is None and wire.tensor == tensor:
                         inner = self._place_of_need(own.target, wire.target_input)
                         return inner or file.place(wire_path(one, wire))
-                one, own = one.fallback, own.fallback
         for path, condition in names.conditions.items():
             for space, name, at in condition.expression.references:
                 if (space, name) == ("inputs", tensor):

@@ -170,6 +170,12 @@ class StepDefinition:
     fallback: "StepDefinition | None" = None
     is_shadow: bool = False
 
+    def chain(self) -> Iterator["StepDefinition"]:
+        """The step, its fallback, the fallback of that, and so on."""
+        yield self
+        if self.fallback is not None:
+            yield from self.fallback.chain()
+
 
 @dataclass(frozen=True, slots=True)
 class NodeDefinition:
@@ -198,10 +204,7 @@ class NodeDefinition:
     def every_step(self) -> Iterator[StepDefinition]:
         """Steps, shadows and the fallbacks of all of them."""
         for step in (*self.steps, *self.shadows):
-            one: StepDefinition | None = step
-            while one is not None:
-                yield one
-                one = one.fallback
+            yield from step.chain()
 
 
 @dataclass(frozen=True, slots=True)
