@@ -20,8 +20,6 @@ class Arm:
     """What is known of one step.
 
     Attributes:
-        num_pulls: How often it was chosen.
-        num_rewards: How often feedback was given.
         reward_sum: Of all feedback; each reward is in 0..1.
         log_weight: Of algorithms that keep a weight: relative to the best step's, whose logarithm is 0.
     """
@@ -85,12 +83,10 @@ class BanditAlgorithm:
     """How a bandit chooses the next step.
 
     Attributes:
-        name: As in ``graph.proto``.
         choose: Steps -> index of one of ``Arms.live``, and the probability that it was drawn with, 1 where ``learn``
             does not need it.
         learn: (steps, index, reward in 0..1, probability of the choice or None where that is not known): what the
             algorithm keeps beside pulls and rewards, which were counted.
-        takes_epsilon: ``epsilon`` counts.
     """
 
     name: str
@@ -107,7 +103,6 @@ class BanditPlan:
     """What a node that learns from feedback is compiled with.
 
     Attributes:
-        algorithm: How the next step is chosen.
         epsilon: Share of requests that explore, of an algorithm that takes it.
         min_pulls: Requests that each step gets first.
     """

@@ -61,7 +61,6 @@ def pruned(plan: NodePlan, live: Collection[int]) -> NodePlan:
     A step that waited for one that is left out waits for what that one waited for.
 
     Args:
-        plan: A pipeline.
         live: As ``live_steps`` gives them, so that no step reads from one that is left out.
     """
     position = {index: place for place, index in enumerate(live)}

@@ -195,9 +195,6 @@ def min_remaining_ms(file: GraphFile, given: GivenPolicies, path: str, report: G
     """``min_remaining_ms`` that holds for one step; 0: none.
 
     Args:
-        file: Where the step stands.
-        given: What step, node and graph say.
-        path: Of the step, for positions.
         report: Receives that the step never runs, because it wants more time than there is around it (G021).
     """
     wanted_ms = next((policy.min_remaining_ms for policy in given.inherited if policy.min_remaining_ms), 0)
@@ -218,8 +215,6 @@ def check_responses(file: GraphFile, report: GraphReport, *, streams: bool, is_k
     """Report what only a decoupled graph has (G018), what such a graph does not have (G019), and a wrong claim (G040).
 
     Args:
-        file: The graph.
-        report: Receives what is wrong.
         streams: Whether it may give several responses to a request.
         is_known: Whether anything is known of each step.
     """

@@ -18,10 +18,7 @@ class Wire(NamedTuple):
     """One input of a step's target.
 
     Attributes:
-        target_input: Name that the target uses.
-        tensor: Name in the node.
         is_required: Whether the tensor must exist.
-        is_mapped: Whether ``input_map`` says so.
         producer: Index of the step that gives the tensor; None for an input of the node.
         is_needed: Whether the target cannot run without it.
     """
@@ -52,7 +49,6 @@ class StepNames:
     """One step.
 
     Attributes:
-        target: What it calls.
         outputs: Target output -> tensor of the node; empty for a shadow.
         is_open: It may give more than ``outputs``.
         wires: Where the target's inputs come from.
@@ -60,7 +56,6 @@ class StepNames:
             for an input of the node.
         asks: Steps whose ``ok`` its conditions read.
         follows: Steps that it is ``after``.
-        fallback: Names of the fallback.
     """
 
     target: Target
@@ -96,10 +91,7 @@ class NodeNames(TargetNames):
     """One node.
 
     Attributes:
-        steps: As ``NodeDefinition.steps``.
-        shadows: As ``NodeDefinition.shadows``.
         customs: As ``NodeDefinition.customs``; their wires are those that start at the node's inputs.
-        indexes: Name of a step -> its index.
         producers: Of a pipeline: tensor -> the steps that give it, ascending; several only in an ordered sequence.
         overwritten: Of a pipeline: tensors that are inputs of the node and outputs of a step. Steps behind that one, as
             declared, see what it gives; the others, itself among them, what the node is given.

@@ -51,8 +51,6 @@ class Resolver:
     """Finds targets and loads the files of other graphs, each once.
 
     Args:
-        kinds: Those that a node may be, by their field in ``graph.proto``.
-        policies: Those that a step may have, by their field in ``Policy``.
         catalog: Models; None says nothing about them.
         graphs: Other graphs; None says nothing about them.
         report: Receives unknown names (G002) and everything wrong with the files of other graphs.
@@ -179,11 +177,7 @@ def check_nesting(file: GraphFile, outer: int, path: str, target: NodeTarget, re
     """Report a graph whose batches are not those of ``file``, and a cache that has no effect within it.
 
     Args:
-        file: Has the step.
         outer: Rows that the step gets at once; 0: its tensors have no batch dimension.
-        path: Of the step's target.
-        target: Stands in the step's place.
-        report: Receives what does not fit.
     """
     message = target.file.message
     inner = message.max_batch_size

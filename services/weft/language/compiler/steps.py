@@ -32,12 +32,7 @@ MAX_NODES = 1000
 
 
 class StepBuilder(UseBuilder, ABC):
-    """Compiles steps.
-
-    Args:
-        names: Names of every node.
-        report: Receives what is wrong.
-    """
+    """Compiles steps."""
 
     def __init__(self, names: NameTable, report: GraphReport) -> None:
         super().__init__(names, report)
@@ -61,8 +56,6 @@ class StepBuilder(UseBuilder, ABC):
         """Compile step ``index`` of a node.
 
         Args:
-            scope: The node.
-            index: Of the step.
             slots: For its outputs, by tensor of the node; others are left out.
             required: Its outputs that the node itself cannot do without.
             is_whole: A node in its place gives all of its outputs, whatever is read.
@@ -111,15 +104,8 @@ class StepBuilder(UseBuilder, ABC):
         """Compile a step or a fallback.
 
         Args:
-            scope: The node.
-            step: What the file says.
-            names: Of the step.
-            slots: By tensor of the node.
-            at: Path of the step in the plan.
             certain: What its ``when``, or that of the step that it stands in for, proves.
-            required: As of ``step``.
             defaulted: Tensors that have a default where it stands in.
-            is_whole: As of ``step``.
         """
         message = step.message
         defaulted |= {default.output for default in message.default}

@@ -69,12 +69,7 @@ def seen_by(file: GraphFile) -> dict[str, str]:
 
 
 class UseBuilder:
-    """Compiles conditions, wires inputs, and checks a tensor where it is used.
-
-    Args:
-        names: Names of every node.
-        report: Receives what is wrong.
-    """
+    """Compiles conditions, wires inputs, and checks a tensor where it is used."""
 
     def __init__(self, names: NameTable, report: GraphReport) -> None:
         self.names = names
@@ -95,12 +90,6 @@ class UseBuilder:
         """Report a tensor that does not fit where it is used, naming both ends.
 
         Args:
-            file: Where it is used.
-            path: Of the use.
-            produced: Type of the tensor.
-            used: Type that it should have.
-            is_required: Whether it must be there.
-            what: The use, for messages.
             tensor: Its name, where a ``when`` could keep the use from happening; "" elsewhere.
             declared: The one of ``produced`` and ``used`` that the graph's file declares.
         """
@@ -172,9 +161,6 @@ class UseBuilder:
         """Compile a condition of the node.
 
         Args:
-            scope: The node.
-            path: Of the condition.
-            purpose: What it is for.
             certain: What ``narrowing`` says of its step.
             outputs: What it sees as ``outputs``.
 
@@ -338,7 +324,6 @@ def declared_uses(names: StepNames, *, is_batched: bool) -> dict[str, TensorType
     """Type that the step's target declares for each input; empty for a node that declares none.
 
     Args:
-        names: Of the step.
         is_batched: Whether the graph of the step has a batch dimension. One that it calls must have it too, or not;
             that is reported elsewhere.
     """

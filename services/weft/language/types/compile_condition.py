@@ -52,7 +52,6 @@ class VisibleBindings(NamedTuple):
     """What a condition sees of one space: ``inputs``, ``outputs`` or ``steps``.
 
     Attributes:
-        types: By name.
         slots: Of those that it names.
         hidden: Names that exist but are not seen -> why.
     """
@@ -81,10 +80,7 @@ def compile_condition(
     """The condition, ready to be evaluated in frames that hold each tensor in its slot.
 
     Args:
-        expression: As ``read_expression`` gives it.
-        purpose: Decides which types of value are allowed.
         visible: By space; a space that is not here must not be used.
-        node: Name of the node, for messages.
         seen_by: By space, which conditions see it, for messages.
 
     Raises:

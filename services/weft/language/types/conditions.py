@@ -255,10 +255,8 @@ class CelCondition:
     """A compiled condition; safe to use for any number of requests on one event loop.
 
     Attributes:
-        source: The text in the file.
         tensors: Bindings of the tensors that it reads, and of the ``steps.NAME.ok``, under that text.
         type_name: CEL type of its value: bool, string, int or dyn.
-        is_test: As of ``Condition``.
     """
 
     def __init__(

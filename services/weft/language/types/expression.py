@@ -57,9 +57,6 @@ class Variable(NamedTuple):
     """A generated CEL variable for a use of ``key`` in ``space``, for example of X in ``inputs``.
 
     Attributes:
-        name: Of the variable.
-        use: What it holds.
-        space, key: Of what.
         indexes: Of ``VALUE``: the part that is read, for example (1, 2) of ``inputs.X[1][2]``; () is all of it.
         flag: The variable that says whether an entry of a map is there.
     """
@@ -105,7 +102,6 @@ class Expression:
     """A condition that is read but not compiled.
 
     Attributes:
-        source: The author's text.
         rewritten: The text for CEL.
         variables: Those that ``rewritten`` uses in place of tensors and ``get``.
         references: Every tensor and every step, in order.
@@ -117,9 +113,7 @@ class Expression:
         maps: ``parameters`` or ``headers`` where used as a whole.
         entries: Every ``parameters.x`` or ``headers["x"]`` that is read, in order.
         asked: (map, key) of the entries that ``has()`` or ``in`` asks for.
-        request_fields: Fields of ``request`` that are used.
         constant: True or False where the text is just that.
-        faults: What is wrong already.
     """
 
     source: str
