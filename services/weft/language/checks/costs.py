@@ -1,6 +1,7 @@
 """What one request may cost: calls that retries multiply (G022), and time of steps one after another (G021)."""
 
 from collections.abc import Sequence
+from graphlib import TopologicalSorter
 from typing import NamedTuple
 
 from weft.language.plan import GraphPlan, NodePlan, StepPlan
@@ -174,19 +175,11 @@ def _longest(spans: Sequence[_Span]) -> _Span:
 
 def _longest_path(followers: Sequence[Sequence[int]], spans: Sequence[_Span]) -> _Span:
     """The longest path through the steps of a node."""
-    before: list[list[_Span]] = [[] for _ in spans]
-    pending = [0] * len(spans)
-    for follower in (follower for each in followers for follower in each):
-        pending[follower] += 1
-    ready = [i for i, count in enumerate(pending) if count == 0]
-    ends = []
-    while ready:
-        i = ready.pop()
-        end = _longest(before[i]).then(spans[i])
-        ends.append(end)
-        for follower in followers[i]:
-            before[follower].append(end)
-            pending[follower] -= 1
-            if pending[follower] == 0:
-                ready.append(follower)
-    return _longest(ends)
+    ends: dict[int, _Span] = {}
+    before: dict[int, list[int]] = {i: [] for i in range(len(spans))}
+    for i, each in enumerate(followers):
+        for follower in each:
+            before[follower].append(i)
+    for i in TopologicalSorter(before).static_order():
+        ends[i] = _longest([ends[other] for other in before[i]]).then(spans[i])
+    return _longest([*ends.values()])

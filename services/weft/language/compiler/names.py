@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from weft.language.compiler.resolve import ModelTarget, NodeTarget, Target
+from weft.language.pruning import reached
 from weft.language.syntax.file import GraphFile, KindSyntax, NodeDefinition, StepDefinition
 from weft.language.types.expression import Expression, read_expression
 from weft_protos import graph_pb2 as pb
@@ -145,7 +146,7 @@ class NodeNames(TargetNames):
         found: set[str] = set()
         for i, step in enumerate(self.steps):
             for tensor, producer in step.reads.items():
-                if producer is not None and producer >= i and i in _reached(before, producer):
+                if producer is not None and producer >= i and i in reached([producer], before.__getitem__):
                     found.add(tensor)
         return found
 
@@ -180,16 +181,6 @@ class KindNames(KindSyntax):
     @abstractmethod
     def outputs(self, node: NodeDefinition, names: NodeNames) -> Iterator[str]:
         """Outputs of a node that declares none."""
-
-
-def _reached(edges: Sequence[set[int]], start: int) -> set[int]:
-    """Where the edges lead from ``start``, itself included."""
-    found, waiting = {start}, [start]
-    while waiting:
-        new = edges[waiting.pop()] - found
-        found |= new
-        waiting += new
-    return found
 
 
 def describe(target: Target) -> str:

@@ -79,23 +79,17 @@ class _Prover:
 
     def _either(self, depth: int) -> Proof:
         """``a || b``, or less."""
-        parts = [self._both(depth)]
+        parts = [_negated(self._both(depth))]
         while self._take("||"):
-            parts.append(self._both(depth))
-        if len(parts) == 1:
-            return parts[0]
-        known = set().union(*(part.if_false for part in parts))
-        return _closed(Proof(set.intersection(*(part.if_true for part in parts)), known, _joined(parts).open), known)
+            parts.append(_negated(self._both(depth)))
+        return _negated(_all(parts))
 
     def _both(self, depth: int) -> Proof:
         """``a && b``, or less."""
         parts = [self._term(depth)]
         while self._take("&&"):
             parts.append(self._term(depth))
-        if len(parts) == 1:
-            return parts[0]
-        known = set().union(*(part.if_true for part in parts))
-        return _closed(Proof(known, set.intersection(*(part.if_false for part in parts)), _joined(parts).open), known)
+        return _all(parts)
 
     def _term(self, depth: int) -> Proof:
         """What stands between the operators above; it proves something if it is a test, or one in ``!`` and ``( )``."""
@@ -108,7 +102,7 @@ class _Prover:
         if len(parts) != 1:
             return _joined(parts)
         (only,) = parts
-        return Proof(only.if_false, only.if_true, only.open) if is_negated else only
+        return _negated(only) if is_negated else only
 
     def _piece(self, text: str, depth: int) -> Proof:
         """A test, a use, what is in brackets, or any other token."""
@@ -145,6 +139,18 @@ class _Prover:
         is_next = self._text() == text
         self.index += is_next
         return is_next
+
+
+def _all(parts: Sequence[Proof]) -> Proof:
+    """Parts with ``&&`` between them."""
+    if len(parts) == 1:
+        return parts[0]
+    known = set().union(*(part.if_true for part in parts))
+    return _closed(Proof(known, set.intersection(*(part.if_false for part in parts)), _joined(parts).open), known)
+
+
+def _negated(proof: Proof) -> Proof:
+    return Proof(proof.if_false, proof.if_true, proof.open)
 
 
 def _joined(parts: Sequence[Proof]) -> Proof:
