@@ -13,8 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from weft.base.text.pbtxt import suggestion
-from weft.language.types.condition_tokens import ConditionToken, plain, tokens_of
-from weft.language.types.proofs import Fact, Term, prove
+from weft.language.types.proofs import ConditionToken, Fact, Term, plain, prove, tokens_of
 
 _GENERATED = re.compile(r"_w[0-9]+")
 _ALL_OF = re.compile(r"\s*_w[0-9]+\s*(&&\s*_w[0-9]+\s*)*")
