@@ -31,7 +31,6 @@ class Condition(Protocol):
     """A compiled expression.
 
     Attributes:
-        source: The text in the file.
         tensors: Bindings of the tensors that it reads; only these are decoded. The slot of a ``steps.<name>.ok`` is
             among them, under that text.
         is_test: Whether its value is true or false; else it is a text.
@@ -55,8 +54,6 @@ class Condition(Protocol):
 
         Args:
             frame: Its tensors have ``num_rows`` rows.
-            request: The request that runs.
-            num_rows: How many.
             numbers: Of the rows, for messages; None: from 0.
 
         Raises:
@@ -69,7 +66,6 @@ class PolicyPlan(ABC):
     """What a policy says of one step, or of the answers of a whole graph.
 
     Attributes:
-        field: Its field in ``Policy`` of ``graph.proto``.
         repeats_failures: The action may run again after it has failed.
         condition_words: What ``condition`` is: ``cache key``.
         allows_streams: It acts on the first response of a decoupled model as on an answer; others are left out there.
@@ -104,7 +100,6 @@ class CallPlan:
     """A call of a model on a target.
 
     Attributes:
-        target: Name of the target that serves the model, as given to the router.
         model_name, model_version: As sent; version "" means the target's default.
         signature: What the target declared when the graph was compiled.
     """
@@ -137,9 +132,7 @@ class DefaultPlan(NamedTuple):
     """Value of an output of a step that was skipped or failed softly.
 
     Attributes:
-        slot: Of the node's frame.
         tensor: The value. Where ``is_batched``: of one row, its leading dimension 1, repeated for every row.
-        is_batched: Whether the tensor has a batch dimension.
     """
 
     slot: int
@@ -155,7 +148,6 @@ class StepPlan:
     ``is_soft`` with ``defaults``, then the error.
 
     Attributes:
-        name: Unique within the node.
         path: For errors and spans, for example ``root/clf``.
         action: A call, or the node that runs in this step's place.
         inputs: Target input <- slot of the node's frame; an absent slot is left out of the call.
@@ -243,7 +235,6 @@ class TensorUse(NamedTuple):
     """A tensor that goes along a flow.
 
     Attributes:
-        slot: Of the node's frame.
         given_as: What the target of the step that gives it calls it; "" where no step does.
         taken_as: What the target of the step that takes it calls it; "" where no step does.
         condition: Where only a condition of the step reads it: how the condition names it, and which one it is.
@@ -295,11 +286,9 @@ class Description:
     """One node.
 
     Attributes:
-        kind: The word for its kind.
         steps: The steps of the plan, its shadows, and its custom steps.
         entry, exit: Where it is entered and left.
         flows: Between these; without those that are ``is_back`` there is no cycle.
-        notes: Of the node as a whole.
         step_notes: Index of a step -> what the kind says of the step itself, beside its policies.
         names: Slot -> name of its tensor, where that is not the one of ``NodePlan.specs``.
         maybe_absent: Slots that a request may leave without a tensor, beside those whose spec is optional.
@@ -340,7 +329,6 @@ class NodePlan(ABC):
         runs_shadows: Shadows are among its steps, and the node starts them; those of any other start with the node.
         can_be_pinned: A request may choose the step, with the header ``x-graph-route``.
         watches: Of ``when`` and ``min_remaining_ms``, what the node looks at itself before it runs a step.
-        name: As in the file.
         path: From the root, names of steps and nodes.
         num_slots: Length of the frame.
         inputs: Node input -> slot. Slots of inputs come first, in this order.
@@ -437,8 +425,6 @@ class GraphPlan:
 
     Attributes:
         signature: The graph as a model: what clients see.
-        root: The node that answers.
-        dialect: Whose rules and texts hold.
         timeout_ms: 0 means none.
         max_inflight: Requests of this graph at once; 0 means no limit.
         cache: Whole answers of the graph are kept.

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from weft.base.signature import ModelSignature, TensorSpec, allows_empty_batch
 from weft.base.text.pbtxt import Diagnostic
-from weft.language.checks.amplification import check_amplification
-from weft.language.checks.latency import check_latency
-from weft.language.checks.responses import check_responses
+from weft.language.checks.costs import check_amplification, check_latency
+from weft.language.checks.fields import check_responses
 from weft.language.compiler.name_table import NameTable
 from weft.language.compiler.nodes import NodeBuilder, required_outputs
 from weft.language.compiler.resolve import Resolver

@@ -15,9 +15,8 @@ from weft.base.tensors import WireTensor, bytes_tensor, encode
 from weft.language.plan import OK, Binding
 from weft.language.request_scope import RequestScope
 from weft.language.types.compile_condition import ConditionError, VisibleBindings, compile_condition
-from weft.language.types.conditions import KEY, WHEN, CelCondition, Purpose
+from weft.language.types.conditions import KEY, MAX_LIST_ELEMENTS, WHEN, CelCondition, Purpose
 from weft.language.types.expression import Fault, read_expression
-from weft.language.types.readings import MAX_LIST_ELEMENTS
 from weft.language.types.signatures import TensorType
 from weft.router.tensors import split
 
@@ -59,13 +58,13 @@ def _type(name: str) -> TensorType:
 TYPES = {name: _type(name) for name in TENSORS}
 SLOTS = {name: slot for slot, name in enumerate(TENSORS)}
 STEPS = VisibleBindings({"lid": TensorType.unknown("a step")}, {"lid": len(TENSORS)}, {"post": "stands later"})
-SIGHTS = {"inputs": VisibleBindings(TYPES, SLOTS), "steps": STEPS}
+VISIBLE = {"inputs": VisibleBindings(TYPES, SLOTS), "steps": STEPS}
 FRAME = [*TENSORS.values(), None]
 REQUEST = RequestScope({"tier": "std", "count": 3, "ratio": 2.5, "on": True}, {"x-user-id": "u1"}, "r1", 2, None)
 
 
 def _compile(source: str, purpose: Purpose = WHEN) -> CelCondition:
-    return compile_condition(read_expression(source), purpose, SIGHTS, node="n")
+    return compile_condition(read_expression(source), purpose, VISIBLE, node="n")
 
 
 @pytest.mark.parametrize(

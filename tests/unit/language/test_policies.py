@@ -4,7 +4,7 @@ import pytest
 from google.protobuf import text_format
 
 from weft.language import GraphSource
-from weft.language.checks.remaining import min_remaining_ms
+from weft.language.checks.fields import min_remaining_ms
 from weft.language.syntax.file import GivenPolicies, GraphReport
 from weft.language.syntax.parse import parse_graph
 from weft.router.operators import KINDS

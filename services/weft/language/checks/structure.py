@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 from weft.base.reshape import reshape_fault
 from weft.base.text.pbtxt import is_map, suggestion
 from weft.language.dialects import GRAPH, TRITON
+from weft.language.pruning import reached
 from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition, StepDefinition
 from weft.language.syntax.parse import NAME, given_fields, targets_of
 from weft.language.types.expression import read_expression
@@ -193,13 +194,13 @@ def _check_weights(file: GraphFile, node: NodeDefinition, report: GraphReport) -
 
 def _check_reachable(file: GraphFile, report: GraphReport) -> None:
     """Nodes that no path from the root reaches, the first of each such path, and steps whose node is not there."""
-    reached = _reached(file, file.root)
-    apart = [node for node in file.all_nodes if node.name and node.name not in reached and file.root in file.nodes]
+    known = _reached(file, file.root)
+    apart = [node for node in file.all_nodes if node.name and node.name not in known and file.root in file.nodes]
     reach = {node.name: _reached(file, node.name) for node in apart}
     for node in apart:
         leading = [name for name, names in reach.items() if node.name in names]
-        if node.name not in reached and reach[node.name].issuperset(leading):
-            reached |= reach[node.name]
+        if node.name not in known and reach[node.name].issuperset(leading):
+            known |= reach[node.name]
             text = (
                 f"node '{node.name}' cannot be reached from '{file.root}': name it in a step, node: "
                 f'"{node.name}", or leave it out'
@@ -214,19 +215,12 @@ def _check_reachable(file: GraphFile, report: GraphReport) -> None:
 
 def _reached(file: GraphFile, name: str) -> set[str]:
     """Names of the nodes that a path from ``name`` reaches, itself among them."""
-    reached: set[str] = set()
-    waiting = [name]
-    while waiting:
-        node = file.nodes.get(waiting.pop())
-        if node is not None and node.name not in reached:
-            reached.add(node.name)
-            waiting += _nodes_of(node)
-    return reached
+    return reached({name} & file.nodes.keys(), lambda name: _nodes_of(file.nodes[name].message) & file.nodes.keys())
 
 
-def _nodes_of(node: NodeDefinition) -> list[str]:
+def _nodes_of(node: pb.Node) -> set[str]:
     """Nodes that the steps of one name, in whatever field they stand."""
-    return [name for step in _steps_in(node.message) if (name := getattr(step, "node", ""))]
+    return {getattr(step, "node", "") for step in _steps_in(node)}
 
 
 def _steps_in(message: Message) -> Iterator[Message]:

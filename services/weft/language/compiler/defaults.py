@@ -29,9 +29,6 @@ def default_tensor(
     """The default as a tensor, of shape ``known.dims``, after a leading 1 where ``known`` has a batch dimension.
 
     Args:
-        file: Where the default stands.
-        path: Of the ``Default`` message.
-        message: The default.
         known: Type of the output. Where nothing is known: FP32, INT64, BOOL or BYTES by the list that is given.
         report: Receives what is wrong: G025 no list or several, G007 a list or a value that does not fit the datatype,
             G008 dims that do not fit, or another number of values.

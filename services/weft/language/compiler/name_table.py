@@ -40,7 +40,6 @@ class NameTable:
     """Names of every node, each worked out once.
 
     Args:
-        resolver: Finds targets.
         kinds: Those that a node may be, by name.
         report: Receives unknown names in maps (G006) and tensors with two producers (G005).
     """
@@ -206,12 +205,9 @@ class NameTable:
             return {spec.name for spec in declared if spec.name in names.producers}
         found: set[str] = set()
         for i, (step, own) in enumerate(zip(node.steps, names.steps, strict=True)):
-            one: StepDefinition | None = step
-            calls: StepNames | None = own
-            while one is not None and calls is not None:
+            for one, calls in zip(step.chain(), own.chain(), strict=False):
                 unmapped = [name for name in self.of_target(calls.target).inputs if name not in one.message.input_map]
                 found.update(name for name in unmapped if name in names.producers and names.seen(name, i) is None)
-                one, calls = one.fallback, calls.fallback
         return found
 
     def _wires(

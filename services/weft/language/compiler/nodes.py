@@ -52,7 +52,6 @@ class NodeKind(KindNames):
         """Compile a node: its plan, None where an error was reported, and types of what it gives.
 
         Args:
-            builder: Compiles steps and conditions.
             scope: The node, its inputs filled in.
             declared: Outputs that it declares.
         """
@@ -62,12 +61,7 @@ class NodeBuilder(StepBuilder):
     """Compiles nodes of every kind.
 
     Args:
-        names: Names of every node.
         kinds: Those that a node may be, by name.
-        report: Receives what is wrong.
-
-    Attributes:
-        cache: Of the whole graph.
     """
 
     cache: PolicyPlan | None = None

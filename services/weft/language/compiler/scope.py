@@ -53,14 +53,10 @@ class Scope:
     """A node while it is compiled.
 
     Attributes:
-        inputs: Type of each input of the node.
         produced: Type of each output of a step of a pipeline, once the step is compiled.
         answered: The same, for who knows that the step gave an answer.
-        slots: Slot of each input of the node.
         given_slots: Slot of each output of a step of a pipeline that something reads.
         ok_slots: Slots of ``steps.<name>.ok``, by index of the step.
-        specs: What is known of the tensor in each slot.
-        num_slots: Length of the frame so far.
         streaming: Indexes of the steps that may give several responses, with how many.
         max_batch_size: Rows that the steps get at once; 0: their tensors have no batch dimension.
         around: The node as its conditions ``when`` see it, where that differs from what the targets of its steps see.
@@ -152,7 +148,6 @@ class BuiltStep:
         outputs: Type of each tensor of the node that it gives; it may be absent after a soft failure or a false
             ``when``.
         answered: The same, for who knows that the step gave an answer.
-        responses: How many it, or its fallback, gives.
     """
 
     plan: StepPlan | None
@@ -163,11 +158,7 @@ class BuiltStep:
 
 @dataclass(slots=True)
 class BuiltNode:
-    """A compiled node; ``outputs`` is name -> type. ``plan`` is None where an error was reported.
-
-    Attributes:
-        responses: How many it gives.
-    """
+    """A compiled node; ``outputs`` is name -> type. ``plan`` is None where an error was reported."""
 
     plan: NodePlan | None
     outputs: dict[str, TensorType]

@@ -19,10 +19,7 @@ _CURES = {
 
 def targets_of(step: StepNames) -> Iterator[Target]:
     """What a step and its fallbacks call."""
-    one: StepNames | None = step
-    while one is not None:
-        yield one.target
-        one = one.fallback
+    return (one.target for one in step.chain())
 
 
 def stateful_model(steps: Iterable[StepNames], names: NameTable) -> str:

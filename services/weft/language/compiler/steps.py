@@ -6,12 +6,18 @@ from dataclasses import replace
 
 from weft.base.signature import OPTIONAL_OUTPUTS_PARAMETER
 from weft.base.text.pbtxt import suggestion
-from weft.language.checks.remaining import min_remaining_ms
+from weft.language.checks.fields import min_remaining_ms
 from weft.language.compiler.defaults import default_tensor
 from weft.language.compiler.name_table import NameTable
 from weft.language.compiler.names import MAX_DEPTH, StepNames, describe, target_path
-from weft.language.compiler.nesting import check_nesting, cycle_text, too_small_text, with_limits
-from weft.language.compiler.resolve import ModelTarget, NodeTarget
+from weft.language.compiler.resolve import (
+    ModelTarget,
+    NodeTarget,
+    check_nesting,
+    cycle_text,
+    too_small_text,
+    with_limits,
+)
 from weft.language.compiler.scope import BuiltNode, BuiltStep, NodeUse, ResponseCount, Scope
 from weft.language.compiler.state import check_step
 from weft.language.compiler.uses import UseBuilder
@@ -26,12 +32,7 @@ MAX_NODES = 1000
 
 
 class StepBuilder(UseBuilder, ABC):
-    """Compiles steps.
-
-    Args:
-        names: Names of every node.
-        report: Receives what is wrong.
-    """
+    """Compiles steps."""
 
     def __init__(self, names: NameTable, report: GraphReport) -> None:
         super().__init__(names, report)
@@ -55,8 +56,6 @@ class StepBuilder(UseBuilder, ABC):
         """Compile step ``index`` of a node.
 
         Args:
-            scope: The node.
-            index: Of the step.
             slots: For its outputs, by tensor of the node; others are left out.
             required: Its outputs that the node itself cannot do without.
             is_whole: A node in its place gives all of its outputs, whatever is read.
@@ -105,15 +104,8 @@ class StepBuilder(UseBuilder, ABC):
         """Compile a step or a fallback.
 
         Args:
-            scope: The node.
-            step: What the file says.
-            names: Of the step.
-            slots: By tensor of the node.
-            at: Path of the step in the plan.
             certain: What its ``when``, or that of the step that it stands in for, proves.
-            required: As of ``step``.
             defaulted: Tensors that have a default where it stands in.
-            is_whole: As of ``step``.
         """
         message = step.message
         defaulted |= {default.output for default in message.default}
@@ -235,13 +227,11 @@ class StepBuilder(UseBuilder, ABC):
 
     def stream_text(self, scope: Scope, index: int) -> str:
         """That a step of a node, or its fallback, gives several responses to one request, for messages."""
-        one: StepDefinition | None = scope.node.steps[index]
-        names: StepNames | None = scope.names.steps[index]
-        while one is not None and names is not None:
+        step = scope.node.steps[index]
+        for one, names in zip(step.chain(), scope.names.steps[index].chain(), strict=False):
             if isinstance(names.target, ModelTarget) and names.target.signature.is_decoupled:
                 return f"model '{names.target.signature.name}' of step '{one.name}' is decoupled"
-            one, names = one.fallback, names.fallback
-        return f"step '{scope.node.steps[index].name}' streams, because a model inside it is decoupled"
+        return f"step '{step.name}' streams, because a model inside it is decoupled"
 
     def _check_stream_policies(self, scope: Scope, step: StepDefinition) -> None:
         """Report what acts on whole answers alone on a step that streams."""

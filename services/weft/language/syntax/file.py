@@ -39,12 +39,7 @@ class KindSyntax(ABC):
         return self.plan.kind
 
     def custom_steps(self, message: pb.Node, path: str) -> Iterator[tuple[int, str, pb.Step]]:
-        """Steps that the node runs beside its ``step``: (key, path, message); none here.
-
-        Args:
-            message: The node.
-            path: Of the kind's message.
-        """
+        """Steps that the node runs beside its ``step``: (key, path, message); none here."""
         yield from ()
 
     def conditions(self, message: pb.Node) -> Iterable[tuple[str, str]]:
@@ -72,10 +67,8 @@ class GivenPolicies(NamedTuple):
     """The messages that say something of one step.
 
     Attributes:
-        own: Of the step.
         around: Of node and graph, the inner first.
         is_call: Whether the step calls a model; any other inherits nothing.
-        is_shadow: Whether the step is a shadow.
     """
 
     own: pb.Policy
@@ -123,11 +116,7 @@ class PolicyKind(ABC):
         """Report values that can only be a mistake (G025, G018).
 
         Args:
-            file: Where it stands.
-            policy: The message that has the field.
-            path: Of the field, for positions.
             around: Those of node and graph, which ``policy`` overrides.
-            report: Receives what is wrong.
         """
 
     def condition_path(self, path: str) -> str:
@@ -140,12 +129,7 @@ class PolicyKind(ABC):
 
     @abstractmethod
     def plan(self, given: GivenPolicies, condition: Condition | None) -> PolicyPlan | None:
-        """What holds for one step; None where the policy says nothing of it.
-
-        Args:
-            given: What the file says.
-            condition: Of ``condition_field``, compiled.
-        """
+        """What holds for one step; None where the policy says nothing of it."""
 
     def plan_of_graph(self, message: pb.Graph, condition: Condition | None) -> PolicyPlan | None:
         """What holds for the answers of the whole graph; None for a policy of steps alone."""
@@ -159,7 +143,6 @@ class StepDefinition:
     Attributes:
         name: Given, or made from its case or target; unique within the node unless the file repeats it.
         path: Of the message, for positions.
-        message: What the file says.
         fallback: Its name need not be unique.
         is_shadow: Whether the step only gets copies; a fallback never does.
     """
@@ -170,17 +153,20 @@ class StepDefinition:
     fallback: "StepDefinition | None" = None
     is_shadow: bool = False
 
+    def chain(self) -> Iterator["StepDefinition"]:
+        """The step, its fallback, the fallback of that, and so on."""
+        yield self
+        if self.fallback is not None:
+            yield from self.fallback.chain()
+
 
 @dataclass(frozen=True, slots=True)
 class NodeDefinition:
     """One node of a file.
 
     Attributes:
-        name: As in the file.
         path: Of the message, for positions.
-        message: What the file says.
         kind: None where the file gives none.
-        kind_path: Of the kind's message.
         steps: In declared order; shadows are among them only where the kind runs these itself.
         shadows: Shadow steps of any other node.
         customs: Steps that the kind runs beside these, by a key of its own.
@@ -198,10 +184,7 @@ class NodeDefinition:
     def every_step(self) -> Iterator[StepDefinition]:
         """Steps, shadows and the fallbacks of all of them."""
         for step in (*self.steps, *self.shadows):
-            one: StepDefinition | None = step
-            while one is not None:
-                yield one
-                one = one.fallback
+            yield from step.chain()
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,17 +192,10 @@ class GraphFile:
     """One parsed file.
 
     Attributes:
-        source: What was given.
-        name: Of the graph.
-        message: What the file says.
-        positions: Where.
-        dialect: Whose rules hold.
         foreign: Paths of the fields that its dialect does not have, which ``message`` is without.
-        root: Name of the root node.
         kinds: Those that a node may be, by their field in ``graph.proto``.
         policies: Those that a step may have, by their field in ``Policy``, the outermost first.
         nodes: By name; of two nodes of one name the first.
-        all_nodes: In declared order.
     """
 
     source: GraphSource

@@ -27,11 +27,6 @@ NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]*")
 def parse_graph(source: GraphSource, kinds: Mapping[str, KindSyntax], policies: Mapping[str, PolicyKind]) -> GraphFile:
     """The file, read but not checked.
 
-    Args:
-        source: The file.
-        kinds: As of ``GraphFile``.
-        policies: As of ``GraphFile``.
-
     Raises:
         PbtxtError: It does not parse; every diagnostic has code G001.
     """
@@ -60,12 +55,7 @@ def parse_graph(source: GraphSource, kinds: Mapping[str, KindSyntax], policies: 
 
 
 def model_config(source: GraphSource, plan: GraphPlan) -> ModelConfig:
-    """The graph as ``ModelConfig`` shows it: Weft's own fields left out, name and inferred outputs filled in.
-
-    Args:
-        source: The file that ``plan`` was compiled from.
-        plan: Its plan.
-    """
+    """The graph as ``ModelConfig`` shows it: Weft's own fields left out, name and inferred outputs filled in."""
     config = ModelConfig.FromString(_parsed(source)[0].SerializeToString())
     config.DiscardUnknownFields()
     config.name = plan.signature.name

@@ -12,9 +12,18 @@ from weft.base.tensors import FLOATS, INTEGERS
 from weft.base.text.pbtxt import suggestion
 from weft.language.plan import Binding
 from weft.language.request_scope import RequestScope
-from weft.language.types.conditions import CelCondition, Fill, Purpose, Reading, Values, operator_text
+from weft.language.types.conditions import (
+    NUL_FAULT,
+    CelCondition,
+    Fill,
+    Purpose,
+    Reading,
+    Values,
+    operator_text,
+    reading,
+    row_reading,
+)
 from weft.language.types.expression import FUNCTIONS, MAPS, Expression, Fault, Use, Variable
-from weft.language.types.readings import NUL_FAULT, reading, row_reading
 from weft.language.types.signatures import TensorType
 
 #: Name of the CEL type.
@@ -43,7 +52,6 @@ class VisibleBindings(NamedTuple):
     """What a condition sees of one space: ``inputs``, ``outputs`` or ``steps``.
 
     Attributes:
-        types: By name.
         slots: Of those that it names.
         hidden: Names that exist but are not seen -> why.
     """
@@ -72,10 +80,7 @@ def compile_condition(
     """The condition, ready to be evaluated in frames that hold each tensor in its slot.
 
     Args:
-        expression: As ``read_expression`` gives it.
-        purpose: Decides which types of value are allowed.
         visible: By space; a space that is not here must not be used.
-        node: Name of the node, for messages.
         seen_by: By space, which conditions see it, for messages.
 
     Raises:

@@ -9,7 +9,7 @@ from typing_extensions import override
 from weft.language.checks.fields import check_choices
 from weft.language.compiler.nodes import NodeBuilder
 from weft.language.compiler.scope import Scope
-from weft.language.compiler.visible import visible_outputs
+from weft.language.compiler.uses import visible_outputs
 from weft.language.description import condition_text, given, offered, shadow_flows, when_notes
 from weft.language.path_form import PathForm, StepOutcome
 from weft.language.plan import Description, End, Flow

@@ -8,7 +8,7 @@ from weft.base.text.pbtxt import suggestion
 from weft.language.compiler.names import target_path
 from weft.language.compiler.nodes import NodeBuilder
 from weft.language.compiler.scope import BuiltStep, Scope, owner_text
-from weft.language.compiler.visible import visible_outputs
+from weft.language.compiler.uses import visible_outputs
 from weft.language.plan import StepPlan
 from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.types.conditions import Purpose
