@@ -49,6 +49,7 @@ def _facts(model: RepositoryModel, report: Report, best: CandidateReport, files:
         "max_loss": report.max_loss,
         "objective": report.objective,
         "time_ratio": {str(rows): round(cost.time_ratio, 3) for rows, cost in best.costs.items()},
+        "busy_time_ratio": {str(rows): round(cost.busy_time_ratio, 3) for rows, cost in best.costs.items()},
         "cpu_time_ratio": {str(rows): round(cost.ratio, 3) for rows, cost in best.costs.items()},
         "created": report.created,
         "software": dict(report.software),

@@ -50,7 +50,7 @@ def _add_optimize(commands: "Commands") -> None:
         "--objective",
         default="latency",
         choices=("latency", "throughput"),
-        help="what has to be faster: the time of a request with 1 row (default), or rows a second in requests of 32",
+        help="what has to be faster: a request with 1 row (default), or rows a second in requests of 32, 4 at once",
     )
     parser.add_argument(
         "--graph",

@@ -152,6 +152,7 @@ def _table(report: "Report") -> Table:
         table.add_column(f"CPU-s/1000,\n{rows} {plural}", justify="right")
         table.add_column("p50, ms", justify="right")
         table.add_column("p99, ms", justify="right")
+        table.add_column("rows/s,\n4 at once", justify="right")
         table.add_column("time, of the\noriginal's", justify="right")
     table.add_row("original", "", "", "", _megabytes(report.size_bytes), *_cells(report, report.costs))
     for candidate in report.candidates:
@@ -167,11 +168,13 @@ def _row(report: "Report", candidate: "CandidateReport") -> list[str]:
 
 
 def _cells(report: "Report", costs: "Any") -> list[str]:
-    return [cell for rows in report.costs for cell in (_cost(costs[rows]) if rows in costs else [""] * 4)]
+    is_busy = report.objective == "throughput"
+    return [cell for rows in report.costs for cell in (_cost(costs[rows], is_busy) if rows in costs else [""] * 5)]
 
 
-def _cost(cost: "VersionCost") -> list[str]:
-    return [f"{cost.cpu_s_per_1000:.3g}", f"{cost.p50_ms:.3g}", f"{cost.p99_ms:.3g}", f"{cost.time_ratio:.2f}"]
+def _cost(cost: "VersionCost", is_busy: bool) -> list[str]:
+    figures = (cost.cpu_s_per_1000, cost.p50_ms, cost.p99_ms, cost.rows_per_s)
+    return [*(f"{figure:.3g}" for figure in figures), f"{cost.busy_time_ratio if is_busy else cost.time_ratio:.2f}"]
 
 
 def _megabytes(size_bytes: int) -> str:
