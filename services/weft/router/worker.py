@@ -21,8 +21,11 @@ from weft.v2.workers.results import Answer
 from weft_protos import graph_service_pb2 as graph_pb
 from weft_protos import grpc_service_pb2 as pb
 
-#: Gauges that are no sums over workers: what one of them has, they all have.
-GREATEST = ("weft_graph_degraded", "weft_graph_load_failed", "weft_endpoint_state", "weft_target_serving_replicas")
+#: Families that are no sums over workers: what one of them has, they all have.
+GREATEST = (
+    *("weft_graph_degraded", "weft_graph_load_failed", "weft_endpoint_state", "weft_target_serving_replicas"),
+    *("weft_graph_load_failures", "weft_bandit_pulls", "weft_bandit_rewards", "weft_bandit_reward_sum"),
+)
 
 
 class WorkerCore(RouterCore):
