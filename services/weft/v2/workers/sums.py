@@ -1,8 +1,8 @@
 """The metrics of several workers as those of one service.
 
 Counters and histograms are summed, also those of workers that have ended, so that a sum never falls; series of a model
-version that no worker has any more are left out. Some that every worker has whole are the greatest instead. What the process itself is
-measured by (``process_*``) stays apart, with the label ``worker``.
+version that no worker has any more are left out. Some families, which every worker has whole, are the greatest instead.
+What the process itself is measured by (``process_*``) stays apart, with the label ``worker``.
 """
 
 import json
