@@ -273,8 +273,9 @@ class RouterCore:
         return any(graph.file.name == name for graph in self._graphs)
 
     async def refresh(self, target: str) -> None:
-        """What a target serves now is known; graphs follow."""
+        """What a target serves now is known, and graphs have followed."""
         await self._catalog.refresh(target)
+        await self._lifecycle.recheck()
 
     async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
         """Load a graph, as ``GraphControl.load``, or else a model, as ``TargetModelControl.load``."""
@@ -373,7 +374,7 @@ class RouterCore:
         """The admission has limits of what serves alone, with the limits that their policies have now."""
         kept = []
         for name in list(self._admission.limits):
-            with contextlib.suppress(NotFoundError, UnavailableError):
+            with contextlib.suppress(WeftError):  # it is gone, or takes no requests now
                 self._served(name, "").limit(self._admission)
                 kept.append(name)
         self._admission.keep(kept)
