@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import cast
 
 from weft.language.plan import CallPlan, GraphPlan, NodePlan, StepPlan
 from weft.router.admission import InflightLimit
@@ -16,10 +17,12 @@ from weft.router.steps import (
     Node,
     NodeAction,
     NodeParts,
+    OperatorPlan,
     PolicyParts,
     ShadowedNode,
     ShadowStep,
     Step,
+    StepPolicyPlan,
     StreamAction,
     StreamNodeAction,
     StreamParts,
@@ -39,7 +42,7 @@ class Assembly:
         name, version = plan.signature.name, plan.signature.version
         self._runtime = runtime
         self.error_context = ErrorContext(
-            prefix=f"in ensemble '{name}', " if plan.is_ensemble else f"{name}/{version}: ",
+            prefix=plan.error_prefix,
             is_batching=plan.signature.max_batch_size > 0,
             graph=name,
             version=version,
@@ -62,7 +65,7 @@ class Assembly:
         graph = plan.graph or graph
         steps = tuple(self.step(step, plan, graph) for step in plan.steps)
         customs = tuple(self.step(step, plan, graph) for step in plan.customs)
-        node = plan.node(NodeParts(steps, customs, self._context(plan.is_batched), self._runtime))
+        node = cast("OperatorPlan", plan).node(NodeParts(steps, customs, self._context(plan.is_batched), self._runtime))
         shadows = [self.step(step, plan, graph) for step in plan.shadows]
         return ShadowedNode(node, shadows) if shadows else node
 
@@ -132,7 +135,7 @@ class Assembly:
             action = Attempt(action, plan.name, plan.path)
         around = PolicyParts(plan, context, runtime, counters)
         for policy in reversed(plan.policies):
-            action = policy.wrap(action, around)
+            action = cast("StepPolicyPlan", policy).wrap(action, around)
         return action
 
     def _call(self, plan: StepPlan, call: CallPlan, node: NodePlan, counters: StepCounters) -> Action:

@@ -6,9 +6,7 @@ from weft.language.compiler.name_table import NameTable
 from weft.language.compiler.names import StepNames, describe, target_path
 from weft.language.compiler.resolve import ModelTarget, NodeTarget, Target
 from weft.language.compiler.scope import Scope
-from weft.language.policy import GivenPolicies, has_field
-from weft.language.syntax.parse import StepDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GivenPolicies, GraphReport, StepDefinition, has_field
 from weft_protos import graph_pb2 as pb
 
 CODE = "G031"
@@ -21,10 +19,7 @@ _CURES = {
 
 def targets_of(step: StepNames) -> Iterator[Target]:
     """What a step and its fallbacks call."""
-    one: StepNames | None = step
-    while one is not None:
-        yield one.target
-        one = one.fallback
+    return (one.target for one in step.chain())
 
 
 def stateful_model(steps: Iterable[StepNames], names: NameTable) -> str:

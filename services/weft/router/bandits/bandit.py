@@ -3,8 +3,7 @@
 import random
 from collections.abc import Sequence
 
-from weft.language.bandit_algorithms import Arm, Arms
-from weft.language.plan import BanditPlan
+from weft.language.bandit_algorithms import Arm, Arms, BanditPlan
 
 
 class Bandit:

@@ -6,8 +6,8 @@ from math import isfinite
 from typing import NamedTuple
 
 from weft.base.errors import InvalidArgumentError
-from weft.language.bandit_algorithms import Arm
-from weft.language.plan import BanditPlan, NodePlan
+from weft.language.bandit_algorithms import Arm, BanditPlan
+from weft.language.plan import NodePlan
 from weft.router.bandits.bandit import Bandit
 from weft.router.bandits.memory import Pull, RecentPulls
 from weft.router.reporting.path import NodeRecord

@@ -3,7 +3,7 @@
 A policy of a step is an action around the action of the step; ``attempt`` gives each call a number and a span.
 """
 
-from weft.language.policy import PolicyKind
+from weft.language.syntax.file import PolicyKind
 from weft.router.policies.cache import CachePolicy
 from weft.router.policies.hedge import HedgePolicy
 from weft.router.policies.retry import RetryPolicy

@@ -13,14 +13,12 @@ from weft.base.caching.single_flight import CoalescedTimeoutError
 from weft.base.errors import WeftError
 from weft.language.description import condition_text
 from weft.language.plan import Condition, StepPlan
-from weft.language.policy import GivenPolicies, PolicyKind, PolicyPlan
-from weft.language.syntax.parse import GraphFile
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GivenPolicies, GraphFile, GraphReport, PolicyKind
 from weft.router.reporting.path import StepRecord
 from weft.router.reporting.step_counters import StepCounters
 from weft.router.runtime import Runtime
 from weft.router.steps.base import Action, ErrorContext, PolicyAction
-from weft.router.steps.parts import PolicyParts
+from weft.router.steps.parts import PolicyParts, StepPolicyPlan
 from weft.router.steps.run import Run
 from weft_protos import graph_pb2 as pb
 
@@ -28,7 +26,7 @@ _DEFAULT_MIB = 64
 
 
 @dataclass(frozen=True, slots=True)
-class CachePlan(PolicyPlan):
+class CachePlan(StepPolicyPlan):
     """Answers are kept.
 
     Attributes:

@@ -9,14 +9,12 @@ from typing import Any, ClassVar, NamedTuple
 from typing_extensions import override
 
 from weft.language.plan import Condition, StepPlan
-from weft.language.policy import GivenPolicies, PolicyKind, PolicyPlan
-from weft.language.syntax.parse import GraphFile
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GivenPolicies, GraphFile, GraphReport, PolicyKind
 from weft.router.reporting.path import StepRecord
 from weft.router.reporting.step_counters import StepCounters
 from weft.router.runtime import Runtime
 from weft.router.steps.base import Action, ConditionFailedError, PolicyAction
-from weft.router.steps.parts import PolicyParts
+from weft.router.steps.parts import PolicyParts, StepPolicyPlan
 from weft.router.steps.responses import close_streams
 from weft.router.steps.run import Run
 from weft.router.steps.step_stream import StepStream
@@ -25,7 +23,7 @@ from weft_protos import graph_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
-class HedgePlan(PolicyPlan):
+class HedgePlan(StepPolicyPlan):
     """Further calls while no answer has come.
 
     Attributes:

@@ -10,14 +10,12 @@ from typing_extensions import override
 from weft.base.errors import WeftError
 from weft.base.text.pbtxt import suggestion
 from weft.language.plan import Condition
-from weft.language.policy import GivenPolicies, PolicyKind, PolicyPlan
-from weft.language.syntax.parse import GraphFile
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GivenPolicies, GraphFile, GraphReport, PolicyKind
 from weft.router.reporting.path import StepRecord
 from weft.router.reporting.step_counters import StepCounters
 from weft.router.runtime import Runtime
 from weft.router.steps.base import Action, PolicyAction
-from weft.router.steps.parts import PolicyParts
+from weft.router.steps.parts import PolicyParts, StepPolicyPlan
 from weft.router.steps.run import Run
 from weft_protos import graph_pb2 as pb
 
@@ -42,7 +40,7 @@ _NEVER_NS = 2**63
 
 
 @dataclass(frozen=True, slots=True)
-class RetryPlan(PolicyPlan):
+class RetryPlan(StepPolicyPlan):
     """Further attempts after a failure.
 
     Attributes:

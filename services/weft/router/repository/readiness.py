@@ -19,7 +19,7 @@ def missing_call(node: NodePlan, is_ready: IsReady) -> Missing | None:
     """A call that keeps the node from answering some request; None if there is none.
 
     A step can do without its model if one of its fallbacks is ready, a node without a step that is soft, as long as
-    there are answers enough. Shadows do not count. Every branch of a switch or splitter is needed.
+    there are answers enough. Shadows do not count. Every step that may be chosen to answer for the others is needed.
 
     Args:
         node: The node, the graph's root for example.

@@ -19,7 +19,7 @@ from weft.router.steps.guarded import GuardedStep
 from weft.router.steps.merging import by_arrival
 from weft.router.steps.node import NodeAction
 from weft.router.steps.node_stream import StreamNodeAction
-from weft.router.steps.parts import NodeParts, PolicyParts
+from weft.router.steps.parts import NodeParts, OperatorPlan, PolicyParts, StepPolicyPlan
 from weft.router.steps.responses import (
     NodeResponses,
     NoResponses,
@@ -48,6 +48,7 @@ __all__ = [
     "NodeParts",
     "NodeResponses",
     "OpenStream",
+    "OperatorPlan",
     "PolicyAction",
     "PolicyParts",
     "PrunableNode",
@@ -55,6 +56,7 @@ __all__ = [
     "ShadowStep",
     "ShadowedNode",
     "Step",
+    "StepPolicyPlan",
     "StepStream",
     "StreamAction",
     "StreamNodeAction",

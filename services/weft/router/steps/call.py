@@ -57,7 +57,9 @@ class CallAction(Action):
         self._inputs = [(name, slot, ranks.get(name)) for name, slot in plan.inputs]
         self._declared = declared = {spec.name: spec for spec in signature.outputs}
         self._outputs = [(name, slot, declared[name]) for name, slot in plan.outputs]
-        self._dispensable = plan.dispensable.union(name for name, spec in declared.items() if spec.is_optional)
+        self._optional_outputs = plan.optional_outputs.union(
+            name for name, spec in declared.items() if spec.is_optional
+        )
         self._defaults = Defaults(plan, node) if plan.defaults else None
         self._around = node
         self._requested = tuple(RequestedOutput(binding.name, {}) for binding in plan.outputs)
@@ -150,7 +152,7 @@ class CallAction(Action):
         for name, slot, spec in self._outputs:
             tensor = outputs.get(name)
             if tensor is None or misfit(tensor, spec, has_batch=self._is_batching, num_rows=num_rows):
-                if tensor is not None or name not in self._dispensable:
+                if tensor is not None or name not in self._optional_outputs:
                     raise self._fault(spec, tensor, outputs, num_rows)
                 frame[slot] = None
                 continue

@@ -1,11 +1,12 @@
-"""What a node, or a policy, is made of beside its plan."""
+"""Plans that can run, and what a node or a policy is made of beside its plan."""
 
+from abc import abstractmethod
 from typing import NamedTuple
 
-from weft.language.plan import StepPlan
+from weft.language.plan import NodePlan, PolicyPlan, StepPlan
 from weft.router.reporting.step_counters import StepCounters
 from weft.router.runtime import Runtime
-from weft.router.steps.base import ErrorContext
+from weft.router.steps.base import Action, ErrorContext, Node
 from weft.router.steps.step import Step
 
 
@@ -39,3 +40,23 @@ class PolicyParts(NamedTuple):
     error_context: ErrorContext
     runtime: Runtime
     counters: StepCounters
+
+
+class OperatorPlan(NodePlan):
+    """A node of a kind of ``weft.router.operators``."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def node(self, parts: NodeParts) -> Node:
+        """The node, ready to run."""
+
+
+class StepPolicyPlan(PolicyPlan):
+    """What a policy of ``weft.router.policies`` says of one step."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def wrap(self, action: Action, parts: PolicyParts) -> Action:
+        """The action with this policy around it; made once, when the graph is loaded."""

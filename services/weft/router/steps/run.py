@@ -41,7 +41,7 @@ class GraphRequest:
         headers: The client's metadata that every step receives.
         is_traced: Whether spans are recorded.
         response_parameters: Of all steps so far; the later step wins.
-        pins: Splitter -> the step that it must take; None: the splitter decides.
+        pins: Node that chooses -> the step that it must take; None: the node decides.
         captures: Path of a step -> outputs of its target that the client requested; None where it requested none.
         captured: These outputs, by ``<path>/<output>``.
         is_collected: Decoupled models are called for one response with everything.

@@ -145,7 +145,7 @@ class Quorum(Fork):
         if error is None:
             if task.result():
                 self.answered.append(index)
-        elif is_hard or not self._is_dispensable(error):
+        elif is_hard or not self._is_optional_outputs(error):
             over.set_exception(error)
             return
         if self._num_running == 0 or len(self.answered) + self._num_running < self._needed:
@@ -158,7 +158,7 @@ class Quorum(Fork):
         ):
             self._timer = self._loop.call_later(self._straggler_s, self._end_waiting)
 
-    def _is_dispensable(self, error: BaseException) -> bool:
+    def _is_optional_outputs(self, error: BaseException) -> bool:
         """Whether the answer stands without a soft task: it was late, or ran out of time when all else was there."""
         return self._is_time_up or (
             self.is_reached

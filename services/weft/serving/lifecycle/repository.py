@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
-from weft.base.repository.layout import CONFIG_FILENAME, has_files, is_ensemble, names_backend
+from weft.base.repository.layout import CONFIG_FILENAME, has_files, names_backend, runs_in_router
 from weft.base.versions import is_version
 
 _UNSAFE = re.compile(r"[/\\\x00-\x1f\x7f]")
@@ -38,7 +38,10 @@ class ModelRepository:
         return sorted(
             entry.name
             for entry in self.root.iterdir()
-            if entry.is_dir() and not entry.name.startswith(".") and entry.name != _SKIPPED and not _is_ensemble(entry)
+            if entry.is_dir()
+            and not entry.name.startswith(".")
+            and entry.name != _SKIPPED
+            and not _runs_in_router(entry)
         )
 
     def directory(self, name: str) -> Path:
@@ -85,10 +88,10 @@ class ModelRepository:
         return not is_named and (name in self._named or not has_files(config.parent))
 
 
-def _is_ensemble(directory: Path) -> bool:
+def _runs_in_router(directory: Path) -> bool:
     """Whether the folder is the router's: an ensemble, or a graph beside models."""
     try:
-        return is_ensemble(directory / CONFIG_FILENAME)
+        return runs_in_router(directory / CONFIG_FILENAME)
     except FileNotFoundError:
         return any(directory.glob("*/graph.pbtxt"))
     except OSError:

@@ -12,7 +12,8 @@ from typing import Any, cast
 from typing_extensions import override
 
 from weft.base.tensors import WireTensor
-from weft.language.plan import BanditPlan, CallPlan, GraphPlan, NodePlan, ShadowPlan, StepPlan
+from weft.language.bandit_algorithms import BanditPlan
+from weft.language.plan import CallPlan, GraphPlan, NodePlan, ShadowPlan, StepPlan
 from weft.router.assembly import Assembly
 from weft.router.budgets.shadow_pool import ShadowPool
 from weft.router.runtime import Runtime

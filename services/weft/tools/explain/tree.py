@@ -68,11 +68,7 @@ class _Tree:
         self._root = plan.root
         self._question = question
         self._studies = studies
-        self._prefix = (
-            f"in ensemble '{plan.signature.name}', "
-            if plan.is_ensemble
-            else f"{plan.signature.name}/{plan.signature.version}: "
-        )
+        self._prefix = plan.error_prefix
 
     def fill(self, entry: ExplainedStep, node: NodePlan, study: Study, limit: float | None) -> None:
         """What a node does, and all in it."""

@@ -11,8 +11,8 @@ from tests.unit.router.text_graphs import HEAD, Models, compiled, x, y
 
 from weft.base.core import CallContext
 from weft.language import GraphError, GraphSource
+from weft.language.compiler.nodes import NodeKind
 from weft.language.compiler.scope import Scope
-from weft.language.kind import NodeKind
 from weft.language.path_form import PathForm
 from weft.language.plan import GraphPlan, NodePlan
 from weft.language.syntax import parse

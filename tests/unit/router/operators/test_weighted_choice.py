@@ -16,8 +16,8 @@ from tests.unit.router.fake_target import FakeTarget
 
 from weft.base.core import CallContext
 from weft.base.errors import InvalidArgumentError
-from weft.language.bandit_algorithms import ALGORITHMS
-from weft.language.plan import BanditPlan, GraphPlan, NodePlan
+from weft.language.bandit_algorithms import ALGORITHMS, BanditPlan
+from weft.language.plan import GraphPlan, NodePlan
 from weft.router.executor import GraphExecutor
 from weft.router.operators.sequence import SequencePlan
 from weft.router.operators.splitter import SplitterPlan

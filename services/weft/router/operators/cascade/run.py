@@ -11,7 +11,7 @@ from weft.router.steps import NodeParts, OpenStream, Run
 _NS_PER_MS = 1_000_000
 
 
-class UntilAccepted(AlternativesNode):
+class CascadeNode(AlternativesNode):
     """Runs steps in declared order until one answers and its ``accept`` holds.
 
     A step is passed over if its ``when`` is false, or less than its ``min_remaining_ms`` is left; a SOFT step that

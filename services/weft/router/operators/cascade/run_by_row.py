@@ -9,7 +9,7 @@ from typing_extensions import override
 from weft.base.errors import WeftError
 from weft.language.plan import Frame, NodePlan
 from weft.router.operators.by_row import RowFrames, of_rows, rows_of, tell_rows
-from weft.router.operators.cascade.run import UntilAccepted
+from weft.router.operators.cascade.run import CascadeNode
 from weft.router.steps import NodeParts, Run
 
 
@@ -42,10 +42,10 @@ class _Progress:
         return latest
 
 
-class UntilAcceptedByRow(UntilAccepted):
+class CascadeNodeByRow(CascadeNode):
     """Runs each step with the rows that no step before it had an accepted answer for.
 
-    For each row it is as for the whole request in ``UntilAccepted``. A row that ends without any answer fails the
+    For each row it is as for the whole request in ``CascadeNode``. A row that ends without any answer fails the
     request.
     """
 

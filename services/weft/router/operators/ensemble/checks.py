@@ -3,8 +3,8 @@
 from collections.abc import Callable
 
 from weft.language.checks.fields import OF_THE_STEP
-from weft.language.syntax.parse import GraphFile, NodeDefinition, given_fields
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
+from weft.language.syntax.parse import given_fields
 from weft.router.combine import METHODS, CombineMethod
 from weft.router.operators.ensemble.messages import is_merge, is_race, method_of
 from weft_protos import graph_pb2 as pb

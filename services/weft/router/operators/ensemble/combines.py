@@ -181,8 +181,8 @@ def _on_new_axis(scope: Scope, combine: Combine, one: TensorType, dims: Combined
     rank = len(one.dims) + 1
     given = combine.message.axis % rank
     types = [replace(one, dims=combine.method.dims(dims._replace(axis=axis))) for axis in range(rank)]
-    promised = declared_types(scope.file, scope.node, declaring(scope.file, scope.node).output).get(combine.output)
-    fitting = [axis for axis, known in enumerate(types) if promised and fits(known, promised)]
+    declared = declared_types(scope.file, scope.node, declaring(scope.file, scope.node).output).get(combine.output)
+    fitting = [axis for axis, known in enumerate(types) if declared and fits(known, declared)]
     if not fitting or given in fitting:
         return types[given]
     why = ": the batch dimension is not counted" * one.is_batched

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from weft.language.compiler.names import NodeNames
-from weft.language.syntax.parse import NodeDefinition
+from weft.language.syntax.file import NodeDefinition
 from weft.router.combine import METHODS, CombineMethod
 from weft_protos import graph_pb2 as pb
 

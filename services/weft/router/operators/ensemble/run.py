@@ -78,7 +78,7 @@ class _Combine:
         frame[self._output] = self._combine(tensors, weights, self._settings) if present else None
 
 
-class AllAtOnce(AlternativesNode):
+class EnsembleNode(AlternativesNode):
     """Runs all steps at once and combines the answers of those that gave one.
 
     Of a race the first step that answers wins, and the others are cancelled. Else a failing HARD step cancels the

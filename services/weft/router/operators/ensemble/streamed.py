@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing_extensions import override
 
 from weft.base.errors import WeftError
-from weft.router.operators.ensemble.run import AllAtOnce
+from weft.router.operators.ensemble.run import EnsembleNode
 from weft.router.reporting.path import NodeRecord
 from weft.router.steps import NodeResponses, Run, by_arrival, close_streams, responses_of
 
@@ -15,7 +15,7 @@ from weft.router.steps import NodeResponses, Run, by_arrival, close_streams, res
 STEP_PARAMETER = "graph_step"
 
 
-class StreamedEnsemble(AllAtOnce):
+class StreamedEnsemble(EnsembleNode):
     """Of a race the step whose first response comes first; else all answers, with each response of what streams.
 
     Each step has a frame and a request of its own.
@@ -85,7 +85,7 @@ class StreamedEnsemble(AllAtOnce):
         await self._finish(run, order)
 
 
-class MergedEnsemble(AllAtOnce):
+class MergedEnsemble(EnsembleNode):
     """Gives each response of each step as it arrives; that of a step that does not stream is one.
 
     A failing HARD step ends it, after the responses that came before. A SOFT step that fails has no more responses; if

@@ -1,7 +1,6 @@
 """What is wrong with a map, whatever its models are."""
 
-from weft.language.syntax.parse import GraphFile, NodeDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.router.operators.map.messages import lengths_name
 from weft_protos import graph_pb2 as pb
 

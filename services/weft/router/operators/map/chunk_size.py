@@ -3,8 +3,7 @@
 from weft.language.compiler.names import NodeNames, describe
 from weft.language.compiler.resolve import ModelTarget, NodeTarget, Target, UnknownTarget
 from weft.language.compiler.state import targets_of
-from weft.language.syntax.parse import GraphFile, NodeDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 
 
 def chunk_size(file: GraphFile, node: NodeDefinition, names: NodeNames, index: int, report: GraphReport) -> int:

@@ -1,6 +1,6 @@
 """What a file says of a map."""
 
-from weft.language.syntax.parse import NodeDefinition
+from weft.language.syntax.file import NodeDefinition
 from weft_protos import graph_pb2 as pb
 
 

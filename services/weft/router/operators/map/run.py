@@ -20,7 +20,7 @@ DEFAULT_TOTAL_ROWS = 65_536
 _AnyChunks = TypeVar("_AnyChunks", bound=Chunks)
 
 
-class EachRow(Node):
+class MapNode(Node):
     """Runs its step for every row of its lists, in chunks, several at once; their answers come back in order.
 
     The step is one in the path and has one span, with the counts of rows, chunks and failures.

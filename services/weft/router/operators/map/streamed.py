@@ -13,7 +13,7 @@ from weft.base.observing import telemetry
 from weft.base.tensors import WireTensor
 from weft.language.plan import Frame
 from weft.router.operators.map.chunks import Chunks
-from weft.router.operators.map.run import EachRow
+from weft.router.operators.map.run import MapNode
 from weft.router.operators.map.settings import CollectPlan
 from weft.router.reporting.path import SKIPPED
 from weft.router.reporting.spans import end_step_span, start_step_span
@@ -24,7 +24,7 @@ from weft.router.tensors.adaption import with_batch, without_batch
 ROW_PARAMETER = "graph_row"
 
 
-class EachRowStreamed(EachRow):
+class StreamedMapNode(MapNode):
     """Runs its step for every row of its lists, several at once; responses come as they arrive, a row's in order.
 
     A failing row ends it after the responses before. A row that fails softly has one response, with the defaults.

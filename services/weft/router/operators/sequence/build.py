@@ -8,7 +8,7 @@ from weft.base.text.pbtxt import suggestion
 from weft.language.compiler.names import target_path
 from weft.language.compiler.nodes import NodeBuilder
 from weft.language.compiler.scope import BuiltStep, Scope, owner_text
-from weft.language.compiler.sights import outputs_sight
+from weft.language.compiler.uses import visible_outputs
 from weft.language.plan import StepPlan
 from weft.language.types.conditions import Purpose
 from weft.language.types.signatures import TensorType
@@ -98,7 +98,7 @@ def _report_ring(builder: NodeBuilder, scope: Scope, waits: Mapping[int, set[int
 
 
 def _check_unread(builder: NodeBuilder, scope: Scope, live: Set[int]) -> None:
-    """Tensors that nothing reads are an error in an ensemble; elsewhere a step with no others is warned of.
+    """Where all must be read, tensors that nothing reads are errors; elsewhere a step with no others is warned of.
 
     Args:
         builder: Has the report.
@@ -111,9 +111,9 @@ def _check_unread(builder: NodeBuilder, scope: Scope, live: Set[int]) -> None:
     read_from = {producer for step in names.steps for producer in step.reads.values()}
     for i, (step, step_names) in enumerate(zip(node.steps, names.steps, strict=True)):
         unread = [(name, tensor) for name, tensor in step_names.outputs.items() if not names.is_used(tensor)]
-        if file.is_ensemble:
+        if file.dialect.must_read_all:
             for name, tensor in unread:
-                text = f"ensemble tensor '{tensor}' is unused in ensemble '{file.name}'"
+                text = f"ensemble tensor '{tensor}' is unused in {file.title}"
                 builder.report.error("G026", file, f"{step.path}.output_map[{name}]", text)
         elif i not in live and i not in read_from and not builder.report.has_errors:
             text = (
@@ -139,8 +139,8 @@ def _loop(builder: NodeBuilder, scope: Scope) -> LoopPlan | None:
         )
         builder.report.error("G020", file, path, text)
     test = f"{path}.while"
-    sight = outputs_sight(scope, test, scope.produced, scope.given_slots)
-    again = builder.condition(scope, test, _WHILE, outputs=sight)
+    bindings = visible_outputs(scope, test, scope.produced, scope.given_slots)
+    again = builder.condition(scope, test, _WHILE, outputs=bindings)
     carry = _carry(builder, scope, message.carry, f"{path}.carry")
     return LoopPlan(again, message.max_iterations, carry) if again is not None else None
 

@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence, Set
 
 from weft.base.text.pbtxt import suggestion
 from weft.language.compiler.scope import Scope
-from weft.language.syntax.parse import GraphFile, NodeDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 
 
 def check_followed(file: GraphFile, node: NodeDefinition, names: Sequence[str], path: str, report: GraphReport) -> None:

@@ -9,7 +9,7 @@ from weft.router.operators.splitter.weighted_choice import WeightedChoice
 from weft.router.steps import NodeParts, Run
 
 
-class Draw(AlternativesNode):
+class SplitterNode(AlternativesNode):
     """Runs one step: the one that the request is pinned to, else the one drawn.
 
     The same key always draws the same step; a bandit draws by what it has learned.

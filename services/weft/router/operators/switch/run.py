@@ -11,7 +11,7 @@ from weft.router.steps import NodeParts, Run, Step
 _MAX_SHOWN_CHARS = 100
 
 
-class FirstMatch(AlternativesNode):
+class SwitchNode(AlternativesNode):
     """Runs the first step, in declared order, whose case or test holds; else the one that is ``otherwise``.
 
     Args:

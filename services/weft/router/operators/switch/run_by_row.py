@@ -8,14 +8,14 @@ from typing_extensions import override
 from weft.base.errors import WeftError
 from weft.language.plan import Condition, Frame, NodePlan
 from weft.router.operators.by_row import RowFrames, of_rows, tell_rows
-from weft.router.operators.switch.run import FirstMatch
+from weft.router.operators.switch.run import SwitchNode
 from weft.router.reporting.path import NodeRecord
 from weft.router.steps import NodeParts, Run
 from weft.router.tasks.fork import Fork
 from weft.router.tensors.rows import Rows
 
 
-class FirstMatchByRow(FirstMatch):
+class SwitchNodeByRow(SwitchNode):
     """Runs, for each row, the first step whose case or test holds; rows of the same step travel together.
 
     The steps run at once; the first failure cancels the others. The answers come back in the order of the rows.

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from weft.language.bandit_algorithms import ALGORITHMS, Arm, BanditAlgorithm
-from weft.language.plan import BanditPlan
+from weft.language.bandit_algorithms import ALGORITHMS, Arm, BanditAlgorithm, BanditPlan
 from weft.router.bandits.bandit import Bandit
 from weft_protos import graph_pb2
 
