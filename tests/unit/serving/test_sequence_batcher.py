@@ -100,7 +100,7 @@ def test_states_of_one_shape_share_a_batch(has_varying_state, expected):
     requests = list(batches.queue)
     batches.next()
     for request, length in zip(requests, (1, 2, 1), strict=True):
-        request.turn.sequence.state["S"] = WireTensor("INT8", (1, length), bytes(length))
+        request.position.sequence.state["S"] = WireTensor("INT8", (1, length), bytes(length))
     batches.add("a", "b", "c", "D", "a")
     assert expected == [batches.next() for _ in expected]
 

@@ -58,12 +58,12 @@ class SequenceMachine(RuleBasedStateMachine):
             requests, _, instance = self.batcher.next_batch(self.queue, self.now_ns)
             if not requests:
                 return
-            sequences = [request.turn.sequence for request in requests]
+            sequences = [request.position.sequence for request in requests]
             assert len(sequences) == len(set(sequences))
             for request in requests:
-                earlier = [r for r in self.unanswered if r.turn.sequence is request.turn.sequence]
+                earlier = [r for r in self.unanswered if r.position.sequence is request.position.sequence]
                 assert request is min(earlier, key=lambda r: r.sequence)
-                assert request.turn.sequence.instance == instance
+                assert request.position.sequence.instance == instance
             self.queue.take(requests, self.now_ns)
             self.idle.remove(instance)  # type: ignore[arg-type]
             self.running[instance] = requests  # type: ignore[index]

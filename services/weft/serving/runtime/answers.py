@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 from weft.base.core import InferResult
 from weft.base.errors import WeftError
 from weft.base.observing import telemetry
-from weft.serving.request.request import InferenceRequest
-from weft.serving.request.split import SplitRequest
+from weft.serving.request.request import InferenceRequest, SplitRequest
 from weft.serving.runtime import spans
 from weft.serving.runtime.execution import BatchExecution
 from weft.serving.runtime.recorder import Recorder

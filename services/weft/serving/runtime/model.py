@@ -13,8 +13,7 @@ from weft.base.statistics import ModelStatistics
 from weft.base.validation import scheduling_parameters
 from weft.serving.backends.base import Backend, InstanceContext, ModelContext
 from weft.serving.request.call_path import CALL_PATH_HEADER, SelfCalls
-from weft.serving.request.request import InferenceRequest
-from weft.serving.request.split import SplitRequest
+from weft.serving.request.request import InferenceRequest, SplitRequest
 from weft.serving.runtime.call_validation import CallValidation, CheckedCall
 from weft.serving.runtime.dispatcher import Dispatcher
 from weft.serving.scheduler.admission import DeadlineAdmission

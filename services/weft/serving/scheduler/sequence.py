@@ -20,12 +20,11 @@ from weft.base.errors import (
     WeftError,
 )
 from weft.base.observing.logs import get_logger
-from weft.serving.request.request import InferenceRequest
+from weft.serving.request.request import InferenceRequest, RequestSequence, SequencePosition
 from weft.serving.scheduler.expiries import Expiries
 from weft.serving.scheduler.queue import Expired, deadline_error
 from weft.serving.scheduler.sequence_settings import SequenceSettings, sequence_parameters
 from weft.serving.scheduler.sequence_slots import SequenceSlots
-from weft.serving.scheduler.sequence_turn import RequestSequence, Turn
 from weft.serving.scheduler.settings import SchedulerSettings
 
 _LOG = get_logger("weft.serving.sequence")
@@ -105,7 +104,7 @@ class SequenceQueue:
         return sorted((sequence.waiting[0] for sequence in self._ready[instance]), key=_ARRIVAL)
 
     def add(self, request: InferenceRequest, now_ns: int) -> None:
-        """Queue the request, and set its turn and time of arrival.
+        """Queue the request, and set its position and time of arrival.
 
         Raises:
             InvalidArgumentError: It has more than one row, names no sequence, or one that has not started.
@@ -134,7 +133,7 @@ class SequenceQueue:
             request.call = replace(request.call, parameters=parameters)
         if is_end:
             del self._open[sequence_id]
-        request.turn = Turn(sequence, is_start, is_end)
+        request.position = SequencePosition(sequence, is_start, is_end)
         request.priority = 0
         request.num_queued_at_arrival = len(self._waiting)
         sequence.waiting.append(request)
@@ -153,7 +152,7 @@ class SequenceQueue:
             sequence.running = request
             self._forget(request)
             del self._ready[sequence.instance][sequence]
-            if _turn(request).is_end:
+            if _position(request).is_end:
                 self._leave(sequence)
 
     def executed(
@@ -182,9 +181,9 @@ class SequenceQueue:
         """
         if self._failed.pop(request, None) is not None:
             return True
-        if request.turn is None:
+        if request.position is None:
             return False
-        sequence = request.turn.sequence
+        sequence = request.position.sequence
         if request not in self._waiting and sequence.running is not request:
             return False
         why = f"sequence {sequence.id!r} was cancelled with one of its requests"
@@ -286,7 +285,7 @@ class SequenceQueue:
     def _wait_again(self, request: InferenceRequest, now_ns: int) -> None:
         """Queue a request that has run as the next of its sequence."""
         sequence = _sequence_of(request)
-        request.turn = Turn(sequence, is_start=False, is_end=False)
+        request.position = SequencePosition(sequence, is_start=False, is_end=False)
         request.call = replace(request.call, parameters={**request.call.parameters, "sequence_start": False})
         request.start_ns = 0
         sequence.waiting.appendleft(request)
@@ -305,7 +304,7 @@ class SequenceQueue:
             return
         ready[sequence] = None
         head = sequence.waiting[0]
-        if self._settings.has_varying_state and not _turn(head).is_start:
+        if self._settings.has_varying_state and not _position(head).is_start:
             head.batch_key = head.batch_key, tuple([tensor.shape for tensor in sequence.state.values()])
 
     def _end(self, sequence: RequestSequence, error: WeftError | None = None) -> None:
@@ -356,12 +355,11 @@ class SequenceQueue:
         self._expiries.discard(request)
 
 
-def _turn(request: InferenceRequest) -> Turn:
-    if request.turn is None:
+def _position(request: InferenceRequest) -> SequencePosition:
+    if request.position is None:
         raise ValueError("the request is not in a sequence")
-    return request.turn
+    return request.position
 
 
 def _sequence_of(request: InferenceRequest) -> RequestSequence:
-    turn = _turn(request)
-    return turn.sequence
+    return _position(request).sequence

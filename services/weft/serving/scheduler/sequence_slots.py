@@ -4,7 +4,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 
-from weft.serving.scheduler.sequence_turn import RequestSequence
+from weft.serving.request.request import RequestSequence
 
 
 class SequenceSlots:

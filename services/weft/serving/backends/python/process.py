@@ -56,7 +56,9 @@ class ModelProcess:
         self.exit_text = self._why_killed = ""
         self._is_closing = False
         self._numbers = itertools.count()
-        self._requests: dict[int, tuple[InferenceRequest, ResponseStream | None, Callable[[], None]]] = {}
+        self._requests: dict[
+            int, tuple[InferenceRequest, ResponseStream[InferenceResponse] | None, Callable[[], None]]
+        ] = {}
         self._again: dict[InferenceRequest, int] = {}  # decoupled, and to be executed again
         self._calls: dict[int, Future[Any] | NestedStream] = {}
         self._replies: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
@@ -174,7 +176,7 @@ class ModelProcess:
         elif number in self._requests:
             self._outbox.put(("over", number))
 
-    def _forget(self, number: int) -> ResponseStream | None:
+    def _forget(self, number: int) -> ResponseStream[InferenceResponse] | None:
         """Remove a request that is answered, by its stream if it has one."""
         request, stream, on_cancel = self._requests.pop(number, (None, None, None))
         if request is not None and on_cancel is not None:
