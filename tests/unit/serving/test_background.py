@@ -11,9 +11,9 @@ from tests.unit.serving.fake_backends import TIMEOUT_S, Echo
 
 from weft.base.core import CallContext
 from weft.base.tensors import decode
-from weft.serving.scheduler.queue import PriorityQueue
-from weft.serving.scheduler.sequence_settings import SequenceSettings
-from weft.serving.scheduler.settings import SchedulerSettings
+from weft.serving.queues.queue import PriorityQueue
+from weft.serving.queues.sequence_settings import SequenceSettings
+from weft.serving.queues.settings import SchedulerSettings
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="the operating system has no such priority")
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from tests.unit.serving.builders import make_request
 
+from weft.serving.queues.queue import PriorityQueue
+from weft.serving.queues.settings import QueuePolicy, SchedulerSettings
 from weft.serving.scheduler.batcher import make_batcher
 from weft.serving.scheduler.grouping import LengthBuckets
-from weft.serving.scheduler.queue import PriorityQueue
-from weft.serving.scheduler.settings import QueuePolicy, SchedulerSettings
 
 S = 1_000_000_000
 DELAY_S = 10

@@ -15,7 +15,7 @@ from weft.base.text.pbtxt import PbtxtError
 from weft.serving.backends.base import InstanceContext, TensorBackend
 from weft.serving.config import ModelDefinition, define_model
 from weft.serving.config.placement import count_gpus
-from weft.serving.scheduler.settings import QueuePolicy
+from weft.serving.queues.settings import QueuePolicy
 
 BASE = """\
 backend: "echo"

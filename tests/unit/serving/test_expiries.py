@@ -3,8 +3,8 @@
 import pytest
 
 from weft.base.core import CallContext, InferCall
+from weft.serving.queues.expiries import Expiries
 from weft.serving.request.request import InferenceRequest
-from weft.serving.scheduler.expiries import Expiries
 
 
 @pytest.fixture

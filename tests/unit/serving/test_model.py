@@ -18,8 +18,8 @@ from weft.base.errors import (
 )
 from weft.base.tensors import decode
 from weft.serving.backends.base import InstanceContext
+from weft.serving.queues.settings import QueuePolicy, SchedulerSettings
 from weft.serving.runtime.model import ServedModel
-from weft.serving.scheduler.settings import QueuePolicy, SchedulerSettings
 
 MS = 1_000_000
 #: Requests may ask for a shorter queue timeout than that of the model.

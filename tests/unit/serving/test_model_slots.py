@@ -13,9 +13,9 @@ from weft.base.errors import InternalError, RequestCancelledError, ResourceExhau
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import decode, encode
 from weft.serving.backends.base import Backend, InstanceContext, ModelContext
+from weft.serving.queues.settings import QueuePolicy, SchedulerSettings
 from weft.serving.request.request import STREAMED, InferenceResponse
 from weft.serving.runtime.model import ServedModel
-from weft.serving.scheduler.settings import QueuePolicy, SchedulerSettings
 
 TIMEOUT_S = 60.0
 #: Of the thread's CPU time, however busy the machine is.

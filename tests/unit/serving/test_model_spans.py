@@ -15,10 +15,10 @@ from weft.base.errors import WeftError
 from weft.base.observing import telemetry
 from weft.serving.backends.base import InstanceContext
 from weft.serving.backends.layout import BatchLayout
+from weft.serving.queues.settings import QueuePolicy, SchedulerSettings
 from weft.serving.runtime import spans
 from weft.serving.runtime.model import ServedModel
 from weft.serving.scheduler.grouping import LengthBuckets
-from weft.serving.scheduler.settings import QueuePolicy, SchedulerSettings
 
 
 def _server():

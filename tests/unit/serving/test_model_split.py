@@ -18,9 +18,9 @@ from weft.base.errors import (
     UnavailableError,
 )
 from weft.base.tensors import decode, encode
+from weft.serving.queues.settings import QueuePolicy
 from weft.serving.request.request import SplitRequest
 from weft.serving.request.split import MAX_PARTS
-from weft.serving.scheduler.settings import QueuePolicy
 
 MS = 1_000_000
 

@@ -10,7 +10,7 @@ from tests.unit.serving.fake_backends import Echo, FailsFirst, Raises, RaisesOwn
 from weft.base.core import CallContext
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.statistics import MAX_COUNTED_LEVEL
-from weft.serving.scheduler.settings import QueuePolicy
+from weft.serving.queues.settings import QueuePolicy
 
 
 async def _serve_batches(serve, gate, **settings):

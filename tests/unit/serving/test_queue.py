@@ -5,8 +5,8 @@ from tests.unit.serving.builders import make_request
 
 from weft.base.errors import DeadlineExceededError, ResourceExhaustedError
 from weft.base.statistics import MAX_COUNTED_LEVEL
-from weft.serving.scheduler.queue import PriorityQueue
-from weft.serving.scheduler.settings import QueuePolicy, SchedulerSettings
+from weft.serving.queues.queue import PriorityQueue
+from weft.serving.queues.settings import QueuePolicy, SchedulerSettings
 
 US = 1000
 

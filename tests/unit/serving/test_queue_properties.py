@@ -6,9 +6,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import DeadlineExceededError, ResourceExhaustedError
+from weft.serving.queues.queue import PriorityQueue
+from weft.serving.queues.settings import QueuePolicy, SchedulerSettings
 from weft.serving.request.request import InferenceRequest
-from weft.serving.scheduler.queue import PriorityQueue
-from weft.serving.scheduler.settings import QueuePolicy, SchedulerSettings
 
 LEVELS = 3
 POLICIES = st.builds(

@@ -3,7 +3,7 @@
 import pytest
 
 from weft.base.errors import InvalidArgumentError
-from weft.serving.scheduler.settings import QueuePolicy, SchedulerSettings, num_to_hold
+from weft.serving.queues.settings import QueuePolicy, SchedulerSettings, num_to_hold
 
 DELAY = QueuePolicy("DELAY", default_timeout_us=5)
 

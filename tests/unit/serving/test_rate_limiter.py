@@ -6,14 +6,14 @@ import pytest
 
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import InvalidArgumentError, ResourceExhaustedError
+from weft.serving.queues.sequence import SequenceQueue
+from weft.serving.queues.sequence_settings import SequenceSettings
+from weft.serving.queues.settings import SchedulerSettings
 from weft.serving.request.call_path import CALL_PATH_HEADER
 from weft.serving.request.request import InferenceRequest
 from weft.serving.runtime.rate_limited import RateLimitedInstances
 from weft.serving.scheduler import rate_limiter
 from weft.serving.scheduler.rate_limiter import PATIENCE, RESERVATION_NS, Contender, RateLimit, RateLimiter, parse_limit
-from weft.serving.scheduler.sequence import SequenceQueue
-from weft.serving.scheduler.sequence_settings import SequenceSettings
-from weft.serving.scheduler.settings import SchedulerSettings
 
 
 class Clock:

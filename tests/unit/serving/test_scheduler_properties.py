@@ -6,11 +6,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import DeadlineExceededError, ResourceExhaustedError
+from weft.serving.queues.queue import PriorityQueue
+from weft.serving.queues.settings import QueuePolicy, SchedulerSettings
 from weft.serving.request.request import InferenceRequest
 from weft.serving.scheduler.batcher import make_batcher
 from weft.serving.scheduler.grouping import LengthBuckets
-from weft.serving.scheduler.queue import PriorityQueue
-from weft.serving.scheduler.settings import QueuePolicy, SchedulerSettings
 
 LEVELS = 3
 MAX_ROWS = 8

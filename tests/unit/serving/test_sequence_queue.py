@@ -15,10 +15,10 @@ from weft.base.errors import (
     UnavailableError,
     WeftError,
 )
+from weft.serving.queues.sequence import SequenceQueue
+from weft.serving.queues.sequence_settings import SequenceSettings
+from weft.serving.queues.settings import SchedulerSettings
 from weft.serving.request.request import InferenceRequest
-from weft.serving.scheduler.sequence import SequenceQueue
-from weft.serving.scheduler.sequence_settings import SequenceSettings
-from weft.serving.scheduler.settings import SchedulerSettings
 
 US = 1000
 IDLE_US = 500

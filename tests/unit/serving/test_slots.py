@@ -2,8 +2,8 @@
 
 from tests.unit.serving.builders import make_request
 
-from weft.serving.scheduler.queue import PriorityQueue
-from weft.serving.scheduler.settings import SchedulerSettings
+from weft.serving.queues.queue import PriorityQueue
+from weft.serving.queues.settings import SchedulerSettings
 from weft.serving.scheduler.slots import SlotBatcher
 
 MS = 1_000_000

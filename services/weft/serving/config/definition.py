@@ -41,7 +41,7 @@ from weft.serving.config.sequence_inputs import drop_added, sequence_inputs
 from weft.serving.config.versions import select_versions
 from weft.serving.config.warmup import warmup_samples
 from weft.serving.config.warmup_samples import warmed
-from weft.serving.scheduler.settings import SchedulerSettings
+from weft.serving.queues.settings import SchedulerSettings
 from weft_protos.model_config_pb2 import ModelConfig
 
 _log = get_logger("weft.serving.config")

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from weft.serving.config.report import ConfigReport
-from weft.serving.scheduler.settings import SchedulerSettings
+from weft.serving.queues.settings import SchedulerSettings
 from weft_protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 EXECUTION = "EXECUTION"

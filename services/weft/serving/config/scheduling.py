@@ -4,7 +4,7 @@ import math
 
 from weft.serving.config.report import ConfigReport
 from weft.serving.config.sequences import MAX_BACKLOG, sequence_settings
-from weft.serving.scheduler.settings import DEFAULT_LOAD_TIMEOUT_S, QueuePolicy, SchedulerSettings
+from weft.serving.queues.settings import DEFAULT_LOAD_TIMEOUT_S, QueuePolicy, SchedulerSettings
 from weft_protos.model_config_pb2 import ModelConfig, ModelQueuePolicy
 
 _AGING, _SPLIT, _LIMIT = "priority_aging_us", "split_large_requests", "execution_timeout_us"

@@ -2,7 +2,7 @@
 
 from weft.serving.config.report import ConfigReport
 from weft.serving.config.sequence_inputs import id_datatype
-from weft.serving.scheduler.sequence_settings import DEFAULT_MAX_IDLE_US, SequenceSettings
+from weft.serving.queues.sequence_settings import DEFAULT_MAX_IDLE_US, SequenceSettings
 from weft_protos.model_config_pb2 import ModelConfig
 
 _PATH = "sequence_batching"

@@ -6,9 +6,9 @@ from weft.base.core import InferCall
 from weft.base.signature import ModelSignature
 from weft.base.tensors import num_elements
 from weft.base.validation import validate
+from weft.serving.queues.settings import SchedulerSettings
 from weft.serving.request.reshape import call_reshaper
 from weft.serving.request.split import split_call
-from weft.serving.scheduler.settings import SchedulerSettings
 
 #: Strings of one input that are checked on the event loop; checking one takes 0.1 us.
 _MANY_STRINGS = 16_384

@@ -10,6 +10,8 @@ from weft.base.observing import telemetry
 from weft.base.observing.logs import get_logger
 from weft.base.statistics import ModelStatistics
 from weft.serving.backends.base import Backend, InstanceContext, ModelContext
+from weft.serving.queues.queue import PriorityQueue, RequestQueue
+from weft.serving.queues.settings import SchedulerSettings, num_to_hold
 from weft.serving.request.request import InferenceRequest
 from weft.serving.runtime import spans
 from weft.serving.runtime.alarm import Alarm
@@ -25,10 +27,8 @@ from weft.serving.runtime.recorder import Recorder
 from weft.serving.scheduler.batcher import Batcher, Waiting, holding, make_batcher
 from weft.serving.scheduler.execution_times import ExecutionTimes
 from weft.serving.scheduler.grouping import LengthBuckets
-from weft.serving.scheduler.queue import PriorityQueue, RequestQueue
 from weft.serving.scheduler.rate_limiter import RateLimiter
 from weft.serving.scheduler.retry_after import RetryAfter
-from weft.serving.scheduler.settings import SchedulerSettings, num_to_hold
 from weft.serving.scheduler.slots import SlotBatcher
 
 _LOG = get_logger("weft.serving")

@@ -12,6 +12,7 @@ from weft.base.observing.logs import get_logger
 from weft.base.statistics import ModelStatistics
 from weft.base.validation import scheduling_parameters
 from weft.serving.backends.base import Backend, InstanceContext, ModelContext
+from weft.serving.queues.settings import SchedulerSettings
 from weft.serving.request.call_path import CALL_PATH_HEADER, SelfCalls
 from weft.serving.request.request import InferenceRequest, SplitRequest
 from weft.serving.runtime.call_validation import CallValidation, CheckedCall
@@ -19,7 +20,6 @@ from weft.serving.runtime.dispatcher import Dispatcher
 from weft.serving.scheduler.admission import DeadlineAdmission
 from weft.serving.scheduler.grouping import make_batch_key
 from weft.serving.scheduler.rate_limiter import RateLimiter
-from weft.serving.scheduler.settings import SchedulerSettings
 
 _LOG = get_logger("weft.serving")
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from weft.serving.backends.base import InstanceContext
+from weft.serving.queues.sequence import SequenceQueue
 from weft.serving.request.call_path import callers_of
 from weft.serving.request.request import InferenceRequest
 from weft.serving.runtime.idle import IdleInstances
 from weft.serving.scheduler.batcher import Waiting
 from weft.serving.scheduler.rate_limiter import Contender, RateLimit, RateLimiter, ResourceKey
-from weft.serving.scheduler.sequence import SequenceQueue
 
 _InstanceT = TypeVar("_InstanceT", bound=Hashable)
 

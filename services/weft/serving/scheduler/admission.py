@@ -1,10 +1,10 @@
 """Refuses requests that cannot be answered within their deadline."""
 
 from weft.base.errors import DeadlineExceededError
+from weft.serving.queues.queue import RequestQueue
+from weft.serving.queues.settings import SchedulerSettings
 from weft.serving.request.request import InferenceRequest
 from weft.serving.scheduler.execution_times import ExecutionTimes
-from weft.serving.scheduler.queue import RequestQueue
-from weft.serving.scheduler.settings import SchedulerSettings
 
 
 class DeadlineAdmission:

@@ -8,9 +8,9 @@ from collections.abc import Hashable, Iterable, Sized
 from itertools import islice
 from typing import NamedTuple, Protocol
 
+from weft.serving.queues.settings import SchedulerSettings
 from weft.serving.request.request import InferenceRequest
 from weft.serving.scheduler.grouping import LengthBuckets
-from weft.serving.scheduler.settings import SchedulerSettings
 
 #: Requests considered for the batch of one bucket, so that a long queue does not delay the instances.
 _MAX_LOOKAHEAD = 1024

@@ -3,11 +3,11 @@
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Sequence
 
+from weft.serving.queues.sequence import SequenceQueue
+from weft.serving.queues.sequence_settings import SequenceSettings
+from weft.serving.queues.settings import SchedulerSettings
 from weft.serving.request.request import InferenceRequest
 from weft.serving.scheduler.batcher import BatchDecision, Batcher, DynamicBatcher, Waiting, holding
-from weft.serving.scheduler.sequence import SequenceQueue
-from weft.serving.scheduler.sequence_settings import SequenceSettings
-from weft.serving.scheduler.settings import SchedulerSettings
 
 
 class SequenceBatcher(ABC):

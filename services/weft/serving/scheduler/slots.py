@@ -3,9 +3,9 @@
 from collections.abc import Hashable, Iterable
 from itertools import islice
 
+from weft.serving.queues.settings import SchedulerSettings
 from weft.serving.request.request import InferenceRequest
 from weft.serving.scheduler.batcher import BatchDecision, Waiting
-from weft.serving.scheduler.settings import SchedulerSettings
 
 #: Requests that one instance gets at once, so that a long run of them cannot hold up a better one.
 _MAX_AT_ONCE = 16

@@ -26,8 +26,8 @@ from weft.base.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from weft.serving.queues.settings import QueuePolicy
 from weft.serving.request.stream import MAX_WAITING, MAX_WAITING_BYTES, SendWindow
-from weft.serving.scheduler.settings import QueuePolicy
 
 
 def _count_up(requests, pb_utils):

@@ -442,7 +442,7 @@ from weft.base.signature import ModelSignature, TensorSpec
 from weft.serving.backends.base import InstanceContext, ModelContext
 from weft.serving.backends.python import PythonBackend
 from weft.serving.runtime.model import ServedModel
-from weft.serving.scheduler.settings import SchedulerSettings
+from weft.serving.queues.settings import SchedulerSettings
 from tests.unit.serving.python.python_models import call, value_of
 from pathlib import Path
 

@@ -14,9 +14,9 @@ from typing import NamedTuple, Protocol
 
 from weft.base.errors import DeadlineExceededError, ResourceExhaustedError, WeftError
 from weft.base.statistics import MAX_COUNTED_LEVEL
+from weft.serving.queues.expiries import Expiries
+from weft.serving.queues.settings import QueuePolicy, SchedulerSettings
 from weft.serving.request.request import InferenceRequest
-from weft.serving.scheduler.expiries import Expiries
-from weft.serving.scheduler.settings import QueuePolicy, SchedulerSettings
 
 #: Empty levels that are kept for their next request. Clients choose the level, so their number is bounded.
 _MAX_IDLE_LEVELS = 16

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from weft.base.errors import InvalidArgumentError
-from weft.serving.scheduler.sequence_settings import SequenceSettings
+from weft.serving.queues.sequence_settings import SequenceSettings
 
 _HOLD_VARIABLES = ("WEFT_DELAY_SCHEDULER", "TRITONSERVER_DELAY_SCHEDULER")
 

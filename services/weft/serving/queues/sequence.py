@@ -20,12 +20,12 @@ from weft.base.errors import (
     WeftError,
 )
 from weft.base.observing.logs import get_logger
+from weft.serving.queues.expiries import Expiries
+from weft.serving.queues.queue import Expired, deadline_error
+from weft.serving.queues.sequence_settings import SequenceSettings, sequence_parameters
+from weft.serving.queues.sequence_slots import SequenceSlots
+from weft.serving.queues.settings import SchedulerSettings
 from weft.serving.request.request import InferenceRequest, RequestSequence, SequencePosition
-from weft.serving.scheduler.expiries import Expiries
-from weft.serving.scheduler.queue import Expired, deadline_error
-from weft.serving.scheduler.sequence_settings import SequenceSettings, sequence_parameters
-from weft.serving.scheduler.sequence_slots import SequenceSlots
-from weft.serving.scheduler.settings import SchedulerSettings
 
 _LOG = get_logger("weft.serving.sequence")
 
