@@ -26,7 +26,7 @@ from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import encode
 from weft.serving.backends.base import Backend, Batch, InstanceContext, ModelContext
 from weft.serving.backends.layout import BatchLayout
-from weft.serving.queues.queue import PriorityQueue
+from weft.serving.queues.priority_levels import PriorityQueue
 from weft.serving.queues.settings import SchedulerSettings
 from weft.serving.request.request import InferenceRequest, InferenceResponse, Outcome
 from weft.serving.runtime.model import ServedModel

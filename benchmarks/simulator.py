@@ -22,7 +22,7 @@ from benchmarks.report import table
 from weft.base.core import CallContext, InferCall
 from weft.router.targets.balancing import POLICIES
 from weft.router.targets.balancing.rule import ResponseTime, Rule
-from weft.serving.queues.queue import PriorityQueue
+from weft.serving.queues.priority_levels import PriorityQueue
 from weft.serving.queues.settings import SchedulerSettings
 from weft.serving.request.request import InferenceRequest
 from weft.serving.scheduler.batcher import make_batcher

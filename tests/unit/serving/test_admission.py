@@ -4,7 +4,7 @@ import pytest
 from tests.unit.serving.builders import make_request
 
 from weft.base.errors import DeadlineExceededError
-from weft.serving.queues.queue import PriorityQueue
+from weft.serving.queues.priority_levels import PriorityQueue
 from weft.serving.queues.settings import SchedulerSettings
 from weft.serving.scheduler.admission import DeadlineAdmission
 from weft.serving.scheduler.execution_times import MAX_AGE_NS, MIN_MEASUREMENTS, ExecutionTimes

@@ -1,6 +1,7 @@
 """Who may execute next where models share resources: fairness, no deadlock, nothing kept by those who wait."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,13 @@ class Clock:
         return self.now_ns
 
 
+class Queue(list):
+    """As much of a queue as the limiter asks for."""
+
+    def has_work_for(self, instance):
+        return bool(self)
+
+
 class Model:
     """A model whose batches end when the test says so."""
 
@@ -37,11 +45,12 @@ class Model:
         }
         self.contenders = contenders
         self.work, self.running, self.num_run, self.calls = work, [], 0, []
-        self.idle = RateLimitedInstances(
-            limiter, contenders, queued=lambda: self.calls or [None] * self.work, dispatch=self.dispatch
-        )
+        self.idle = RateLimitedInstances(limiter, contenders, queued=self.queue, dispatch=self.dispatch)
         self.idle.open()
         self.idle.extend(contenders)
+
+    def queue(self) -> Any:
+        return Queue(self.calls or [None] * self.work)
 
     def dispatch(self):
         while self.idle and self.work:

@@ -2,7 +2,7 @@
 
 from tests.unit.serving.builders import make_request
 
-from weft.serving.queues.queue import PriorityQueue
+from weft.serving.queues.priority_levels import PriorityQueue
 from weft.serving.queues.settings import SchedulerSettings
 from weft.serving.scheduler.slots import SlotBatcher
 
@@ -15,7 +15,7 @@ class House:
 
     def __init__(self, num_slots=2, instances=("a",), settings=LEVELS):
         self.queue = PriorityQueue(settings)
-        self.slots = SlotBatcher(settings, num_slots, instances)
+        self.slots = SlotBatcher(self.queue, num_slots, instances)
         self.name_of = {}
 
     def come(self, name, priority=2, now_ns=0):

@@ -4,12 +4,13 @@ import math
 
 from weft.serving.config.report import ConfigReport
 from weft.serving.config.sequences import MAX_BACKLOG, sequence_settings
-from weft.serving.queues.settings import DEFAULT_LOAD_TIMEOUT_S, QueuePolicy, SchedulerSettings
+from weft.serving.queues import QUEUES
+from weft.serving.queues.settings import DEFAULT_LOAD_TIMEOUT_S, SchedulerSettings, WaitPolicy
 from weft_protos.model_config_pb2 import ModelConfig, ModelQueuePolicy
 
 _AGING, _SPLIT, _LIMIT = "priority_aging_us", "split_large_requests", "execution_timeout_us"
-_LOAD_LIMIT = "load_timeout_s"
-SCHEDULING_PARAMETERS = (_AGING, _SPLIT, _LIMIT, _LOAD_LIMIT, MAX_BACKLOG)
+_LOAD_LIMIT, _QUEUE_POLICY = "load_timeout_s", "queue_policy"
+SCHEDULING_PARAMETERS = (_AGING, _SPLIT, _LIMIT, _LOAD_LIMIT, _QUEUE_POLICY, MAX_BACKLOG)
 _MAX_LOAD_S = 86_400.0
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
@@ -43,6 +44,7 @@ def scheduler_settings(config: ModelConfig, report: ConfigReport) -> SchedulerSe
         execution_timeout_us=_microseconds(config, _LIMIT, report),
         load_timeout_s=_load_timeout_s(config, report),
         can_split=_can_split(config, report),
+        queue_policy=_queue_policy(config, report),
     )
     for path, message in settings.faults():
         report.error(path, f"{path}: {message}")
@@ -50,8 +52,8 @@ def scheduler_settings(config: ModelConfig, report: ConfigReport) -> SchedulerSe
 
 
 def _by_sequence(config: ModelConfig, report: ConfigReport) -> SchedulerSettings:
-    """Settings of a model with ``sequence_batching``, which has neither priorities nor splitting."""
-    for key in (_AGING, _SPLIT):
+    """Settings of a model with ``sequence_batching``, which has a queue of its own, and no splitting."""
+    for key in (_AGING, _SPLIT, _QUEUE_POLICY):
         if key in config.parameters:
             report.error(f"parameters[{key}]", f"parameter '{key}' is not possible with sequence_batching; remove it")
     sequences = sequence_settings(config, report)
@@ -105,8 +107,25 @@ def _can_split(config: ModelConfig, report: ConfigReport) -> bool:
     return _FLAGS.get(text.lower(), False)
 
 
-def _policy(policy: ModelQueuePolicy) -> QueuePolicy:
-    return QueuePolicy(
+def _queue_policy(config: ModelConfig, report: ConfigReport) -> str:
+    default, *_ = QUEUES
+    name = config.parameters[_QUEUE_POLICY].string_value if _QUEUE_POLICY in config.parameters else default
+    if name not in QUEUES:
+        report.error(
+            f"parameters[{_QUEUE_POLICY}].string_value",
+            f"parameter '{_QUEUE_POLICY}' must be one of {', '.join(QUEUES)}, got '{name[:80]}'",
+        )
+        return default
+    if config.dynamic_batching.priority_levels and not QUEUES[name].has_levels:
+        report.error(
+            "dynamic_batching.priority_levels",
+            f"{_QUEUE_POLICY} '{name}' has no levels; remove priority_levels, or the parameter '{_QUEUE_POLICY}'",
+        )
+    return name
+
+
+def _policy(policy: ModelQueuePolicy) -> WaitPolicy:
+    return WaitPolicy(
         timeout_action=ModelQueuePolicy.TimeoutAction.Name(policy.timeout_action),
         default_timeout_us=policy.default_timeout_microseconds,
         allow_timeout_override=policy.allow_timeout_override,

@@ -1,6 +1,6 @@
 """Stateful sequences: each has one slot of one instance, and its requests run there one after another.
 
-Plain data structure, one owner, the time is passed in; a ``RequestQueue``. When a request of a sequence is withdrawn or
+When a request of a sequence is withdrawn or
 too late, the whole sequence ends, because later requests would be answered from a wrong state.
 """
 
@@ -9,6 +9,8 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from operator import attrgetter
+
+from typing_extensions import override
 
 from weft.base.core import Parameters
 from weft.base.errors import (
@@ -21,7 +23,7 @@ from weft.base.errors import (
 )
 from weft.base.observing.logs import get_logger
 from weft.serving.queues.expiries import Expiries
-from weft.serving.queues.queue import Expired, deadline_error
+from weft.serving.queues.queue import Expired, RequestQueue, deadline_error
 from weft.serving.queues.sequence_settings import SequenceSettings, sequence_parameters
 from weft.serving.queues.sequence_slots import SequenceSlots
 from weft.serving.queues.settings import SchedulerSettings
@@ -32,7 +34,7 @@ _LOG = get_logger("weft.serving.sequence")
 _ARRIVAL = attrgetter("sequence")
 
 
-class SequenceQueue:
+class SequenceQueue(RequestQueue):
     """Waiting requests of stateful sequences.
 
     A sequence that starts gets the free slot of the lowest row; where none is free it waits in the backlog, and gets
@@ -50,6 +52,7 @@ class SequenceQueue:
     """
 
     def __init__(self, settings: SchedulerSettings, model: str, instances: Sequence[Hashable]) -> None:
+        super().__init__()
         self._settings = settings.sequences or SequenceSettings()
         self._delay_ns = settings.max_queue_delay_us * 1000
         self._idle_ns = self._settings.max_idle_us * 1000
@@ -66,11 +69,9 @@ class SequenceQueue:
         #: Refuse requests that start a sequence.
         self.is_closing = False
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
+    @override
     def __iter__(self) -> Iterator[InferenceRequest]:
-        """Waiting requests in the order of arrival. The queue must not be changed while it is walked."""
+        """In the order of arrival; ``heads`` has those that may run."""
         return iter(self._waiting)
 
     def __contains__(self, sequence_id: object) -> bool:
@@ -78,31 +79,19 @@ class SequenceQueue:
         return sequence_id in self._open
 
     @property
-    def num_waiting(self) -> int:
-        """Requests that wait."""
-        return len(self._waiting)
-
-    @property
     def num_sequences(self) -> int:
         """Sequences that have started and not ended, those in the backlog included."""
         return len(self._slots)
 
-    def num_rows_before(self, _level: int) -> int:
-        """0: when a slot becomes free is not known."""
-        return 0
-
-    def num_by_level(self) -> dict[int, int]:
-        """Waiting requests; sequences have no levels. Any thread."""
-        return {0: len(self._waiting)}
-
-    def has_heads(self, instance: Hashable) -> bool:
-        """Whether a sequence of the instance has a request to run."""
+    @override
+    def has_work_for(self, instance: Hashable) -> bool:
         return bool(self._ready[instance])
 
     def heads(self, instance: Hashable) -> list[InferenceRequest]:
         """The next request of each sequence of the instance that is not running, oldest request first."""
         return sorted((sequence.waiting[0] for sequence in self._ready[instance]), key=_ARRIVAL)
 
+    @override
     def add(self, request: InferenceRequest, now_ns: int) -> None:
         """Queue the request, and set its position and time of arrival.
 
@@ -135,7 +124,7 @@ class SequenceQueue:
             del self._open[sequence_id]
         request.position = SequencePosition(sequence, is_start, is_end)
         request.priority = 0
-        request.num_queued_at_arrival = len(self._waiting)
+        request.num_queued_at_arrival = self.num_waiting
         sequence.waiting.append(request)
         self._wait(request, now_ns)
         self._idle.pop(sequence, None)
@@ -143,6 +132,7 @@ class SequenceQueue:
         if request.queue_timeout_us and sequence.instance is None:
             self._expiries.add(request, now_ns + request.queue_timeout_us * 1000)
 
+    @override
     def take(self, requests: Iterable[InferenceRequest], now_ns: int) -> None:
         """Remove requests, which must be heads and are executed now."""
         for request in requests:
@@ -174,6 +164,7 @@ class SequenceQueue:
                 sequence.idle_since_ns = now_ns
                 self._idle[sequence] = None
 
+    @override
     def remove(self, request: InferenceRequest) -> bool:
         """Withdraw the request, which ends its sequence; returns whether it waited.
 
@@ -200,6 +191,7 @@ class SequenceQueue:
         """Restore the slots of an instance."""
         self._note_placed(self._slots.regain(instance))
 
+    @override
     def expire(self, now_ns: int) -> list[Expired]:
         """End requests whose deadline has passed at ``now_ns``, and sequences that were idle for too long.
 
@@ -215,8 +207,8 @@ class SequenceQueue:
         self._failed.clear()
         return expired
 
+    @override
     def next_expiry_ns(self) -> int | None:
-        """When ``expire`` has something to do next; None if never."""
         if self._failed:
             return 0
         expiry_ns = self._expiries.next_ns()
@@ -279,6 +271,7 @@ class SequenceQueue:
         request.enqueue_ns = now_ns
         request.send_by_ns = now_ns + self._delay_ns
         self._waiting[request] = None
+        self.num_waiting += 1
         if request.context.deadline_ns is not None:
             self._expiries.add(request, request.context.deadline_ns)
 
@@ -352,6 +345,7 @@ class SequenceQueue:
 
     def _forget(self, request: InferenceRequest) -> None:
         del self._waiting[request]
+        self.num_waiting -= 1
         self._expiries.discard(request)
 
 

@@ -11,8 +11,8 @@ _HOLD_VARIABLES = ("WEFT_DELAY_SCHEDULER", "TRITONSERVER_DELAY_SCHEDULER")
 
 
 @dataclass(frozen=True, slots=True)
-class QueuePolicy:
-    """What may happen to a request while it waits.
+class WaitPolicy:
+    """How long requests of a level wait, and how many: ``ModelQueuePolicy``.
 
     Attributes:
         timeout_action: ``"REJECT"``: a request that waited too long fails; ``"DELAY"``: it goes behind the others of
@@ -57,6 +57,7 @@ class SchedulerSettings:
         priority_aging_us: A request is served as one of the next better level that came so many microseconds later;
             0: levels are strict.
         can_split: A request of more than ``max_batch_size`` rows is executed in parts.
+        queue_policy: Order of service; a name of ``QUEUES``.
         sequences: How stateful sequences share the instances; None: the model has none.
     """
 
@@ -67,12 +68,13 @@ class SchedulerSettings:
     preserve_ordering: bool = False
     priority_levels: int = 0
     default_priority_level: int = 0
-    default_policy: QueuePolicy = field(default_factory=QueuePolicy)
-    policies: Mapping[int, QueuePolicy] = field(default_factory=dict)
+    default_policy: WaitPolicy = field(default_factory=WaitPolicy)
+    policies: Mapping[int, WaitPolicy] = field(default_factory=dict)
     priority_aging_us: int = 0
     execution_timeout_us: int = 0
     load_timeout_s: float = DEFAULT_LOAD_TIMEOUT_S
     can_split: bool = False
+    queue_policy: str = "priority_levels"
     sequences: SequenceSettings | None = None
 
     def level_of(self, priority: int) -> int:
@@ -92,7 +94,7 @@ class SchedulerSettings:
         is_limited = self.priority_aging_us or self.execution_timeout_us or self.sequences is not None
         return self.priority_levels if is_apart and not is_limited else 0
 
-    def policy_of(self, level: int) -> QueuePolicy:
+    def policy_of(self, level: int) -> WaitPolicy:
         """Policy of a level."""
         return self.policies.get(level, self.default_policy)
 
@@ -151,7 +153,7 @@ class SchedulerSettings:
                 f"Only one priority level is allowed when 'preserve_ordering' is true, got {levels}",
             )
 
-    def _policy_faults(self, path: str, policy: QueuePolicy) -> Iterator[tuple[str, str]]:
+    def _policy_faults(self, path: str, policy: WaitPolicy) -> Iterator[tuple[str, str]]:
         if policy.timeout_action not in ("REJECT", "DELAY"):
             yield f"{path}.timeout_action", f"must be REJECT or DELAY, got {policy.timeout_action!r}"
         if policy.default_timeout_us < 0 or policy.max_queue_size < 0:

@@ -10,7 +10,8 @@ from weft.base.observing import telemetry
 from weft.base.observing.logs import get_logger
 from weft.base.statistics import ModelStatistics
 from weft.serving.backends.base import Backend, InstanceContext, ModelContext
-from weft.serving.queues.queue import PriorityQueue, RequestQueue
+from weft.serving.queues import QUEUES
+from weft.serving.queues.queue import RequestQueue, Waiting
 from weft.serving.queues.settings import SchedulerSettings, num_to_hold
 from weft.serving.request.request import InferenceRequest
 from weft.serving.runtime import spans
@@ -24,7 +25,7 @@ from weft.serving.runtime.outages import Outages
 from weft.serving.runtime.overruns import LIMIT_NS, Overruns
 from weft.serving.runtime.rate_limited import idle_instances
 from weft.serving.runtime.recorder import Recorder
-from weft.serving.scheduler.batcher import Batcher, Waiting, holding, make_batcher
+from weft.serving.scheduler.batcher import Batcher, holding, make_batcher
 from weft.serving.scheduler.execution_times import ExecutionTimes
 from weft.serving.scheduler.grouping import LengthBuckets
 from weft.serving.scheduler.rate_limiter import RateLimiter
@@ -99,7 +100,7 @@ class Dispatcher:
         self.loop = asyncio.get_running_loop()
         self.queue = self._make_queue()
         self._idle = idle_instances(limiter, self._instances, places, lambda: self.queue, self.dispatch)
-        self._slots = SlotBatcher(settings, self.num_slots, self._idle) if self.num_slots else None
+        self._slots = SlotBatcher(self.queue, self.num_slots, self._idle) if self.num_slots else None
         self._batcher = self._make_batcher(context.layout.buckets)
         self._background: IdleInstances[BackgroundThread] = IdleInstances()
         #: Who is idle, and the requests that wait for them.
@@ -126,7 +127,7 @@ class Dispatcher:
         statistics.occupancy = self._occupancy
 
     def _make_queue(self) -> RequestQueue:
-        return PriorityQueue(self._settings)
+        return QUEUES[self._settings.queue_policy](self._settings)
 
     def _make_batcher(self, buckets: LengthBuckets | None) -> Batcher:
         if self._slots is not None:
@@ -154,13 +155,10 @@ class Dispatcher:
     def _open_background(self) -> None:
         """Have the lowest level wait for the background, if every instance has one."""
         background = [instance.background for instance in self._instances if instance.background is not None]
-        if len(background) == len(self._instances) and isinstance(self.queue, PriorityQueue):
-            level = self._background_level
+        if len(background) == len(self._instances):
+            better, lowest = self.queue.apart(self._background_level)
             self._background.extend(background)
-            self._lines = [
-                (self._idle, self.queue.within(0, level - 1)),
-                (self._background, self.queue.within(level, level)),
-            ]
+            self._lines = [(self._idle, better), (self._background, lowest)]
 
     async def stop(self, *, grace_s: float) -> None:
         """Close the model: answer the requests that it has accepted, then close the backends.
@@ -216,7 +214,7 @@ class Dispatcher:
                 self.answers.fail(request, error, now_ns)
         for idle, waiting in self._lines:
             wake_ns = None
-            while idle and len(waiting):
+            while idle and queue.num_waiting:
                 requests, wake_ns, wanted = self._batcher.next_batch(waiting, now_ns, may_wait=self.is_open)
                 if not requests:
                     break

@@ -242,7 +242,7 @@ class ServedModel:
     def _enqueue_parts(self, split: SplitRequest, now_ns: int) -> None:
         """Queue every part; or none, and raise the error of the first that cannot be."""
         whole = split.whole
-        limit = self._settings.policy_of(self._settings.level_of(whole.priority)).max_queue_size
+        limit = self._queue.limit_for(whole)
         if 0 < limit < len(split.parts):
             raise ResourceExhaustedError(
                 f"Exceeds maximum queue size: {whole.num_rows} rows are {len(split.parts)} requests of at most "

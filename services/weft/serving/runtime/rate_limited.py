@@ -6,11 +6,10 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from weft.serving.backends.base import InstanceContext
-from weft.serving.queues.sequence import SequenceQueue
+from weft.serving.queues.queue import RequestQueue
 from weft.serving.request.call_path import callers_of
 from weft.serving.request.request import InferenceRequest
 from weft.serving.runtime.idle import IdleInstances
-from weft.serving.scheduler.batcher import Waiting
 from weft.serving.scheduler.rate_limiter import Contender, RateLimit, RateLimiter, ResourceKey
 
 _InstanceT = TypeVar("_InstanceT", bound=Hashable)
@@ -31,7 +30,7 @@ def idle_instances(
     limiter: RateLimiter | None,
     instances: Sequence[_InstanceT],
     places: Sequence[InstanceContext],
-    queued: Callable[[], Waiting],
+    queued: Callable[[], RequestQueue],
     dispatch: Callable[[], None],
 ) -> IdleInstances[_InstanceT]:
     """An empty collection of idle instances; that of a model that shares resources asks the limiter.
@@ -67,7 +66,7 @@ class RateLimitedInstances(IdleInstances[_InstanceT]):
         limiter: RateLimiter,
         contenders: Mapping[_InstanceT, Contender],
         *,
-        queued: Callable[[], Waiting],
+        queued: Callable[[], RequestQueue],
         dispatch: Callable[[], None],
     ) -> None:
         super().__init__()
@@ -120,10 +119,8 @@ class RateLimitedInstances(IdleInstances[_InstanceT]):
 
     def waiting(self) -> list[Contender]:
         """See ``Pool``."""
-        queue, idle = self._queued(), super().__iter__()
-        if isinstance(queue, SequenceQueue):
-            return [self._contenders[instance] for instance in idle if queue.has_heads(instance)]
-        return [self._contenders[instance] for instance in idle] if len(queue) else []
+        queue = self._queued()
+        return [self._contenders[instance] for instance in super().__iter__() if queue.has_work_for(instance)]
 
     def callers(self) -> set[str]:
         """See ``Pool``."""

@@ -34,7 +34,7 @@ class DeadlineAdmission:
         deadline_ns = request.context.deadline_ns
         if deadline_ns is None or deadline_ns <= now_ns:  # the queue refuses the latter
             return
-        num_before = queue.num_rows_before(self._settings.level_of(request.priority))
+        num_before = queue.num_rows_before(request)
         num_full, num_left = divmod(num_before, self._max_rows)
         num_rows = request.num_rows
         if self._settings.is_batching and num_left + num_rows <= self._max_rows:

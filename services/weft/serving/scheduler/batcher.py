@@ -4,10 +4,11 @@ The outcomes are those of Triton Inference Server's dynamic batcher. A batch is 
 request is overtaken by a later one of its level. Length buckets change that: there it is a prefix of its bucket.
 """
 
-from collections.abc import Hashable, Iterable, Sized
+from collections.abc import Hashable, Iterable
 from itertools import islice
 from typing import NamedTuple, Protocol
 
+from weft.serving.queues.queue import Waiting
 from weft.serving.queues.settings import SchedulerSettings
 from weft.serving.request.request import InferenceRequest
 from weft.serving.scheduler.grouping import LengthBuckets
@@ -28,10 +29,6 @@ class BatchDecision(NamedTuple):
     requests: list[InferenceRequest]
     wait_until_ns: int | None = None
     instance: Hashable = None
-
-
-class Waiting(Sized, Iterable[InferenceRequest], Protocol):
-    """Requests in the order of service."""
 
 
 class Batcher(Protocol):
@@ -72,7 +69,7 @@ class DynamicBatcher:
         ``max_rows`` limits it; None: ``max_batch_size`` does.
         """
         if not self._has_delay and len(queue) == 1:
-            return BatchDecision(list(queue))
+            return BatchDecision(list(iter(queue)))  # without asking for its length again
         batch, num_best, send_by_ns, is_closed = self._collect(queue, self._max_rows if max_rows is None else max_rows)
         if not batch:
             return BatchDecision([])

@@ -3,11 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Sequence
 
+from weft.serving.queues.queue import Waiting
 from weft.serving.queues.sequence import SequenceQueue
 from weft.serving.queues.sequence_settings import SequenceSettings
 from weft.serving.queues.settings import SchedulerSettings
 from weft.serving.request.request import InferenceRequest
-from weft.serving.scheduler.batcher import BatchDecision, Batcher, DynamicBatcher, Waiting, holding
+from weft.serving.scheduler.batcher import BatchDecision, Batcher, DynamicBatcher, holding
 
 
 class SequenceBatcher(ABC):

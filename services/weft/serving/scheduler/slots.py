@@ -3,9 +3,9 @@
 from collections.abc import Hashable, Iterable
 from itertools import islice
 
-from weft.serving.queues.settings import SchedulerSettings
+from weft.serving.queues.queue import RequestQueue, Waiting
 from weft.serving.request.request import InferenceRequest
-from weft.serving.scheduler.batcher import BatchDecision, Waiting
+from weft.serving.scheduler.batcher import BatchDecision
 
 #: Requests that one instance gets at once, so that a long run of them cannot hold up a better one.
 _MAX_AT_ONCE = 16
@@ -15,20 +15,19 @@ class SlotBatcher:
     """Hands out the head of the queue while its instance has a slot for it.
 
     A request has its slot from when it is handed out until it is answered. Another may enter an instance while fewer
-    than ``num_slots`` of the requests there are at least as good as it. So one that is strictly better enters a full
-    instance at once, where the backend may put others aside for it, and an instance never has more than ``num_slots``
-    requests of one level. Strictly better is a lower level; with ageing, a place in the order of service that is ahead
-    by a whole ``priority_aging_us`` or more, so that two requests never overtake one another in turn.
+    than ``num_slots`` of the requests there are at least as good as it. So one that is strictly better
+    (``RequestQueue.overtakes``) enters a full instance at once, where the backend may put others aside for it, and an
+    instance never has more than ``num_slots`` requests of one level.
 
     Args:
-        settings: Of the model.
+        queue: Of the model.
         num_slots: Of each instance.
         idle: Instances that can take requests now.
     """
 
-    def __init__(self, settings: SchedulerSettings, num_slots: int, idle: Iterable[Hashable]) -> None:
+    def __init__(self, queue: RequestQueue, num_slots: int, idle: Iterable[Hashable]) -> None:
         self._num_slots = num_slots
-        self._aging_ns = settings.priority_aging_us * 1000
+        self._overtakes = queue.overtakes
         self._idle = idle
         self._members: dict[Hashable, set[InferenceRequest]] = {}
         self._instance_of: dict[InferenceRequest, Hashable] = {}
@@ -73,9 +72,4 @@ class SlotBatcher:
         num_left = self._num_slots - num_entering  # those that enter with it come first in the order of service
         if len(members) < num_left:
             return True
-        return num_left > sum(not self._is_better(request, other) for other in members)
-
-    def _is_better(self, request: InferenceRequest, other: InferenceRequest) -> bool:
-        if self._aging_ns:
-            return other.rank_ns - request.rank_ns >= self._aging_ns
-        return request.priority < other.priority
+        return num_left > sum(not self._overtakes(request, other) for other in members)
