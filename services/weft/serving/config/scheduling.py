@@ -1,17 +1,22 @@
-"""``SchedulerSettings`` from ``dynamic_batching`` and its parameters."""
+"""``SchedulerSettings`` from ``dynamic_batching``, ``sequence_batching`` and their parameters."""
 
 import math
 
 from weft.serving.config.report import ConfigReport
-from weft.serving.config.sequences import MAX_BACKLOG, sequence_settings
+from weft.serving.config.sequence_inputs import id_datatype
 from weft.serving.queues import QUEUES
+from weft.serving.queues.sequence_settings import DEFAULT_MAX_IDLE_US, SequenceSettings
 from weft.serving.queues.settings import DEFAULT_LOAD_TIMEOUT_S, SchedulerSettings, WaitPolicy
 from weft_protos.model_config_pb2 import ModelConfig, ModelQueuePolicy
 
 _AGING, _SPLIT, _LIMIT = "priority_aging_us", "split_large_requests", "execution_timeout_us"
 _LOAD_LIMIT, _QUEUE_POLICY = "load_timeout_s", "queue_policy"
-SCHEDULING_PARAMETERS = (_AGING, _SPLIT, _LIMIT, _LOAD_LIMIT, _QUEUE_POLICY, MAX_BACKLOG)
+#: Sequences that may wait for a slot.
+_MAX_BACKLOG = "max_sequence_backlog"
+SCHEDULING_PARAMETERS = (_AGING, _SPLIT, _LIMIT, _LOAD_LIMIT, _QUEUE_POLICY, _MAX_BACKLOG)
 _MAX_LOAD_S = 86_400.0
+_MAX_SLOTS = 1 << 16
+_SEQUENCES = "sequence_batching"
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -24,10 +29,10 @@ def scheduler_settings(config: ModelConfig, report: ConfigReport) -> SchedulerSe
     """
     if config.HasField("sequence_batching"):
         return _by_sequence(config, report)
-    if MAX_BACKLOG in config.parameters:
+    if _MAX_BACKLOG in config.parameters:
         report.error(
-            f"parameters[{MAX_BACKLOG}]",
-            f"parameter '{MAX_BACKLOG}' needs sequence_batching; elsewhere a queue policy has max_queue_size",
+            f"parameters[{_MAX_BACKLOG}]",
+            f"parameter '{_MAX_BACKLOG}' needs sequence_batching; elsewhere a queue policy has max_queue_size",
         )
     batching = config.dynamic_batching
     settings = SchedulerSettings(
@@ -56,7 +61,7 @@ def _by_sequence(config: ModelConfig, report: ConfigReport) -> SchedulerSettings
     for key in (_AGING, _SPLIT, _QUEUE_POLICY):
         if key in config.parameters:
             report.error(f"parameters[{key}]", f"parameter '{key}' is not possible with sequence_batching; remove it")
-    sequences = sequence_settings(config, report)
+    sequences = _sequence_settings(config, report)
     oldest = config.sequence_batching.oldest
     return SchedulerSettings(
         max_batch_size=config.max_batch_size,
@@ -131,3 +136,60 @@ def _policy(policy: ModelQueuePolicy) -> WaitPolicy:
         allow_timeout_override=policy.allow_timeout_override,
         max_queue_size=policy.max_queue_size,
     )
+
+
+def _sequence_settings(config: ModelConfig, report: ConfigReport) -> SequenceSettings:
+    """How stateful sequences share the instances; for a configuration with ``sequence_batching``."""
+    batching = config.sequence_batching
+    oldest, direct = batching.oldest, batching.direct
+    is_direct = batching.WhichOneof("strategy_choice") != "oldest"
+    num_slots = max(config.max_batch_size, 1)
+    slots_path, slots = "max_batch_size", "with sequence_batching max_batch_size"
+    if not is_direct and oldest.max_candidate_sequences:
+        num_slots = oldest.max_candidate_sequences
+        slots_path, slots = f"{_SEQUENCES}.oldest.max_candidate_sequences", "max_candidate_sequences"
+    if not 1 <= num_slots <= _MAX_SLOTS:
+        report.error(slots_path, f"{slots} must be between 1 and {_MAX_SLOTS}, got {num_slots}")
+        num_slots = 1
+    if not is_direct:
+        for size in oldest.preferred_batch_size:
+            if not 1 <= size <= config.max_batch_size:
+                report.error(
+                    f"{_SEQUENCES}.oldest.preferred_batch_size",
+                    "sequence batching preferred batch size must be positive and no larger than max_batch_size "
+                    f"({config.max_batch_size}), got {size}",
+                )
+    if not 0 <= direct.minimum_slot_utilization <= 1:
+        report.error(
+            f"{_SEQUENCES}.direct.minimum_slot_utilization",
+            f"minimum_slot_utilization must be in range [0.0, 1.0], got {direct.minimum_slot_utilization:g}",
+        )
+    if batching.iterative_sequence and batching.state:
+        report.error(
+            f"{_SEQUENCES}.state",
+            "state is not possible with iterative_sequence, where a request gives outputs once, at the end; keep it in "
+            "the model",
+        )
+    return SequenceSettings(
+        is_direct=is_direct,
+        num_slots=num_slots,
+        max_idle_us=batching.max_sequence_idle_microseconds or DEFAULT_MAX_IDLE_US,
+        max_queue_delay_us=direct.max_queue_delay_microseconds,
+        minimum_slot_utilization=direct.minimum_slot_utilization,
+        is_iterative=batching.iterative_sequence,
+        max_backlog=_max_backlog(config, report),
+        has_varying_state=any(-1 in state.dims for state in batching.state),
+        id_datatype=id_datatype(batching),
+    )
+
+
+def _max_backlog(config: ModelConfig, report: ConfigReport) -> int:
+    text = config.parameters[_MAX_BACKLOG].string_value if _MAX_BACKLOG in config.parameters else "0"
+    if not text.isdecimal() or (_MAX_BACKLOG in config.parameters and not int(text)):
+        report.error(
+            f"parameters[{_MAX_BACKLOG}]",
+            f"parameter '{_MAX_BACKLOG}' must be a whole number of at least 1, got '{text}'; without it any number of "
+            "sequences may wait",
+        )
+        return 0
+    return int(text)
