@@ -12,8 +12,7 @@ from tests.unit.serving.fake_backends import TIMEOUT_S, Echo
 from weft.base.core import CallContext
 from weft.base.tensors import decode
 from weft.serving.queues.priority_levels import PriorityQueue
-from weft.serving.queues.sequence_settings import SequenceSettings
-from weft.serving.queues.settings import SchedulerSettings
+from weft.serving.queues.settings import SchedulerSettings, SequenceSettings
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="the operating system has no such priority")
 

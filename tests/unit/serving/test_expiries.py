@@ -3,7 +3,7 @@
 import pytest
 
 from weft.base.core import CallContext, InferCall
-from weft.serving.queues.expiries import Expiries
+from weft.serving.queues.queue import Expiries
 from weft.serving.request.request import InferenceRequest
 
 

@@ -8,11 +8,10 @@ import pytest
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import InvalidArgumentError, ResourceExhaustedError
 from weft.serving.queues.sequence import SequenceQueue
-from weft.serving.queues.sequence_settings import SequenceSettings
-from weft.serving.queues.settings import SchedulerSettings
+from weft.serving.queues.settings import SchedulerSettings, SequenceSettings
 from weft.serving.request.call_path import CALL_PATH_HEADER
 from weft.serving.request.request import InferenceRequest
-from weft.serving.runtime.rate_limited import RateLimitedInstances
+from weft.serving.runtime.idle import RateLimitedInstances
 from weft.serving.scheduler import rate_limiter
 from weft.serving.scheduler.rate_limiter import PATIENCE, RESERVATION_NS, Contender, RateLimit, RateLimiter, parse_limit
 
@@ -69,7 +68,7 @@ class Limits:
     def __init__(self, monkeypatch):
         self.clock = Clock()
         self.alarms = []
-        monkeypatch.setattr("weft.serving.runtime.rate_limited.time", self.clock)
+        monkeypatch.setattr("weft.serving.runtime.idle.time", self.clock)
 
     def make(self, **limits):
         limits = {(name, None): count for name, count in limits.items()}

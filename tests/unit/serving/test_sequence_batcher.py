@@ -5,10 +5,9 @@ import pytest
 from weft.base.core import CallContext, InferCall
 from weft.base.tensors import WireTensor
 from weft.serving.queues.sequence import SequenceQueue
-from weft.serving.queues.sequence_settings import SequenceSettings
-from weft.serving.queues.settings import SchedulerSettings
+from weft.serving.queues.settings import SchedulerSettings, SequenceSettings
 from weft.serving.request.request import InferenceRequest
-from weft.serving.scheduler.sequence_batcher import make_sequence_batcher
+from weft.serving.scheduler.batcher import make_sequence_batcher
 
 DELAY_US = 100
 DELAY_NS = DELAY_US * 1000

@@ -20,8 +20,7 @@ from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import decode, encode
 from weft.serving.backends.base import InstanceContext, ModelContext, TensorBackend
 from weft.serving.backends.sequences import ImplicitState, SequenceInputs, Signal, sequenced
-from weft.serving.queues.sequence_settings import SequenceSettings
-from weft.serving.queues.settings import SchedulerSettings
+from weft.serving.queues.settings import SchedulerSettings, SequenceSettings
 from weft.serving.runtime.sequence_model import SequenceModel
 
 TIMEOUT_S = 10.0

@@ -9,10 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import WeftError
 from weft.serving.queues.sequence import SequenceQueue
-from weft.serving.queues.sequence_settings import SequenceSettings
-from weft.serving.queues.settings import SchedulerSettings
+from weft.serving.queues.settings import SchedulerSettings, SequenceSettings
 from weft.serving.request.request import InferenceRequest
-from weft.serving.scheduler.sequence_batcher import make_sequence_batcher
+from weft.serving.scheduler.batcher import make_sequence_batcher
 
 INSTANCES = ("X", "Y")
 

@@ -16,8 +16,7 @@ from weft.base.errors import (
     WeftError,
 )
 from weft.serving.queues.sequence import SequenceQueue
-from weft.serving.queues.sequence_settings import SequenceSettings
-from weft.serving.queues.settings import SchedulerSettings
+from weft.serving.queues.settings import SchedulerSettings, SequenceSettings
 from weft.serving.request.request import InferenceRequest
 
 US = 1000

@@ -4,7 +4,7 @@ from tests.unit.serving.builders import make_request
 
 from weft.serving.queues.priority_levels import PriorityQueue
 from weft.serving.queues.settings import SchedulerSettings
-from weft.serving.scheduler.slots import SlotBatcher
+from weft.serving.scheduler.batcher import SlotBatcher
 
 MS = 1_000_000
 LEVELS = SchedulerSettings(max_batch_size=0, is_batching=True, priority_levels=3, default_priority_level=2)

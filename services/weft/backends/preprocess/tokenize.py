@@ -17,6 +17,9 @@ from weft.serving.backends.parameters import ParameterReader
 from weft.serving.request.request import InferenceRequest, InferenceResponse, Outcome
 
 _INTEGERS = ("INT64", "INT32")
+_SIDES = ("left", "right")
+_STRATEGIES = ("longest_first", "only_first", "only_second")
+_PAD_TOKENS = ("[PAD]", "<pad>")
 
 
 class _OutputSource(NamedTuple):
@@ -33,9 +36,6 @@ _OUTPUTS = {
     "special_tokens_mask": _OutputSource("special_tokens_mask", padding=1),
     "offset_mapping": _OutputSource("offsets"),
 }
-_SIDES = ("left", "right")
-_STRATEGIES = ("longest_first", "only_first", "only_second")
-_PAD_TOKENS = ("[PAD]", "<pad>")
 
 
 class TokenizeBackend(Backend):

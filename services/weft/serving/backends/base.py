@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from weft.serving.scheduler.rate_limiter import RateLimit
 
+_num_rows = attrgetter("num_rows")
+
 
 class NestedStream(Protocol):
     """The responses to one call of a decoupled model; may be used from any thread, by one at a time."""
@@ -158,9 +160,6 @@ class InstanceContext:
     def origin(self, signature: ModelSignature) -> str:
         """Entry of the instance in the path of nested calls."""
         return f"{quote(signature.name, safe='')}.{signature.version}.{self.token}"
-
-
-_num_rows = attrgetter("num_rows")
 
 
 @dataclass(slots=True)

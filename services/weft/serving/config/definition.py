@@ -30,7 +30,7 @@ from weft.serving.backends.base import (
     RepositoryControl,
     TensorBackend,
 )
-from weft.serving.backends.labels import read_label_file
+from weft.serving.backends.loading import read_label_file
 from weft.serving.backends.sequences import sequenced
 from weft.serving.config import checks, scheduling
 from weft.serving.config.batching import LAYOUT_PARAMETERS, batch_layout

@@ -5,8 +5,13 @@ import math
 from weft.serving.config.report import ConfigReport
 from weft.serving.config.sequence_inputs import id_datatype
 from weft.serving.queues import QUEUES
-from weft.serving.queues.sequence_settings import DEFAULT_MAX_IDLE_US, SequenceSettings
-from weft.serving.queues.settings import DEFAULT_LOAD_TIMEOUT_S, SchedulerSettings, WaitPolicy
+from weft.serving.queues.settings import (
+    DEFAULT_LOAD_TIMEOUT_S,
+    DEFAULT_MAX_IDLE_US,
+    SchedulerSettings,
+    SequenceSettings,
+    WaitPolicy,
+)
 from weft_protos.model_config_pb2 import ModelConfig, ModelQueuePolicy
 
 _AGING, _SPLIT, _LIMIT = "priority_aging_us", "split_large_requests", "execution_timeout_us"

@@ -11,9 +11,8 @@ from weft.base.errors import DeadlineExceededError, RequestCancelledError, Unava
 from weft.base.statistics import ModelStatistics, failure_reason
 from weft.serving.backends.base import ModelContext
 from weft.serving.lifecycle.warm_pool import WarmPool
-from weft.serving.runtime.load_watch import SLOW_S
 from weft.serving.runtime.model import ServedModel
-from weft.serving.runtime.outages import Outages
+from weft.serving.runtime.outages import SLOW_S, Outages
 from weft.serving.runtime.sequence_model import SequenceModel
 
 

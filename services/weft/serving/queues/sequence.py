@@ -22,11 +22,9 @@ from weft.base.errors import (
     WeftError,
 )
 from weft.base.observing.logs import get_logger
-from weft.serving.queues.expiries import Expiries
-from weft.serving.queues.queue import Expired, RequestQueue, deadline_error
-from weft.serving.queues.sequence_settings import SequenceSettings, sequence_parameters
+from weft.serving.queues.queue import Expired, Expiries, RequestQueue, deadline_error
 from weft.serving.queues.sequence_slots import SequenceSlots
-from weft.serving.queues.settings import SchedulerSettings
+from weft.serving.queues.settings import SchedulerSettings, SequenceSettings, sequence_parameters
 from weft.serving.request.request import InferenceRequest, RequestSequence, SequencePosition
 
 _LOG = get_logger("weft.serving.sequence")

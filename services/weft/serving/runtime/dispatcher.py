@@ -16,21 +16,16 @@ from weft.serving.queues.settings import SchedulerSettings, num_to_hold
 from weft.serving.request.request import InferenceRequest
 from weft.serving.runtime import spans
 from weft.serving.runtime.alarm import Alarm
-from weft.serving.runtime.answers import Answers
-from weft.serving.runtime.decoupled import DecoupledRequests
+from weft.serving.runtime.answers import Answers, DecoupledRequests
 from weft.serving.runtime.execution import BackgroundThread, BatchExecution
-from weft.serving.runtime.idle import IdleInstances
+from weft.serving.runtime.idle import IdleInstances, idle_instances
 from weft.serving.runtime.instance import Instance
 from weft.serving.runtime.outages import Outages
-from weft.serving.runtime.overruns import LIMIT_NS, Overruns
-from weft.serving.runtime.rate_limited import idle_instances
-from weft.serving.runtime.recorder import Recorder
-from weft.serving.scheduler.batcher import Batcher, holding, make_batcher
-from weft.serving.scheduler.execution_times import ExecutionTimes
+from weft.serving.runtime.recorder import LIMIT_NS, Overruns, Recorder
+from weft.serving.scheduler.admission import ExecutionTimes, RetryAfter
+from weft.serving.scheduler.batcher import Batcher, SlotBatcher, holding, make_batcher
 from weft.serving.scheduler.grouping import LengthBuckets
 from weft.serving.scheduler.rate_limiter import RateLimiter
-from weft.serving.scheduler.retry_after import RetryAfter
-from weft.serving.scheduler.slots import SlotBatcher
 
 _LOG = get_logger("weft.serving")
 

@@ -20,8 +20,7 @@ from weft.serving.backends.base import Backend, InstanceContext, ModelContext, T
 from weft.serving.backends.loading import why_unreadable
 from weft.serving.request.request import InferenceRequest
 from weft.serving.runtime.execution import BackgroundThread, BatchExecution, BatchRunner
-from weft.serving.runtime.load_watch import LoadWatch
-from weft.serving.runtime.outages import PAUSES_S, STABLE_S
+from weft.serving.runtime.outages import PAUSES_S, STABLE_S, LoadWatch
 
 _LOG = get_logger("weft.serving")
 
@@ -51,7 +50,7 @@ class Instance:
         background: Runs batches beside those of ``execute``, and reports them itself; None where the backend, or the
             operating system, cannot. Known once it is loaded.
         is_hung: Whether a batch runs for longer than that.
-        is_slow: Whether the lost backend has been loading again for ``load_watch.SLOW_S``.
+        is_slow: Whether the lost backend has been loading again for ``SLOW_S``.
     """
 
     def __init__(

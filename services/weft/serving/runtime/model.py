@@ -2,29 +2,94 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import ClassVar
 
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import InternalError, RequestCancelledError, ResourceExhaustedError, UnsupportedError, WeftError
 from weft.base.observing.logs import get_logger
+from weft.base.reshape import reshaped
+from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics
-from weft.base.validation import scheduling_parameters
+from weft.base.tensors import num_elements
+from weft.base.validation import scheduling_parameters, validate
 from weft.serving.backends.base import Backend, InstanceContext, ModelContext
 from weft.serving.queues.settings import SchedulerSettings
 from weft.serving.request.call_path import CALL_PATH_HEADER, SelfCalls
 from weft.serving.request.request import InferenceRequest, SplitRequest
-from weft.serving.runtime.call_validation import CallValidation, CheckedCall
+from weft.serving.request.split import split_call
 from weft.serving.runtime.dispatcher import Dispatcher
 from weft.serving.scheduler.admission import DeadlineAdmission
 from weft.serving.scheduler.grouping import make_batch_key
 from weft.serving.scheduler.rate_limiter import RateLimiter
 
-_LOG = get_logger("weft.serving")
+#: Strings of one input that are checked on the event loop; checking one takes 0.1 us.
+_MANY_STRINGS = 16_384
 
+
+#: A call that fits its model, with the shapes that the model takes; its batch size; and its parts, calls of at most
+#: ``max_batch_size`` rows, none where it is executed as it is.
+CheckedCall = tuple[InferCall, int, Sequence[InferCall]]
+_LOG = get_logger("weft.serving")
 #: The answer to come.
 _Answer = asyncio.Future[InferResult | WeftError]
+
+
+class CallValidation:
+    """Validates the calls of one model.
+
+    Args:
+        signature: As clients see it.
+        settings: Of the model.
+
+    Attributes:
+        checks_strings: Whether a call may take long to check. Those of stateful sequences are checked at once all the
+            same: the next one would overtake.
+    """
+
+    def __init__(self, signature: ModelSignature, settings: SchedulerSettings) -> None:
+        self._signature = signature
+        self._max_rows = settings.max_batch_size
+        self._can_split = settings.can_split
+        has_strings = any(spec.datatype == "BYTES" for spec in signature.inputs)
+        self.checks_strings = has_strings and settings.sequences is None
+        self._reshape = call_reshaper(signature)
+
+    def has_many_strings(self, call: InferCall) -> bool:
+        """Whether ``check`` takes so long that it should run on a thread."""
+        return any(
+            tensor.datatype == "BYTES" and num_elements(tensor.shape) > _MANY_STRINGS for tensor in call.inputs.values()
+        )
+
+    def check(self, call: InferCall) -> CheckedCall:
+        """The checked call. Raises InvalidArgumentError for one that does not fit the model."""
+        num_rows = validate(call, self._signature, can_split=self._can_split)
+        if self._reshape is not None:
+            call = self._reshape(call)
+        if not self._can_split or num_rows <= self._max_rows:
+            return call, num_rows, ()
+        return call, num_rows, split_call(call, num_rows, self._max_rows)
+
+
+def call_reshaper(signature: ModelSignature) -> Callable[[InferCall], InferCall] | None:
+    """Makes of a call that fits the signature one with the shapes that the model takes; its bytes are not copied.
+
+    None: no input has ``reshape``.
+    """
+    specs = [(spec, spec.reshape) for spec in signature.inputs if spec.reshape is not None]
+    if not specs:
+        return None
+
+    def reshape(call: InferCall) -> InferCall:
+        inputs = dict(call.inputs)
+        for spec, target in specs:
+            if (tensor := inputs.get(spec.name)) is not None:
+                inputs[spec.name] = tensor._replace(shape=reshaped(tensor.shape, spec.dims, target))
+        return replace(call, inputs=inputs)
+
+    return reshape
 
 
 class ServedModel:

@@ -14,9 +14,8 @@ from weft.serving.runtime.dispatcher import Dispatcher
 from weft.serving.runtime.execution import BackgroundThread, BatchExecution
 from weft.serving.runtime.instance import Instance
 from weft.serving.runtime.model import ServedModel
-from weft.serving.scheduler.batcher import Batcher
+from weft.serving.scheduler.batcher import Batcher, make_sequence_batcher
 from weft.serving.scheduler.grouping import LengthBuckets
-from weft.serving.scheduler.sequence_batcher import make_sequence_batcher
 
 
 class SequenceDispatcher(Dispatcher):

@@ -28,10 +28,10 @@ from weft.serving.backends.base import Batch
 from weft.serving.backends.python import process
 from weft.serving.backends.python.channel import MessageChannel
 from weft.serving.backends.python.process import CLOSE_WAIT_S
-from weft.serving.calls.nested_calls import NestedCalls
+from weft.serving.calls import NestedCalls
 from weft.serving.request.request import InferenceRequest
 from weft.serving.request.stream import MAX_WAITING
-from weft.serving.runtime import instance, load_watch
+from weft.serving.runtime import instance, outages
 
 PROCESS = {"EXECUTION": "process"}
 
@@ -333,8 +333,8 @@ async def test_import_that_does_not_return_ends_at_the_limit(serve, folder):
 
 async def test_calls_do_not_wait_for_a_lost_instance_whose_import_takes_long(serve, folder, monkeypatch, caplog):
     """They are UNAVAILABLE after the first warning, the index can say LOADING, and at the limit it is tried again."""
-    monkeypatch.setattr(load_watch, "SLOW_S", 0.2)
-    monkeypatch.setattr(load_watch, "PERIOD_S", 0.1)
+    monkeypatch.setattr(outages, "SLOW_S", 0.2)
+    monkeypatch.setattr(outages, "PERIOD_S", 0.1)
     model = await serve(load_timeout_s=1.5)
     (folder / "hangs").touch()
     with pytest.raises(UnavailableError):
