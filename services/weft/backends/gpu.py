@@ -1,4 +1,4 @@
-"""Helpers shared by the GPU backends."""
+"""What the GPU backends share: falling back to the CPU, pinned host memory."""
 
 import contextlib
 import ctypes

@@ -87,8 +87,6 @@ class NestedResponses:
     """The ``NestedStream`` of one call.
 
     Args:
-        calls: Runs it.
-        results: The responses.
         parents: Requests on whose behalf the call is made.
     """
 

@@ -171,9 +171,9 @@ class ServingCore(InferenceCore):
         """Whether the version ("" = any) serves; False for one that is not there. Raises NotFoundError."""
         model = self._find(name)
         if not version:
-            return any(not ready.served.outages.is_total for ready in model.ready_versions())
+            return any(not ready.served.crashed.includes_all for ready in model.ready_versions())
         try:
-            return not model.select(version).served.outages.is_total
+            return not model.select(version).served.crashed.includes_all
         except (NotFoundError, UnavailableError):
             return False
 

@@ -1,4 +1,4 @@
-"""Metrics that backends count themselves, read at scrape time."""
+"""Prometheus metrics of a serving process, read at scrape time: of backends, inline models, loads on demand, GPUs."""
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -105,11 +105,7 @@ class InlineCollector(Collector):
 
 
 class WarmPoolCollector(Collector):
-    """Loaded models, durations of loads, and reasons of unloads.
-
-    Args:
-        pool: Read as it is.
-    """
+    """Loaded models, durations of loads, and reasons of unloads."""
 
     def __init__(self, pool: WarmPool) -> None:
         self._pool = pool

@@ -188,10 +188,6 @@ class Backend(ABC):
 
     A ``TensorBackend`` that ``can_share_processor`` has ``execute`` and ``run`` called on other threads too.
     An instance that ``is_inline`` has its ``execute`` called on the event loop, while no other method runs.
-
-    Args:
-        model: What to load.
-        instance: Where to run it.
     """
 
     #: Called before a load with the JSON-like configuration and the version folder; returns the completed

@@ -48,7 +48,6 @@ class ImplicitState:
 
     Attributes:
         spec: Of the input.
-        output: Of the model.
         initial: What the first request of a sequence gets, batch dimension included.
         is_answered: Whether clients get the output, because it is declared too.
     """

@@ -62,7 +62,6 @@ class ModelDefinition:
         config: Completed configuration, as ``ModelConfig`` answers it.
         backend: Runs the model; warm-up included.
         settings: Of the scheduler.
-        instances: Where it runs.
         contexts: Of each version to be served, by version, lowest first.
     """
 

@@ -26,8 +26,8 @@ from weft.serving.lifecycle.background import in_daemon_thread
 from weft.serving.lifecycle.on_demand import OnDemandModel
 from weft.serving.lifecycle.response_cache import CachedModel
 from weft.serving.lifecycle.warm_pool import WarmPool
+from weft.serving.runtime.crashed_instances import until_slow
 from weft.serving.runtime.model import ServedModel
-from weft.serving.runtime.outages import until_slow
 from weft.serving.runtime.sequence_model import SequenceModel
 from weft.serving.scheduler.rate_limiter import RateLimiter
 from weft_protos.model_config_pb2 import ModelConfig
@@ -70,10 +70,10 @@ class ModelVersion:
     @property
     def shown_state(self) -> VersionState:
         """The state that clients see: for a version that has lost every instance UNAVAILABLE, or LOADING."""
-        outages = self.served.outages
-        if self.state is not VersionState.READY or not outages.is_total:
+        crashed = self.served.crashed
+        if self.state is not VersionState.READY or not crashed.includes_all:
             return self.state
-        return VersionState.LOADING if outages.is_loading else VersionState.UNAVAILABLE
+        return VersionState.LOADING if crashed.is_loading else VersionState.UNAVAILABLE
 
 
 class ManagedModel:
@@ -82,7 +82,6 @@ class ManagedModel:
     Loads and unloads of one model happen one after another.
 
     Args:
-        name: Model name.
         slots: Of all models: limits concurrent loads.
         drain_grace_s: Time for the requests of a replaced or unloaded version, in seconds.
         pool: Loads its versions on demand; None: they load at once.
@@ -178,7 +177,7 @@ class ManagedModel:
                 self.name,
                 str(number),
                 version.shown_state.value,
-                version.reason or self._reason or str(version.served.outages),
+                version.reason or self._reason or str(version.served.crashed),
             )
             for number, version in sorted(self._versions.items())
         ]

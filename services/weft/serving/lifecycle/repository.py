@@ -1,4 +1,4 @@
-"""The model repository on disk: its models and versions.
+"""The model repository: what is on disk, and loads and unloads that models ask for.
 
 ::
 
@@ -29,11 +29,7 @@ Fingerprint = tuple[tuple[str, int, int, int], ...]
 
 
 class ModelRepository:
-    """Read-only view of a folder of models. Every method reads the disk and blocks: not for the event loop.
-
-    Args:
-        root: The folder.
-    """
+    """Read-only view of a folder of models. Every method reads the disk and blocks: not for the event loop."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -10,7 +10,7 @@ from weft.base.errors import UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.base.signature import ModelSignature
 from weft.base.statistics import LatencyHistogram
-from weft.serving.runtime.outages import until_slow
+from weft.serving.runtime.crashed_instances import until_slow
 
 _log = get_logger("weft.serving.warm_pool")
 

@@ -160,9 +160,6 @@ class PolicyQueue(RequestQueue):
     """A queue policy: a subclass keeps the requests in its order, in ``_insert``, ``_discard`` and ``__iter__``.
 
     Times, timeouts, deadlines and the choice of who expires are the same for each.
-
-    Args:
-        settings: Of the model.
     """
 
     def __init__(self, settings: SchedulerSettings) -> None:

@@ -45,7 +45,6 @@ class SequenceQueue(RequestQueue):
 
     Args:
         settings: Of the model, with ``sequences``.
-        model: Name, for errors.
         instances: Each has ``num_slots`` slots.
     """
 

@@ -10,10 +10,6 @@ from weft.serving.request.request import RequestSequence
 class SequenceSlots:
     """Places sequences: each gets the free slot of the lowest row; where none is free it waits in the backlog.
 
-    Args:
-        instances: Each has slots.
-        num_slots: Of each instance.
-
     Attributes:
         backlog: Sequences that wait for a slot, in order.
     """

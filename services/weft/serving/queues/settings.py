@@ -1,4 +1,4 @@
-"""How the requests of one model wait and share batches, as ``dynamic_batching`` of its configuration says."""
+"""How the requests of one model wait and share batches: ``dynamic_batching`` and ``sequence_batching``."""
 
 import os
 from collections.abc import Iterator, Mapping

@@ -169,7 +169,6 @@ class SequencePosition:
     """Where a request stands in its stateful sequence.
 
     Attributes:
-        sequence: Of the request.
         is_start: First of the sequence, or of another one under the same id.
         is_end: Last of it.
     """

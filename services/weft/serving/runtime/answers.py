@@ -1,4 +1,4 @@
-"""Answers each request once, in the order of arrival where configured, and counts the answer."""
+"""Answers each request once, in the order of arrival where configured, or by a stream; counts the answer."""
 
 import asyncio
 import time
@@ -64,7 +64,6 @@ class Answers:
     """Delivers the outcomes of executions, and errors of requests that end without one, to their callers.
 
     Args:
-        model: Name, for spans.
         recorder: Counts every answer once; a request that was split counts once too.
         is_ordered: Answers leave in the order in which the requests were expected.
         drop: Takes a request out of the queue, or flags it if it runs.
@@ -161,8 +160,8 @@ class Answers:
             self._answer(request, outcome, execution, now_ns)
 
 
-def _has_been_told() -> Work:
-    """In place of what a backend says of a request whose span is written."""
+def _described() -> Work:
+    """In place of the description by the backend, once the span is written."""
     return Work("compute", {})
 
 
@@ -170,11 +169,9 @@ class DecoupledRequests:
     """Opens the streams of requests, and ends them; lives on the event loop.
 
     Args:
-        signature: Of the model.
         recorder: Counts each request once, when it ends, and each response.
         withdraw: Ends a request with an error that is not the model's.
         on_end: Called with a request that has ended.
-        checks_outputs: As of the backend.
 
     Attributes:
         unfinished: Requests that have not had their last response.
@@ -270,7 +267,7 @@ class DecoupledRequests:
             spans.record_stream(self._signature.name, request, num_responses, failure)
         request.stream = None  # they refer to each other; reader and sender hold the stream
         if request.describe is not None:
-            request.describe = _has_been_told  # it holds the request; that there was one still matters
+            request.describe = _described  # it holds the request; that there was one still matters
         if stream is not None and isinstance(outcome, WeftError):
             if not stream.has_last:
                 self._recorder.dropped(stream.num_sent, stream.last_ns, time.monotonic_ns())

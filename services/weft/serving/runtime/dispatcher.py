@@ -17,10 +17,10 @@ from weft.serving.request.request import InferenceRequest
 from weft.serving.runtime import spans
 from weft.serving.runtime.alarm import Alarm
 from weft.serving.runtime.answers import Answers, DecoupledRequests
+from weft.serving.runtime.crashed_instances import CrashedInstances
 from weft.serving.runtime.execution import BackgroundThread, BatchExecution
 from weft.serving.runtime.idle import IdleInstances, idle_instances
 from weft.serving.runtime.instance import Instance
-from weft.serving.runtime.outages import Outages
 from weft.serving.runtime.recorder import LIMIT_NS, Overruns, Recorder
 from weft.serving.scheduler.admission import ExecutionTimes, RetryAfter
 from weft.serving.scheduler.batcher import Batcher, SlotBatcher, holding, make_batcher
@@ -40,19 +40,14 @@ class Dispatcher:
     instances in ``dispatch``, a batch in each turn of the event loop.
 
     Args:
-        context: The model version.
-        backend: The class that runs it.
-        settings: Queue and batching.
         places: Where to run it, at least one.
-        statistics: Of the version.
         limiter: Of the resources that instances share; None: nothing is limited.
 
     Attributes:
-        loop: The event loop.
         queue: Requests that wait for an instance.
         answers: Ends requests.
         decoupled: Requests of a decoupled model that have not ended.
-        outages: Instances that are lost.
+        crashed: Instances that are lost.
         recorder: Writes the statistics.
         times: How long executions took.
         retry_after: The hint for a request that finds the queue full.
@@ -85,7 +80,7 @@ class Dispatcher:
                 backend,
                 place,
                 self._on_executed,
-                self._on_outage,
+                self._on_crash,
                 limit_s,
                 settings.load_timeout_s,
                 has_background=has_background,
@@ -111,7 +106,7 @@ class Dispatcher:
             on_end=self._on_stream_end,
             checks_outputs=backend.checks_outputs,
         )
-        self.outages = Outages(signature.name, len(places))
+        self.crashed = CrashedInstances(signature.name, len(places))
         self.times = ExecutionTimes()
         num_at_once = len(places) * max(self.num_slots, 1)
         self.retry_after = RetryAfter(num_at_once, has_sequences=settings.sequences is not None)
@@ -241,7 +236,7 @@ class Dispatcher:
         """A batch has run: give the instance the next one first, then answer the members."""
         del self._running[instance]
         if isinstance(instance, Instance):
-            self._idle.give_back(instance, is_lost=instance in self.outages.reasons)
+            self._idle.give_back(instance, is_lost=instance in self.crashed.reasons)
         else:
             self._background.append(instance)
         if self._overruns is None:
@@ -273,20 +268,20 @@ class Dispatcher:
             self.dispatch_soon()
         self._check_drained()
 
-    def _on_outage(self, instance: Instance, reason: str) -> None:
+    def _on_crash(self, instance: Instance, reason: str) -> None:
         """The instance is lost, or ("") back; requests that no instance is left for fail."""
         if not reason:
-            self.outages.end(instance)
+            self.crashed.remove(instance)
             self._statistics.restart_count += not instance.is_hung  # else it was never loaded again
             if instance not in self._running:
                 self._idle.append(instance)
             self.dispatch()
             return
-        self.outages.begin(instance, reason, is_hung=instance.is_hung, is_loading=instance.is_slow)
+        self.crashed.add(instance, reason, is_hung=instance.is_hung, is_loading=instance.is_slow)
         self._idle.discard(instance)
-        if self.outages.is_total:
+        if self.crashed.includes_all:
             for request in list(self.queue):
-                self.answers.withdraw(request, self.outages.error())
+                self.answers.withdraw(request, self.crashed.error())
             self._check_drained()
 
     def _abandon(self) -> None:

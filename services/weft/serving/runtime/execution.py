@@ -1,4 +1,4 @@
-"""Runs batches on a backend: one outcome for each request, whatever the backend does; also in the background."""
+"""Runs batches on a backend, also in the background: an encoded outcome for each request, whatever it does."""
 
 import os
 import time
@@ -53,13 +53,7 @@ class BatchExecution:
 
 
 class BatchRunner:
-    """Executes batches of one instance, on its thread.
-
-    Args:
-        signature: Of the model, as clients see it.
-        instance: Name, for the log.
-        checks_outputs: As of the backend.
-    """
+    """Executes batches of one instance, on its thread."""
 
     def __init__(self, signature: ModelSignature, instance: str, *, checks_outputs: bool = True) -> None:
         self._signature = signature
@@ -145,7 +139,6 @@ class BackgroundThread:
     thread of usual priority: it holds the GIL, for which others would wait as long as it waits for a processor.
 
     Args:
-        runner: Of its own.
         name: Of the instance whose backend it shares.
         report: Called on the thread with each execution.
     """
@@ -189,7 +182,6 @@ class OutputEncoder:
     """Encodes the responses of one model version as results, with the shapes that clients see.
 
     Args:
-        signature: As clients see it.
         is_checked: Whether outputs must be as the signature says; see ``Backend.checks_outputs``.
     """
 

@@ -1,4 +1,4 @@
-"""The idle instances of a model."""
+"""The idle instances of a model, also where they share resources with those of other models."""
 
 import asyncio
 import time
@@ -87,8 +87,6 @@ class RateLimitedInstances(IdleInstances[_InstanceT]):
     """Idle instances that may start now, by the rate limiter; false where none may.
 
     Args:
-        limiter: Of all models.
-        contenders: By instance.
         queued: Requests of the model that wait.
         dispatch: Starts executions on idle instances.
     """

@@ -40,10 +40,6 @@ _Answer = asyncio.Future[InferResult | WeftError]
 class CallValidation:
     """Validates the calls of one model.
 
-    Args:
-        signature: As clients see it.
-        settings: Of the model.
-
     Attributes:
         checks_strings: Whether a call may take long to check. Those of stateful sequences are checked at once all the
             same: the next one would overtake.
@@ -99,9 +95,6 @@ class ServedModel:
     whose caller has left. ``Dispatcher`` does the rest. Every method is called on one event loop.
 
     Args:
-        context: The model version.
-        backend: The class that runs it.
-        settings: Queue and batching.
         instances: Where to run it, at least one.
         statistics: Of this version when it was loaded before; None: new ones.
         limiter: Of the resources that instances share; None: nothing is limited.
@@ -127,7 +120,7 @@ class ServedModel:
         self._settings = settings
         dispatcher = self.dispatcher_class(context, backend, settings, instances, self.statistics, limiter)
         self._dispatcher = dispatcher
-        self.outages = dispatcher.outages
+        self.crashed = dispatcher.crashed
         self._queue = dispatcher.queue
         self._validation = CallValidation(signature, settings)
         self._deadlines = DeadlineAdmission(settings, len(instances), dispatcher.times)
@@ -256,8 +249,8 @@ class ServedModel:
         dispatcher = self._dispatcher
         if not dispatcher.is_open:
             raise dispatcher.not_ready().refused()
-        if self.outages.is_total:
-            raise self.outages.error().refused()
+        if self.crashed.includes_all:
+            raise self.crashed.error().refused()
         priority, timeout_us = scheduling_parameters(call.parameters) if call.parameters else (0, 0)
         if priority and not self._is_told_of_priority:
             self._tell_of_priority(priority)

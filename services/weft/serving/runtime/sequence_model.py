@@ -77,17 +77,17 @@ class SequenceDispatcher(Dispatcher):
         self.sequences.executed(self._running[instance], time.monotonic_ns(), again)
         super()._on_executed(instance, execution)
 
-    def _on_outage(self, instance: Instance, reason: str) -> None:
+    def _on_crash(self, instance: Instance, reason: str) -> None:
         if not reason:
             self.sequences.regain(instance)
-            super()._on_outage(instance, reason)
+            super()._on_crash(instance, reason)
             return
         self.sequences.lose(instance)
         for request in self._running.get(instance, ()):
             # The state is lost too, so that another try would begin in the middle of the sequence.
             if request.answer is not None and not request.answer.done():
                 self.answers.withdraw(request, UnavailableError(f"instance {instance.name} is lost: {reason}"))
-        super()._on_outage(instance, reason)
+        super()._on_crash(instance, reason)
         self.dispatch()
 
 

@@ -1,4 +1,4 @@
-"""Refuses requests that cannot be answered within their deadline."""
+"""Estimates from recent executions: deadlines that cannot be met are refused, full queues say when to come back."""
 
 import math
 from bisect import bisect_left, insort
@@ -75,7 +75,6 @@ class DeadlineAdmission:
     measurements nothing is refused.
 
     Args:
-        settings: Of the model.
         num_instances: That execute batches at once.
         times: How long executions took lately.
     """

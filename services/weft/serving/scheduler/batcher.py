@@ -1,7 +1,8 @@
 """Which requests form the next batch, or until when to wait for more: policy only, which does not change the queue.
 
 The outcomes are those of Triton Inference Server's dynamic batcher. A batch is a prefix of the order of service: no
-request is overtaken by a later one of its level. Length buckets change that: there it is a prefix of its bucket.
+request is overtaken by a later one. Length buckets change that: there it is a prefix of its bucket. Stateful sequences
+have batchers of their own, and so have backends that work on several requests at once, each for as long as it takes.
 """
 
 from abc import ABC, abstractmethod
@@ -53,11 +54,7 @@ class SingleBatcher:
 
 
 class DynamicBatcher:
-    """Collects a batch until it is full, has a preferred size, cannot grow, or a member has waited long enough.
-
-    Args:
-        settings: ``dynamic_batching`` of the model.
-    """
+    """Collects a batch until it is full, has a preferred size, cannot grow, or a member has waited long enough."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self._max_rows = max(settings.max_batch_size, 1)
@@ -115,7 +112,6 @@ class BucketBatcher:
     A full batch does not wait for one of another bucket that does.
 
     Args:
-        settings: ``dynamic_batching`` of the model.
         buckets: How large their batches may be.
     """
 
@@ -141,12 +137,7 @@ class BucketBatcher:
 
 
 class HoldingBatcher:
-    """Forms no batch until so many requests are queued for the first time; for tests.
-
-    Args:
-        batcher: Forms the batches from then on.
-        num_to_hold: Number of requests.
-    """
+    """Forms no batch until so many requests are queued for the first time; for tests."""
 
     def __init__(self, batcher: Batcher, num_to_hold: int) -> None:
         self._batcher = batcher
@@ -258,8 +249,6 @@ class SlotBatcher:
     instance never has more than ``num_slots`` requests of one level.
 
     Args:
-        queue: Of the model.
-        num_slots: Of each instance.
         idle: Instances that can take requests now.
     """
 

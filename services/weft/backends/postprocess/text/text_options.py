@@ -1,4 +1,4 @@
-"""Sampling parameters that affect detokenization."""
+"""Sampling parameters that affect detokenization, and the tokenizer's file."""
 
 import json
 import os

@@ -266,7 +266,6 @@ class MetricFamily:
     They exist until every instance that made them is unloaded.
 
     Args:
-        name: In ``/metrics``.
         description: Help text; that of the first family of this name.
         kind: ``MetricFamily.COUNTER``, ``GAUGE`` or ``HISTOGRAM``.
 

@@ -43,8 +43,6 @@ class ModelProcess:
     """One process, from its start to its end; used by the instance's thread.
 
     Args:
-        model: What it runs.
-        instance: Where.
         on_exit: Called, on another thread, when it ends unexpectedly.
     """
 

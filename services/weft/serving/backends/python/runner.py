@@ -35,12 +35,7 @@ _CLOSE_WAIT_S = 5.0
 
 
 class PythonModelRunner:
-    """One loaded model; used by one thread.
-
-    Args:
-        model: What to load.
-        instance: Where it runs.
-    """
+    """One loaded model; used by one thread."""
 
     def __init__(self, model: ModelContext, instance: InstanceContext) -> None:
         self._context = model
@@ -306,11 +301,7 @@ class PythonModelRunner:
 
 
 class Coroutines:
-    """An event loop on a thread.
-
-    Args:
-        name: Of the thread.
-    """
+    """An event loop on a thread."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()

@@ -26,7 +26,6 @@ class Tensor:
     """A named array in host memory.
 
     Args:
-        name: Input or output name.
         numpy_array: Data; strings as an object array of ``bytes`` or ``str``.
 
     Raises:

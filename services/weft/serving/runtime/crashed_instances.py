@@ -1,4 +1,4 @@
-"""Lost instances: their backends take no batches until they are loaded again."""
+"""Crashed instances, which take no batches until they are loaded again, and loads that take long."""
 
 import asyncio
 import contextlib
@@ -19,16 +19,12 @@ PERIOD_S = 60.0
 _LOG = get_logger("weft.serving")
 
 
-class Outages:
-    """Which instances are lost, and why; lives on the event loop.
-
-    Args:
-        model: Name, for messages.
-        num_instances: Of the model.
+class CrashedInstances:
+    """Which instances have crashed or hang, and why; lives on the event loop.
 
     Attributes:
         reasons: By lost instance.
-        is_total: Whether every instance hangs, or is lost and could not be loaded again, or not soon.
+        includes_all: Whether every instance hangs, or is lost and could not be loaded again, or not soon.
         is_loading: Whether that is so because they are still being loaded.
     """
 
@@ -36,25 +32,25 @@ class Outages:
         self._model = model
         self._num_instances = num_instances
         self.reasons: dict[Hashable, str] = {}
-        self.is_total = self.is_loading = False
+        self.includes_all = self.is_loading = False
         self._failed: set[Hashable] = set()
 
-    def begin(self, instance: Hashable, reason: str, *, is_hung: bool = False, is_loading: bool = False) -> None:
+    def add(self, instance: Hashable, reason: str, *, is_hung: bool = False, is_loading: bool = False) -> None:
         """Note that the instance is lost or hangs, or that the latest attempt to load it again failed or takes long."""
         if is_hung or instance in self.reasons:
             self._failed.add(instance)
         self.is_loading = is_loading
         self.reasons[instance] = reason
-        self.is_total = len(self._failed) == self._num_instances
+        self.includes_all = len(self._failed) == self._num_instances
 
-    def end(self, instance: Hashable) -> None:
+    def remove(self, instance: Hashable) -> None:
         """Note that the instance is loaded again."""
         self.reasons.pop(instance, None)
         self._failed.discard(instance)
-        self.is_total = False
+        self.includes_all = False
 
     def __str__(self) -> str:
-        """Every reason; "" without an outage."""
+        """Every reason; "" if none is lost."""
         return "; ".join(self.reasons.values())
 
     def error(self) -> UnavailableError:
