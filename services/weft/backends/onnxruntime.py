@@ -172,7 +172,6 @@ class OnnxRuntimeBackend(TensorBackend):
         self.gather_into(pinned if is_pinned["input"] else np.empty)
 
     def _options(self, ort: Any) -> Any:
-        """Session options from parameters and ``optimization``."""
         options = ort.SessionOptions()
         options.log_severity_level = _ERRORS_ONLY
         parameters = ParameterReader(self.model)
@@ -193,7 +192,6 @@ class OnnxRuntimeBackend(TensorBackend):
         return options
 
     def _providers(self) -> list[Any]:
-        """Execution providers in order of preference."""
         accelerators = _optimization(self.model.config).get("execution_accelerators", {})
         cuda_options: dict[str, str] = {}
         for device in ("gpu", "cpu"):
@@ -234,7 +232,6 @@ def _tensors(nodes: Any) -> list[FileTensor]:
 
 
 def _decoded(name: str, array: Array) -> Array:
-    """Strings of a BYTES input as ``str``."""
     texts = np.empty(array.shape, np.object_)
     for index, element in np.ndenumerate(array):
         try:

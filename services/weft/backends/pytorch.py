@@ -127,14 +127,12 @@ class PyTorchBackend(TensorBackend):
         del self._module
 
     def _pad_rows(self, array: Array, num_rows: int) -> Array:
-        """Append ``num_rows`` copies of the last row."""
         full = self._device.empty((len(array) + num_rows, *array.shape[1:]), array.dtype)
         full[: len(array)] = array
         full[len(array) :] = array[-1]
         return full
 
     def _place(self) -> Any:
-        """The device of the instance."""
         torch, index = self._torch, self.instance.device_id
         if self.instance.kind != "GPU":
             return torch.device("cpu")
@@ -221,7 +219,6 @@ def _names(program: Any, arguments: Sequence[str], results: Sequence[str]) -> tu
 
 
 def _max_rows(program: Any, value: Any) -> int:
-    """The largest size of a tensor's first dimension."""
     size = value.shape[0] if value.shape else 0
     if isinstance(size, int):
         return size
@@ -253,7 +250,6 @@ def _remove_type_assertions(torch: Any, module: Any) -> None:
 
 
 def _bucket(num_rows: int, max_rows: int) -> int:
-    """The smallest power of two that holds the rows, at most ``max_rows``."""
     return min(1 << (num_rows - 1).bit_length(), max(max_rows, num_rows))
 
 

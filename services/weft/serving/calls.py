@@ -181,7 +181,6 @@ def _nested(call: InferCall, parents: Sequence[InferenceRequest], origin: str) -
 
 
 def _highest(parents: Sequence[InferenceRequest]) -> int:
-    """The best priority of the parents; 0 where none has one."""
     asked = [parent.call.parameters.get("priority", 0) for parent in parents]
     return min((level for level in asked if isinstance(level, int) and level > 0), default=0)
 

@@ -168,7 +168,6 @@ class DistributionBackend(RowBackend):
         return values
 
     def _read_inputs(self, family: str) -> int:
-        """Validate the inputs; returns the number of targets D, -1 for any."""
         inputs = {spec.name: spec for spec in self.model.signature.inputs}
         wanted = self._family.inputs
         if set(inputs) != set(wanted):

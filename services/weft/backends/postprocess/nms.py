@@ -204,7 +204,6 @@ class NmsBackend(RowBackend):
             del outcome.outputs["COUNT"]
 
     def _read_inputs(self) -> None:
-        """Validate BOXES, SCORES and optionally TRANSFORM, and set the number of classes; -1 for any."""
         inputs = {spec.name: spec for spec in self.model.signature.inputs}
         if inputs.keys() - {_TRANSFORM} != {_BOXES, _SCORES}:
             raise self.model.fault(

@@ -299,7 +299,6 @@ class FeaturesBackend(RowBackend):
 
 
 def _categories(file: ArrayFile, name: str, is_text: bool) -> list[Any]:
-    """Categories of one column, with the element type of the input."""
     values: list[Any]
     if is_text:
         values = [text.encode() for text in file.strings(name)]

@@ -290,7 +290,6 @@ class ImageBackend(Backend):
             raise parameters.fault("fill", fill, "whole numbers from 0 to 255")
 
     def _read_output(self, parameters: ParameterReader) -> None:
-        """Read shape, datatype and normalisation."""
         (width, height), channels = self._size, _CHANNELS[self._mode]
         self._shape = {
             "CHW": (channels, height, width),

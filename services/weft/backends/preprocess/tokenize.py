@@ -137,7 +137,6 @@ class TokenizeBackend(Backend):
         return encodings
 
     def _rows(self, request: InferenceRequest) -> list[Any]:
-        """Texts of a request, as pairs if it has two inputs."""
         texts = [self._texts(request, name) for name in self._inputs if name in request.call.inputs]
         return texts[0] if len(texts) == 1 else list(zip(*texts, strict=True))
 

@@ -144,7 +144,6 @@ def check_tensor(model: ModelContext, spec: TensorSpec, datatypes: Sequence[str]
 
 
 def _path_of(model: ModelContext, spec: TensorSpec) -> str:
-    """Path of the tensor in the configuration."""
     for kind, specs in (("input", model.signature.inputs), ("output", model.signature.outputs)):
         if spec in specs:
             return f"{kind}[{specs.index(spec)}]"

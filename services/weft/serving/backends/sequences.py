@@ -116,7 +116,6 @@ def sequenced(backend: type[Backend], inputs: SequenceInputs) -> type[Backend]:
             return [self._kept(position, outcomes[row]) for position, row in zip(positions, rows, strict=True)]
 
         def _filled(self, requests: Sequence[InferenceRequest], rows: Sequence[int]) -> list[InferenceRequest]:
-            """The requests in their rows, and zeros in the rows without one."""
             by_row = dict(zip(rows, requests, strict=True))
             return [by_row.get(row) or self._filler(requests[0]) for row in range(max(rows) + 1)]
 
@@ -149,7 +148,6 @@ def sequenced(backend: type[Backend], inputs: SequenceInputs) -> type[Backend]:
 def _added(
     inputs: SequenceInputs, position: SequencePosition, *, is_ready: bool, has_batch: bool
 ) -> dict[str, WireTensor]:
-    """The added inputs of one request."""
     flags = {"START": position.is_start, "END": position.is_end, "READY": is_ready}
     added = {signal.spec.name: signal.values[flags[signal.kind]] for signal in inputs.signals}
     sequence = position.sequence

@@ -207,7 +207,6 @@ def _read(directory: Path, override: str | None, *, completes: bool) -> tuple[Mo
 
 
 def _imported(backends: Mapping[str, type[Backend]], name: str) -> type[Backend]:
-    """The backend, imported."""
     try:
         return backends[name]
     except ImportError as error:

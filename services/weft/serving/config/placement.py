@@ -163,7 +163,6 @@ def _check_group(path: str, group: ModelInstanceGroup, report: ConfigReport) -> 
 
 
 def _rate_limit(path: str, group: ModelInstanceGroup, report: ConfigReport) -> RateLimit | None:
-    """Resources of an execution of an instance of the group; None if it names none."""
     if not group.HasField("rate_limiter"):
         return None
     scoped: dict[bool, dict[str, int]] = {False: {}, True: {}}

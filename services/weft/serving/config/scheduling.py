@@ -82,7 +82,6 @@ def _by_sequence(config: ModelConfig, report: ConfigReport) -> SchedulerSettings
 
 
 def _microseconds(config: ModelConfig, key: str, report: ConfigReport) -> int:
-    """The value of a parameter; 0 where it is not given."""
     if key not in config.parameters:
         return 0
     text = config.parameters[key].string_value
@@ -93,7 +92,6 @@ def _microseconds(config: ModelConfig, key: str, report: ConfigReport) -> int:
 
 
 def _load_timeout_s(config: ModelConfig, report: ConfigReport) -> float:
-    """The longest load in seconds; 0: no limit."""
     if _LOAD_LIMIT not in config.parameters:
         return DEFAULT_LOAD_TIMEOUT_S
     text = config.parameters[_LOAD_LIMIT].string_value

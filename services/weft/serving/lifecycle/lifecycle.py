@@ -275,7 +275,6 @@ class ManagedModel:
         return CachedModel(made, self._answers, definition.settings.level_of)
 
     async def _start(self, fresh: Mapping[int, ModelVersion]) -> None:
-        """Start every version; if one fails, stop them all."""
         if not self.ready_versions():
             self._versions = dict(fresh)
         starting = [asyncio.create_task(version.served.start()) for version in fresh.values()]
@@ -380,7 +379,6 @@ def version_digest(folder: Path) -> str:
 
 
 def _starts(num_bytes: int) -> list[int]:
-    """Where the pieces begin."""
     if num_bytes <= _NUM_PIECES * _PIECE_BYTES:
         return list(range(0, num_bytes, _PIECE_BYTES))
     last = num_bytes - _PIECE_BYTES

@@ -180,7 +180,6 @@ class WarmPool:
                 await self._cool(member)
 
     async def _loaded(self, member: _Member, loading: "asyncio.Task[None]") -> None:
-        """Wait for the load. Raises WeftError."""
         try:
             await asyncio.shield(loading)
         except asyncio.CancelledError:

@@ -233,7 +233,6 @@ class SequenceQueue(RequestQueue):
             raise AssertionError(f"{known=} {self._waiting=} {self._idle=} {self._ready=}")
 
     def _start(self, sequence_id: int | str, is_start: bool) -> RequestSequence:
-        """Start a sequence, in a slot or in the backlog."""
         if not is_start:
             raise InvalidArgumentError(
                 f"inference request for sequence {sequence_id!r} to model '{self._model}' must specify the START flag "
@@ -322,7 +321,6 @@ class SequenceQueue(RequestQueue):
             self._failed[request] = error
 
     def _leave(self, sequence: RequestSequence) -> None:
-        """Free the slot of a sequence that has ended."""
         sequence.is_over = True
         if sequence.instance is not None:
             self._ready[sequence.instance].pop(sequence, None)
@@ -330,7 +328,6 @@ class SequenceQueue(RequestQueue):
         self._note_placed(self._slots.remove(sequence))
 
     def _expire_one(self, request: InferenceRequest, now_ns: int) -> None:
-        """End the sequence of a request that is too late."""
         sequence = _sequence_of(request)
         deadline_ns = request.context.deadline_ns
         if deadline_ns is not None and deadline_ns <= now_ns:

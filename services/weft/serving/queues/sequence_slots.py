@@ -74,7 +74,6 @@ class SequenceSlots:
         return len(self.placed()) + len(self._free) == num_slots and not (self.backlog and self._free)
 
     def _fill(self) -> list[RequestSequence]:
-        """Give the free slots to the sequences that have waited longest."""
         filled = []
         while self.backlog and self._free:
             sequence, _ = self.backlog.popitem(last=False)

@@ -136,7 +136,6 @@ class Answers:
     def _answer(
         self, request: InferenceRequest, outcome: InferResult | WeftError | None, execution: BatchExecution, now_ns: int
     ) -> None:
-        """Answer one request, if it has not ended, and count the answer."""
         answer = request.answer
         if outcome is None or answer is None or answer.done():
             return
@@ -234,7 +233,6 @@ class DecoupledRequests:
         return InferResult(self._signature.name, self._signature.version, request.call.request_id, is_null=True)
 
     def _ended(self, request: InferenceRequest, error: WeftError | None) -> None:
-        """Answer a request whose model has sent the last response; its ``execute`` may still run."""
         if request.answer is None or request.answer.done():
             return
         now_ns = time.monotonic_ns()

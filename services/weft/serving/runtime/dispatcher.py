@@ -285,7 +285,6 @@ class Dispatcher:
             self._check_drained()
 
     def _abandon(self) -> None:
-        """Fail every request that waits or runs."""
         now_ns = time.monotonic_ns()
         running = [request for requests in self._running.values() for request in requests]
         for request in [*self.queue, *running, *self.decoupled.unfinished]:
@@ -313,7 +312,6 @@ class Dispatcher:
                 instance.abort()
 
     def _occupancy(self) -> float:
-        """As ``ModelStatistics.occupancy``."""
         num_instances, num_waiting = len(self._instances), self.queue.num_waiting
         if self._slots is not None:
             return (len(self._slots) + num_waiting) / (num_instances * self.num_slots)

@@ -245,7 +245,6 @@ class Instance:
         self._report(self, execution)
 
     def _begin_load(self) -> None:
-        """The lost backend is loaded again."""
         if self._watch is not None:
             self._watch.start()
 
@@ -311,7 +310,6 @@ class Instance:
             held = requests or held
 
     def _fail(self, requests: Sequence[InferenceRequest]) -> None:
-        """Fail a batch that has no backend."""
         members = [request for request in requests if not request.is_cancelled]
         if requests:
             error = UnavailableError(f"instance {self.name} of model '{self._model.signature.name}' is lost")

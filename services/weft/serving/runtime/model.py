@@ -213,7 +213,6 @@ class ServedModel:
             stream.close()
 
     async def _collected(self, call: InferCall, context: CallContext) -> InferResult:
-        """The one response of a decoupled model to a request that is collected."""
         async with aclosing(self.stream(call, context, is_collected=True)) as responses:
             async for response in responses:
                 if response.error is not None:

@@ -142,7 +142,6 @@ def _num_previous(request: InferenceRequest, default: int) -> int:
 
 
 def _element(request: InferenceRequest, name: str) -> bytes:
-    """The single element of a BYTES input."""
     return bytes(request.array(name)[0])
 
 

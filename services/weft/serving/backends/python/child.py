@@ -331,7 +331,6 @@ class Child:
 
 
 def _completed(config: dict[str, Any], path: Path) -> tuple[Any, dict[str, Any] | None]:
-    """The error of ``complete_config``, or its result."""
     try:
         return None, complete_config(config, path)
     except WeftError as error:

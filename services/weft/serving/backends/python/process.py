@@ -254,7 +254,6 @@ class ModelProcess:
         self._answer_with(number, future, is_last=True)
 
     def _call(self, number: int, call: InferCall, parents: Sequence[int], origin: str, is_stream: bool) -> None:
-        """Make a nested call of the model."""
         caller = self._model.caller
         if caller is None:
             self._outbox.put(("answer", number, None, packed(UnavailableError("this model cannot call other models"))))
@@ -325,7 +324,6 @@ def complete_in_process(config: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _started() -> "tuple[subprocess.Popen[bytes], MessageChannel]":
-    """A process for a model, and the connection to it."""
     mine, its = socket.socketpair()
     with its:
         level = logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower()
@@ -342,14 +340,12 @@ def _ending(status: int) -> str:
 
 
 def _outcome(outputs: Any, rest: Any) -> Outcome:
-    """The outcome in a message of the process."""
     if outputs is None:
         return RESCHEDULED if rest is None else unpacked(rest)
     return InferenceResponse({name: decode(tensor, name=name) for name, tensor in outputs.items()}, rest)
 
 
 def _answer(done: "Future[Any]") -> tuple[InferResult | None, Any]:
-    """The result of a call, or its error, to be sent."""
     try:
         return done.result(), None
     except WeftError as error:

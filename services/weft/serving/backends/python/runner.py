@@ -113,7 +113,6 @@ class PythonModelRunner:
         return model
 
     def _execute(self, batch: Batch) -> list[Outcome]:
-        """Execute a batch of a model that answers each request once."""
         requests = [
             InferenceRequest.wrap(r, can_reschedule=self._is_iterative, all_outputs=self._output_names)
             for r in batch.requests
@@ -193,7 +192,6 @@ class PythonModelRunner:
         return reply.wait()
 
     def _execute_decoupled(self, batch: Batch) -> list[Outcome]:
-        """Execute a batch of a decoupled model."""
         outlets = [self._outlet(request) for request in batch.requests]
         requests = [
             InferenceRequest.wrap(*pair, can_reschedule=self._is_iterative, all_outputs=self._output_names)
