@@ -50,8 +50,8 @@ def scheduler_settings(config: ModelConfig, report: ConfigReport) -> SchedulerSe
         default_priority_level=batching.default_priority_level,
         default_policy=_policy(batching.default_queue_policy),
         policies={level: _policy(policy) for level, policy in sorted(batching.priority_queue_policy.items())},
-        priority_aging_us=_microseconds(config, _AGING, report),
-        execution_timeout_us=_microseconds(config, _LIMIT, report),
+        priority_aging_us=_whole(config, _AGING, report),
+        execution_timeout_us=_whole(config, _LIMIT, report),
         load_timeout_s=_load_timeout_s(config, report),
         can_split=_can_split(config, report),
         queue_policy=_queue_policy(config, report),
@@ -75,18 +75,19 @@ def _by_sequence(config: ModelConfig, report: ConfigReport) -> SchedulerSettings
             size for size in dict.fromkeys(oldest.preferred_batch_size) if 1 <= size <= config.max_batch_size
         ),
         max_queue_delay_us=sequences.max_queue_delay_us if sequences.is_direct else oldest.max_queue_delay_microseconds,
-        execution_timeout_us=_microseconds(config, _LIMIT, report),
+        execution_timeout_us=_whole(config, _LIMIT, report),
         load_timeout_s=_load_timeout_s(config, report),
         sequences=sequences,
     )
 
 
-def _microseconds(config: ModelConfig, key: str, report: ConfigReport) -> int:
+def _whole(config: ModelConfig, key: str, report: ConfigReport, cure: str = "") -> int:
     if key not in config.parameters:
         return 0
     text = config.parameters[key].string_value
     if not text.isdecimal() or not int(text):
-        report.error(f"parameters[{key}]", f"parameter '{key}' must be a whole number of at least 1, got '{text}'")
+        fault = f"parameter '{key}' must be a whole number of at least 1, got '{text}'{cure}"
+        report.error(f"parameters[{key}]", fault)
         return 0
     return int(text)
 
@@ -180,19 +181,7 @@ def _sequence_settings(config: ModelConfig, report: ConfigReport) -> SequenceSet
         max_queue_delay_us=direct.max_queue_delay_microseconds,
         minimum_slot_utilization=direct.minimum_slot_utilization,
         is_iterative=batching.iterative_sequence,
-        max_backlog=_max_backlog(config, report),
+        max_backlog=_whole(config, _MAX_BACKLOG, report, "; without it any number of sequences may wait"),
         has_varying_state=any(-1 in state.dims for state in batching.state),
         id_datatype=id_datatype(batching),
     )
-
-
-def _max_backlog(config: ModelConfig, report: ConfigReport) -> int:
-    text = config.parameters[_MAX_BACKLOG].string_value if _MAX_BACKLOG in config.parameters else "0"
-    if not text.isdecimal() or (_MAX_BACKLOG in config.parameters and not int(text)):
-        report.error(
-            f"parameters[{_MAX_BACKLOG}]",
-            f"parameter '{_MAX_BACKLOG}' must be a whole number of at least 1, got '{text}'; without it any number of "
-            "sequences may wait",
-        )
-        return 0
-    return int(text)

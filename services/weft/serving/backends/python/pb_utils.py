@@ -5,6 +5,7 @@ version does not offer (tensors in GPU memory) raises an error that says so.
 
 Each loaded model has a module of its own, made by ``utils_of``, which knows the model.
 """
+# ruff: noqa: F401  # a model.py takes what is imported here too
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -37,44 +38,6 @@ from weft.serving.backends.python.responses import (
     InferenceResponseSender,
 )
 from weft.serving.backends.python.tensors import DATATYPES, Tensor
-
-__all__ = [
-    "TRITONSERVER_MEMORY_CPU",
-    "TRITONSERVER_MEMORY_GPU",
-    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END",
-    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START",
-    "TRITONSERVER_REQUEST_RELEASE_ALL",
-    "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
-    "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
-    "TRITON_STRING_TO_NUMPY",
-    "InferenceRequest",
-    "InferenceResponse",
-    "InferenceResponseSender",
-    "InferenceTrace",
-    "Logger",
-    "MemoryType",
-    "Metric",
-    "MetricFamily",
-    "ModelConfig",
-    "PreferredMemory",
-    "Tensor",
-    "TritonError",
-    "TritonModelException",
-    "deserialize_bytes_tensor",
-    "get_input_config_by_name",
-    "get_input_tensor_by_name",
-    "get_model_dir",
-    "get_output_config_by_name",
-    "get_output_tensor_by_name",
-    "is_model_ready",
-    "load_model",
-    "numpy_to_triton_type",
-    "serialize_byte_tensor",
-    "triton_string_to_numpy",
-    "triton_to_numpy_type",
-    "unload_model",
-    "using_decoupled_model_transaction_policy",
-]
 
 TRITONSERVER_MEMORY_CPU, TRITONSERVER_MEMORY_GPU = 0, 1
 
