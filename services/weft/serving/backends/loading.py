@@ -144,7 +144,6 @@ def check_tensor(model: ModelContext, spec: TensorSpec, datatypes: Sequence[str]
 
 
 def _path_of(model: ModelContext, spec: TensorSpec) -> str:
-    """Path of the tensor in the configuration."""
     for kind, specs in (("input", model.signature.inputs), ("output", model.signature.outputs)):
         if spec in specs:
             return f"{kind}[{specs.index(spec)}]"
@@ -184,3 +183,21 @@ def outputs_among(model: ModelContext, allowed: Mapping[str, tuple[Sequence[str]
             )
         check_tensor(model, spec, *allowed[spec.name])
     return {spec.name: spec for spec in model.signature.outputs}
+
+
+def read_label_file(directory: Path, filename: str) -> tuple[Path, list[bytes]]:
+    """The path of the file, and its lines, one label each, as bytes of UTF-8.
+
+    The model's folder comes first, as in Triton Inference Server, then the version's, for labels that change with it.
+
+    Args:
+        directory: The version folder.
+        filename: Relative.
+
+    Raises:
+        InvalidArgumentError: ``filename`` leaves the folders.
+        NotFoundError: Neither folder has it.
+        OSError: It cannot be read.
+    """
+    path = existing_file(directory.parent, filename, parents=(directory,))
+    return path, path.read_bytes().removesuffix(b"\n").replace(b"\r\n", b"\n").split(b"\n")

@@ -10,8 +10,8 @@ from weft.base.signature import datatype_name
 from weft.base.tensors import NUMPY_BY_DATATYPE
 from weft.base.text.pbtxt import suggestion
 from weft.serving.backends.layout import BatchInput, BatchLayout
+from weft.serving.config.checks import model_dims
 from weft.serving.config.report import ConfigReport
-from weft.serving.config.reshape import model_dims
 from weft.serving.scheduler.grouping import LengthBuckets
 from weft_protos.model_config_pb2 import TYPE_STRING, ModelConfig, ModelInput
 from weft_protos.model_config_pb2 import BatchInput as BatchInputMessage

@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, MutableSequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from weft.base.reshape import reshape_fault
 from weft.base.signature import EMPTY_BATCH_PARAMETER, OPTIONAL_OUTPUTS_PARAMETER, optional_outputs
 from weft.base.tensors import NUMPY_BY_DATATYPE
 from weft.base.text.pbtxt import suggestion
 from weft.serving.config.report import ConfigReport
-from weft.serving.config.reshape import check_reshape
 from weft_protos.model_config_pb2 import TYPE_BF16, ModelConfig, ModelInput, ModelOutput
 
 BACKEND_BY_PLATFORM = {"onnxruntime_onnx": "onnxruntime", "pytorch_libtorch": "pytorch"}
@@ -280,7 +280,24 @@ def _check_tensor(
     for i, dim in enumerate(tensor.dims):
         if dim < -1 or dim == 0:
             report.error(f"{path}.dims[{i}]", f"{called} dimension must be integer >= 1, or -1 for any size, got {dim}")
-    check_reshape(path, called, tensor, max_batch_size, report)
+    _check_reshape(path, called, tensor, max_batch_size, report)
     for field in ("is_shape_tensor", "is_non_linear_format_io"):
         if getattr(tensor, field, False):
             report.error(f"{path}.{field}", f"{called}: {field} is not supported by this version; remove it")
+
+
+def model_dims(tensor: ModelInput | ModelOutput) -> tuple[int, ...]:
+    """Dims of the model itself: ``reshape`` where that is set, else ``dims``."""
+    return tuple(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
+
+
+def _check_reshape(
+    path: str, called: str, tensor: ModelInput | ModelOutput, max_batch_size: int, report: ConfigReport
+) -> None:
+    """Check that ``reshape``, if set, has as many elements as ``dims`` for every size of each -1."""
+    if not tensor.HasField("reshape"):
+        return
+    fault = reshape_fault(tuple(tensor.dims), tuple(tensor.reshape.shape), has_batch=max_batch_size > 0)
+    if fault is not None:
+        field, text = fault
+        report.error(f"{path}.{field}", f"{called} {text}")

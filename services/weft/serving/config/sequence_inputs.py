@@ -9,9 +9,8 @@ from weft.base.signature import TensorSpec, datatype_name
 from weft.base.tensors import ITEMSIZE_BYTES, NUMPY_BY_DATATYPE, WireTensor, encode, encode_bytes, num_elements
 from weft.base.text.pbtxt import suggestion
 from weft.serving.backends.sequences import ImplicitState, SequenceInputs, Signal
-from weft.serving.config.checks import path_fault
+from weft.serving.config.checks import model_dims, path_fault
 from weft.serving.config.report import ConfigReport
-from weft.serving.config.reshape import model_dims
 from weft_protos.model_config_pb2 import ModelConfig, ModelSequenceBatching
 
 _PATH = "sequence_batching"

@@ -10,7 +10,7 @@ from weft.base.errors import UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.base.signature import ModelSignature
 from weft.base.statistics import LatencyHistogram
-from weft.serving.runtime.load_watch import until_slow
+from weft.serving.runtime.crashed_instances import until_slow
 
 _log = get_logger("weft.serving.warm_pool")
 
@@ -180,7 +180,6 @@ class WarmPool:
                 await self._cool(member)
 
     async def _loaded(self, member: _Member, loading: "asyncio.Task[None]") -> None:
-        """Wait for the load. Raises WeftError."""
         try:
             await asyncio.shield(loading)
         except asyncio.CancelledError:

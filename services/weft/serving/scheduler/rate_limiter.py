@@ -234,7 +234,6 @@ class RateLimiter:
         self._totals = {key: count if (limit := self._limit(key)) is None else limit for key, count in most.items()}
 
     def _lacks(self, contender: Contender) -> list[ResourceKey]:
-        """Resources that it lacks now."""
         totals, used = self._totals, self._used
         return [key for key, count in contender.demands.items() if totals.get(key, 0) - used.get(key, 0) < count]
 
@@ -246,7 +245,6 @@ class RateLimiter:
             contender.turn = self._turn_of(contender)
 
     def _overtaken(self) -> Iterator[Contender]:
-        """Instances that have work and wait for resources."""
         for pool, members in self._members.items():
             waiting = set(pool.waiting())
             for member in members:

@@ -43,8 +43,6 @@ class ModelProcess:
     """One process, from its start to its end; used by the instance's thread.
 
     Args:
-        model: What it runs.
-        instance: Where.
         on_exit: Called, on another thread, when it ends unexpectedly.
     """
 
@@ -56,7 +54,9 @@ class ModelProcess:
         self.exit_text = self._why_killed = ""
         self._is_closing = False
         self._numbers = itertools.count()
-        self._requests: dict[int, tuple[InferenceRequest, ResponseStream | None, Callable[[], None]]] = {}
+        self._requests: dict[
+            int, tuple[InferenceRequest, ResponseStream[InferenceResponse] | None, Callable[[], None]]
+        ] = {}
         self._again: dict[InferenceRequest, int] = {}  # decoupled, and to be executed again
         self._calls: dict[int, Future[Any] | NestedStream] = {}
         self._replies: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
@@ -174,7 +174,7 @@ class ModelProcess:
         elif number in self._requests:
             self._outbox.put(("over", number))
 
-    def _forget(self, number: int) -> ResponseStream | None:
+    def _forget(self, number: int) -> ResponseStream[InferenceResponse] | None:
         """Remove a request that is answered, by its stream if it has one."""
         request, stream, on_cancel = self._requests.pop(number, (None, None, None))
         if request is not None and on_cancel is not None:
@@ -254,7 +254,6 @@ class ModelProcess:
         self._answer_with(number, future, is_last=True)
 
     def _call(self, number: int, call: InferCall, parents: Sequence[int], origin: str, is_stream: bool) -> None:
-        """Make a nested call of the model."""
         caller = self._model.caller
         if caller is None:
             self._outbox.put(("answer", number, None, packed(UnavailableError("this model cannot call other models"))))
@@ -325,7 +324,6 @@ def complete_in_process(config: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _started() -> "tuple[subprocess.Popen[bytes], MessageChannel]":
-    """A process for a model, and the connection to it."""
     mine, its = socket.socketpair()
     with its:
         level = logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower()
@@ -342,14 +340,12 @@ def _ending(status: int) -> str:
 
 
 def _outcome(outputs: Any, rest: Any) -> Outcome:
-    """The outcome in a message of the process."""
     if outputs is None:
         return RESCHEDULED if rest is None else unpacked(rest)
     return InferenceResponse({name: decode(tensor, name=name) for name, tensor in outputs.items()}, rest)
 
 
 def _answer(done: "Future[Any]") -> tuple[InferResult | None, Any]:
-    """The result of a call, or its error, to be sent."""
     try:
         return done.result(), None
     except WeftError as error:

@@ -292,7 +292,6 @@ class InferenceRequest:
         return self._served
 
     def _prepared(self) -> tuple[ModelCaller, InferCall, Sequence[ServedRequest]]:
-        """The arguments of a nested call."""
         if self._served is not None:
             raise TritonModelException("a request that execute received cannot be executed; make an InferenceRequest")
         if self._caller is None:

@@ -14,6 +14,12 @@ from weft.base.observing.logs import get_logger
 from weft.serving.lifecycle.background import on_loop
 from weft.serving.request.call_path import CALL_PATH_HEADER, longer_path, path_of
 from weft.serving.request.request import InferenceRequest
+from weft.v2.client.channels import MAX_TIMEOUT_S
+from weft.v2.client.v2_client import V2Client, metadata_of
+from weft.v2.client.wires import WireName
+from weft.v2.protocol.rpc import SEND_EMPTY_FINAL
+from weft.v2.protocol.wire import request_from_call
+from weft.v2.security.channel import ChannelSecurity
 
 #: Headers of the calling request that go along, beside those that begin with ``x-``.
 _FORWARDED = frozenset({"traceparent", "tracestate"})
@@ -81,8 +87,6 @@ class NestedResponses:
     """The ``NestedStream`` of one call.
 
     Args:
-        calls: Runs it.
-        results: The responses.
         parents: Requests on whose behalf the call is made.
     """
 
@@ -177,7 +181,6 @@ def _nested(call: InferCall, parents: Sequence[InferenceRequest], origin: str) -
 
 
 def _highest(parents: Sequence[InferenceRequest]) -> int:
-    """The best priority of the parents; 0 where none has one."""
     asked = [parent.call.parameters.get("priority", 0) for parent in parents]
     return min((level for level in asked if isinstance(level, int) and level > 0), default=0)
 
@@ -191,3 +194,36 @@ async def _within(deadline_ns: int | None, call: InferCall) -> AsyncGenerator[No
             yield
     except TimeoutError:
         raise DeadlineExceededError(f"the deadline passed before model '{call.model_name}' answered") from None
+
+
+class RouterCallee:
+    """The router behind one channel; make it on the event loop that uses it. It connects at the first call.
+
+    Args:
+        address: ``host:port``.
+        security: TLS and key; None: plaintext without a key.
+        wire: Implementation of gRPC; None: ``default_wire``.
+    """
+
+    def __init__(self, address: str, security: ChannelSecurity | None = None, *, wire: WireName | None = None) -> None:
+        self._client = V2Client(address, where=f"the router ({address})", security=security, wire=wire)
+
+    async def infer(self, call: InferCall, context: CallContext) -> InferResult:
+        """The answer of a graph or model. Raises as ``V2Client``."""
+        return await self._client.infer(call, timeout_s=_timeout_s(context), metadata=metadata_of(context))
+
+    def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
+        """The responses of a graph or model, which may be decoupled. Raises as ``V2Client``."""
+        request = request_from_call(call)
+        request.parameters[SEND_EMPTY_FINAL].bool_param = True
+        return self._client.stream(request, timeout_s=_timeout_s(context), metadata=metadata_of(context))
+
+    async def close(self) -> None:
+        """Close the channel, which cancels calls in flight."""
+        await self._client.close()
+
+
+def _timeout_s(context: CallContext) -> float | None:
+    if context.deadline_ns is None:
+        return None
+    return max(0.0, min((context.deadline_ns - time.monotonic_ns()) / 1e9, MAX_TIMEOUT_S))

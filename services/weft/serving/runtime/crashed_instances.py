@@ -1,17 +1,61 @@
-"""Loads that take long: they are told in the log, and ended at the model's limit."""
+"""Crashed instances, which take no batches until they are loaded again, and loads that take long."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Hashable
 
+from weft.base.errors import UnavailableError
 from weft.base.observing.logs import get_logger
 
+#: Pauses between the attempts to load a lost backend again, in seconds; the last one repeats. The first attempt is
+#: immediate, unless the backend was lost again within ``STABLE_S``.
+PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+#: A backend that runs for so long counts as repaired.
+STABLE_S = 30.0
 #: A load is told after so many seconds, and again after each further period. It then no longer counts against the
 #: loads at once, and a lost instance that is loaded again no longer keeps its model's calls waiting.
 SLOW_S = 30.0
 PERIOD_S = 60.0
-
 _LOG = get_logger("weft.serving")
+
+
+class CrashedInstances:
+    """Which instances have crashed or hang, and why; lives on the event loop.
+
+    Attributes:
+        reasons: By lost instance.
+        includes_all: Whether every instance hangs, or is lost and could not be loaded again, or not soon.
+        is_loading: Whether that is so because they are still being loaded.
+    """
+
+    def __init__(self, model: str, num_instances: int) -> None:
+        self._model = model
+        self._num_instances = num_instances
+        self.reasons: dict[Hashable, str] = {}
+        self.includes_all = self.is_loading = False
+        self._failed: set[Hashable] = set()
+
+    def add(self, instance: Hashable, reason: str, *, is_hung: bool = False, is_loading: bool = False) -> None:
+        """Note that the instance is lost or hangs, or that the latest attempt to load it again failed or takes long."""
+        if is_hung or instance in self.reasons:
+            self._failed.add(instance)
+        self.is_loading = is_loading
+        self.reasons[instance] = reason
+        self.includes_all = len(self._failed) == self._num_instances
+
+    def remove(self, instance: Hashable) -> None:
+        """Note that the instance is loaded again."""
+        self.reasons.pop(instance, None)
+        self._failed.discard(instance)
+        self.includes_all = False
+
+    def __str__(self) -> str:
+        """Every reason; "" if none is lost."""
+        return "; ".join(self.reasons.values())
+
+    def error(self) -> UnavailableError:
+        """Error for a request while no instance is left."""
+        return UnavailableError(f"no instance of model '{self._model}' runs: {self}; it is tried again and again")
 
 
 @contextlib.asynccontextmanager

@@ -1,6 +1,6 @@
 """Stateful sequences: each has one slot of one instance, and its requests run there one after another.
 
-Plain data structure, one owner, the time is passed in; a ``RequestQueue``. When a request of a sequence is withdrawn or
+When a request of a sequence is withdrawn or
 too late, the whole sequence ends, because later requests would be answered from a wrong state.
 """
 
@@ -9,6 +9,8 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import count
 from operator import attrgetter
+
+from typing_extensions import override
 
 from weft.base.core import Parameters
 from weft.base.errors import (
@@ -20,20 +22,17 @@ from weft.base.errors import (
     WeftError,
 )
 from weft.base.observing.logs import get_logger
-from weft.serving.request.request import InferenceRequest
-from weft.serving.scheduler.expiries import Expiries
-from weft.serving.scheduler.queue import Expired, deadline_error
-from weft.serving.scheduler.sequence_settings import SequenceSettings, sequence_parameters
-from weft.serving.scheduler.sequence_slots import SequenceSlots
-from weft.serving.scheduler.sequence_turn import RequestSequence, Turn
-from weft.serving.scheduler.settings import SchedulerSettings
+from weft.serving.queues.queue import Expired, Expiries, RequestQueue, deadline_error
+from weft.serving.queues.sequence_slots import SequenceSlots
+from weft.serving.queues.settings import SchedulerSettings, SequenceSettings, sequence_parameters
+from weft.serving.request.request import InferenceRequest, RequestSequence, SequencePosition
 
 _LOG = get_logger("weft.serving.sequence")
 
 _ARRIVAL = attrgetter("sequence")
 
 
-class SequenceQueue:
+class SequenceQueue(RequestQueue):
     """Waiting requests of stateful sequences.
 
     A sequence that starts gets the free slot of the lowest row; where none is free it waits in the backlog, and gets
@@ -46,11 +45,11 @@ class SequenceQueue:
 
     Args:
         settings: Of the model, with ``sequences``.
-        model: Name, for errors.
         instances: Each has ``num_slots`` slots.
     """
 
     def __init__(self, settings: SchedulerSettings, model: str, instances: Sequence[Hashable]) -> None:
+        super().__init__()
         self._settings = settings.sequences or SequenceSettings()
         self._delay_ns = settings.max_queue_delay_us * 1000
         self._idle_ns = self._settings.max_idle_us * 1000
@@ -67,11 +66,9 @@ class SequenceQueue:
         #: Refuse requests that start a sequence.
         self.is_closing = False
 
-    def __len__(self) -> int:
-        return len(self._waiting)
-
+    @override
     def __iter__(self) -> Iterator[InferenceRequest]:
-        """Waiting requests in the order of arrival. The queue must not be changed while it is walked."""
+        """In the order of arrival; ``heads`` has those that may run."""
         return iter(self._waiting)
 
     def __contains__(self, sequence_id: object) -> bool:
@@ -79,33 +76,21 @@ class SequenceQueue:
         return sequence_id in self._open
 
     @property
-    def num_waiting(self) -> int:
-        """Requests that wait."""
-        return len(self._waiting)
-
-    @property
     def num_sequences(self) -> int:
         """Sequences that have started and not ended, those in the backlog included."""
         return len(self._slots)
 
-    def num_rows_before(self, _level: int) -> int:
-        """0: when a slot becomes free is not known."""
-        return 0
-
-    def num_by_level(self) -> dict[int, int]:
-        """Waiting requests; sequences have no levels. Any thread."""
-        return {0: len(self._waiting)}
-
-    def has_heads(self, instance: Hashable) -> bool:
-        """Whether a sequence of the instance has a request to run."""
+    @override
+    def has_work_for(self, instance: Hashable) -> bool:
         return bool(self._ready[instance])
 
     def heads(self, instance: Hashable) -> list[InferenceRequest]:
         """The next request of each sequence of the instance that is not running, oldest request first."""
         return sorted((sequence.waiting[0] for sequence in self._ready[instance]), key=_ARRIVAL)
 
+    @override
     def add(self, request: InferenceRequest, now_ns: int) -> None:
-        """Queue the request, and set its turn and time of arrival.
+        """Queue the request, and set its position and time of arrival.
 
         Raises:
             InvalidArgumentError: It has more than one row, names no sequence, or one that has not started.
@@ -134,9 +119,9 @@ class SequenceQueue:
             request.call = replace(request.call, parameters=parameters)
         if is_end:
             del self._open[sequence_id]
-        request.turn = Turn(sequence, is_start, is_end)
+        request.position = SequencePosition(sequence, is_start, is_end)
         request.priority = 0
-        request.num_queued_at_arrival = len(self._waiting)
+        request.num_queued_at_arrival = self.num_waiting
         sequence.waiting.append(request)
         self._wait(request, now_ns)
         self._idle.pop(sequence, None)
@@ -144,6 +129,7 @@ class SequenceQueue:
         if request.queue_timeout_us and sequence.instance is None:
             self._expiries.add(request, now_ns + request.queue_timeout_us * 1000)
 
+    @override
     def take(self, requests: Iterable[InferenceRequest], now_ns: int) -> None:
         """Remove requests, which must be heads and are executed now."""
         for request in requests:
@@ -153,7 +139,7 @@ class SequenceQueue:
             sequence.running = request
             self._forget(request)
             del self._ready[sequence.instance][sequence]
-            if _turn(request).is_end:
+            if _position(request).is_end:
                 self._leave(sequence)
 
     def executed(
@@ -175,6 +161,7 @@ class SequenceQueue:
                 sequence.idle_since_ns = now_ns
                 self._idle[sequence] = None
 
+    @override
     def remove(self, request: InferenceRequest) -> bool:
         """Withdraw the request, which ends its sequence; returns whether it waited.
 
@@ -182,9 +169,9 @@ class SequenceQueue:
         """
         if self._failed.pop(request, None) is not None:
             return True
-        if request.turn is None:
+        if request.position is None:
             return False
-        sequence = request.turn.sequence
+        sequence = request.position.sequence
         if request not in self._waiting and sequence.running is not request:
             return False
         why = f"sequence {sequence.id!r} was cancelled with one of its requests"
@@ -201,6 +188,7 @@ class SequenceQueue:
         """Restore the slots of an instance."""
         self._note_placed(self._slots.regain(instance))
 
+    @override
     def expire(self, now_ns: int) -> list[Expired]:
         """End requests whose deadline has passed at ``now_ns``, and sequences that were idle for too long.
 
@@ -216,8 +204,8 @@ class SequenceQueue:
         self._failed.clear()
         return expired
 
+    @override
     def next_expiry_ns(self) -> int | None:
-        """When ``expire`` has something to do next; None if never."""
         if self._failed:
             return 0
         expiry_ns = self._expiries.next_ns()
@@ -245,7 +233,6 @@ class SequenceQueue:
             raise AssertionError(f"{known=} {self._waiting=} {self._idle=} {self._ready=}")
 
     def _start(self, sequence_id: int | str, is_start: bool) -> RequestSequence:
-        """Start a sequence, in a slot or in the backlog."""
         if not is_start:
             raise InvalidArgumentError(
                 f"inference request for sequence {sequence_id!r} to model '{self._model}' must specify the START flag "
@@ -280,13 +267,14 @@ class SequenceQueue:
         request.enqueue_ns = now_ns
         request.send_by_ns = now_ns + self._delay_ns
         self._waiting[request] = None
+        self.num_waiting += 1
         if request.context.deadline_ns is not None:
             self._expiries.add(request, request.context.deadline_ns)
 
     def _wait_again(self, request: InferenceRequest, now_ns: int) -> None:
         """Queue a request that has run as the next of its sequence."""
         sequence = _sequence_of(request)
-        request.turn = Turn(sequence, is_start=False, is_end=False)
+        request.position = SequencePosition(sequence, is_start=False, is_end=False)
         request.call = replace(request.call, parameters={**request.call.parameters, "sequence_start": False})
         request.start_ns = 0
         sequence.waiting.appendleft(request)
@@ -305,7 +293,7 @@ class SequenceQueue:
             return
         ready[sequence] = None
         head = sequence.waiting[0]
-        if self._settings.has_varying_state and not _turn(head).is_start:
+        if self._settings.has_varying_state and not _position(head).is_start:
             head.batch_key = head.batch_key, tuple([tensor.shape for tensor in sequence.state.values()])
 
     def _end(self, sequence: RequestSequence, error: WeftError | None = None) -> None:
@@ -333,7 +321,6 @@ class SequenceQueue:
             self._failed[request] = error
 
     def _leave(self, sequence: RequestSequence) -> None:
-        """Free the slot of a sequence that has ended."""
         sequence.is_over = True
         if sequence.instance is not None:
             self._ready[sequence.instance].pop(sequence, None)
@@ -341,7 +328,6 @@ class SequenceQueue:
         self._note_placed(self._slots.remove(sequence))
 
     def _expire_one(self, request: InferenceRequest, now_ns: int) -> None:
-        """End the sequence of a request that is too late."""
         sequence = _sequence_of(request)
         deadline_ns = request.context.deadline_ns
         if deadline_ns is not None and deadline_ns <= now_ns:
@@ -353,15 +339,15 @@ class SequenceQueue:
 
     def _forget(self, request: InferenceRequest) -> None:
         del self._waiting[request]
+        self.num_waiting -= 1
         self._expiries.discard(request)
 
 
-def _turn(request: InferenceRequest) -> Turn:
-    if request.turn is None:
+def _position(request: InferenceRequest) -> SequencePosition:
+    if request.position is None:
         raise ValueError("the request is not in a sequence")
-    return request.turn
+    return request.position
 
 
 def _sequence_of(request: InferenceRequest) -> RequestSequence:
-    turn = _turn(request)
-    return turn.sequence
+    return _position(request).sequence

@@ -4,15 +4,11 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 
-from weft.serving.scheduler.sequence_turn import RequestSequence
+from weft.serving.request.request import RequestSequence
 
 
 class SequenceSlots:
     """Places sequences: each gets the free slot of the lowest row; where none is free it waits in the backlog.
-
-    Args:
-        instances: Each has slots.
-        num_slots: Of each instance.
 
     Attributes:
         backlog: Sequences that wait for a slot, in order.
@@ -78,7 +74,6 @@ class SequenceSlots:
         return len(self.placed()) + len(self._free) == num_slots and not (self.backlog and self._free)
 
     def _fill(self) -> list[RequestSequence]:
-        """Give the free slots to the sequences that have waited longest."""
         filled = []
         while self.backlog and self._free:
             sequence, _ = self.backlog.popitem(last=False)

@@ -61,7 +61,7 @@ async def test_batch_that_finds_its_backend_lost_waits_for_it(serve, fragile):
     model = await serve(fragile)
     fragile.made[0].reason = "gone"
     assert 1 == await _ask(model)
-    assert (2, 1, "") == (fragile.num_loads, model.statistics.restart_count, str(model.outages))
+    assert (2, 1, "") == (fragile.num_loads, model.statistics.restart_count, str(model.crashed))
 
 
 async def test_batch_that_waits_fails_with_the_first_attempt(serve, fragile):
@@ -73,7 +73,7 @@ async def test_batch_that_waits_fails_with_the_first_attempt(serve, fragile):
     with pytest.raises(UnavailableError, match=r"no instance of model 'echo' runs: gone; it cannot be loaded again"):
         await _ask(model)
     fragile.is_broken = False
-    await asyncio.to_thread(_wait_for, lambda: not model.outages.is_total)
+    await asyncio.to_thread(_wait_for, lambda: not model.crashed.includes_all)
     assert 1 == await _ask(model)
 
 
@@ -84,10 +84,10 @@ async def test_instance_that_is_lost_idle_gets_no_batches(serve, fragile):
     lost = fragile.made[0]
     lost.reason = "gone"
     lost.on_lost()
-    await asyncio.to_thread(_wait_for, lambda: str(model.outages))
+    await asyncio.to_thread(_wait_for, lambda: str(model.crashed))
     for value in (1, 2, 3):
         assert value == await _ask(model, value)
-    assert not model.outages.is_total
+    assert not model.crashed.includes_all
     fragile.may_load.set()
 
 
@@ -119,13 +119,13 @@ async def test_an_execution_that_does_not_return_takes_its_instance_out(serve, s
     model = await serve(slow, execution_timeout_us=100_000)
     asked = asyncio.create_task(_ask(model))
     await asyncio.to_thread(slow.begun.acquire)
-    await _until(lambda: model.outages.is_total)
-    assert "has executed one batch since 20" in str(model.outages)
+    await _until(lambda: model.crashed.includes_all)
+    assert "has executed one batch since 20" in str(model.crashed)
     with pytest.raises(UnavailableError, match="longer than its execution_timeout_us"):
         await _ask(model)
     slow.may_end.release(2)
     assert await asked == 1
-    assert not model.outages.is_total
+    assert not model.crashed.includes_all
     assert await _ask(model, 2) == 2
     assert 0 == model.statistics.restart_count
 
@@ -135,8 +135,8 @@ async def test_one_hung_instance_leaves_the_others(serve, slow):
     model = await serve(slow, execution_timeout_us=100_000, num_instances=2)
     asked = asyncio.create_task(_ask(model))
     await asyncio.to_thread(slow.begun.acquire)
-    await _until(lambda: str(model.outages))
-    assert not model.outages.is_total
+    await _until(lambda: str(model.crashed))
+    assert not model.crashed.includes_all
     other = asyncio.create_task(_ask(model, 2))
     await asyncio.to_thread(slow.begun.acquire)
     slow.may_end.release(2)
