@@ -78,13 +78,13 @@ def train_heads(
     """
     import torch  # noqa: PLC0415  # seconds, and other commands do without
 
-    from weft.llm.models.fingerprint import fingerprint  # noqa: PLC0415
     from weft.llm.models.model import LlamaModel  # noqa: PLC0415
     from weft.llm.models.model_config import TransformerConfig  # noqa: PLC0415
     from weft.llm.models.weight_parts import EMBEDDING, LM_HEAD  # noqa: PLC0415
     from weft.llm.models.weights import load_folder, numbers_of  # noqa: PLC0415
     from weft.llm.speculation import head_training  # noqa: PLC0415
     from weft.llm.speculation.medusa_heads import DESCRIPTION_FILENAME, MedusaHeads  # noqa: PLC0415
+    from weft.llm.weights.fingerprint import fingerprint  # noqa: PLC0415
 
     settings = head_training.HeadTraining(**training)
     if not force and (output / DESCRIPTION_FILENAME).exists():

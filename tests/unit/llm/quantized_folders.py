@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 from weft.llm.config import TransformerConfig
-from weft.llm.models.weight_parts import Part, weight_parts
+from weft.llm.models.weight_parts import weight_parts
+from weft.llm.weights.part import Part
 
 CONFIG = TransformerConfig(
     vocab_size=64,

@@ -15,10 +15,10 @@ from tests.unit.llm.engine_fixture import logits_of_text
 
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.llm.config import TransformerConfig
-from weft.llm.models.gguf.blocks import BLOCK_TYPES, to_weight
-from weft.llm.models.gguf.model_metadata import config_of_gguf
 from weft.llm.models.weight_parts import EMBEDDING, LM_HEAD, weight_parts
 from weft.llm.models.weights import load_folder
+from weft.llm.weights.gguf.blocks import BLOCK_TYPES, to_weight
+from weft.llm.weights.gguf.model_metadata import config_of_gguf
 from weft_kernels.linear import cpu
 from weft_kernels.linear.quantized import QuantizedWeight
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.llm.config import EngineConfig
 from weft.llm.kv_window import kv_window
-from weft.llm.models.gguf.container import find_gguf
 from weft.llm.models.model_config import DTYPE_BYTES, TransformerConfig
 from weft.llm.models.weight_parts import EMBEDDING, LM_HEAD, fused_shape, is_matrix, weight_parts
+from weft.llm.weights.gguf.container import find_gguf
 
 _GROUP_SIZE, _GROUP_BYTES, _SCALE_BYTES = 32, 4, 4
 _KINDS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}

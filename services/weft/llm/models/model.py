@@ -9,7 +9,7 @@ import torch
 
 from weft.base.errors import InvalidArgumentError, ResourceExhaustedError
 from weft.llm import ops
-from weft.llm.models.layers import DecoderLayer, StepInput
+from weft.llm.models.decoder import DecoderLayer, StepInput
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.models.rope import rope_tables
 from weft.llm.models.weight_parts import EMBEDDING, FINAL_NORM, LM_HEAD, bias_of, is_matrix, weight_parts

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
-from weft.llm.models.gguf.container import find_gguf
-from weft.llm.models.gguf.model_metadata import config_of_gguf
 from weft.llm.models.rope_config import checked_rope, rope_of_config
+from weft.llm.weights.gguf.container import find_gguf
+from weft.llm.weights.gguf.model_metadata import config_of_gguf
 
 #: Bytes per element of each type of weights and KV cache.
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}

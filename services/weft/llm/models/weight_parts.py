@@ -4,18 +4,10 @@ Projections with the same input are fused into one tensor, because one large mat
 ones: queries, keys and values (``qkv_proj``), gate and up (``gate_up_proj``).
 """
 
-from typing import NamedTuple
-
 from weft.llm.models.model_config import TransformerConfig
+from weft.llm.weights.part import Part
 
 EMBEDDING, FINAL_NORM, LM_HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-
-
-class Part(NamedTuple):
-    """A tensor of a Hugging Face folder; the parts of a fused weight are concatenated along the first dimension."""
-
-    name: str
-    shape: tuple[int, ...]
 
 
 def layer_prefix(index: int) -> str:

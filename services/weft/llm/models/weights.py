@@ -7,20 +7,20 @@ import torch
 
 from weft.base.errors import InvalidArgumentError
 from weft.base.observing.logs import get_logger
-from weft.llm.models.folder_source import FolderSource
-from weft.llm.models.gguf.container import find_gguf
-from weft.llm.models.gguf_source import GgufSource
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.models.weight_parts import (
     EMBEDDING,
     LM_HEAD,
-    Part,
     derived_tensors,
     fused_shape,
     is_matrix,
     weight_parts,
 )
 from weft.llm.ops import Matrix
+from weft.llm.weights.folder_source import FolderSource
+from weft.llm.weights.gguf.container import find_gguf
+from weft.llm.weights.gguf.source import GgufSource
+from weft.llm.weights.part import Part
 from weft_kernels.linear.quantized import QuantizedWeight, concatenate
 
 _LOG = get_logger("weft.llm")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from weft.llm.models.layers import DecoderLayer, StepInput
+from weft.llm.models.decoder import DecoderLayer, StepInput
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.models.rope import rope_tables
 from weft.llm.models.weight_parts import EMBEDDING, bias_of, is_matrix, layer_prefix, weight_parts

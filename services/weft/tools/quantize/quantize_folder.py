@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from weft.base.errors import InvalidArgumentError, UnsupportedError
-from weft.llm.models.folder_source import FolderSource
-from weft.llm.models.formats.detection import weight_format
-from weft.llm.models.gguf.container import find_gguf
 from weft.llm.models.model import LlamaModel
 from weft.llm.models.model_config import TransformerConfig
-from weft.llm.models.weight_parts import LM_HEAD, Part, derived_tensors, is_matrix, weight_parts
+from weft.llm.models.weight_parts import LM_HEAD, derived_tensors, is_matrix, weight_parts
 from weft.llm.models.weights import load_folder
+from weft.llm.weights.folder_source import FolderSource
+from weft.llm.weights.formats.detection import weight_format
+from weft.llm.weights.gguf.container import find_gguf
+from weft.llm.weights.part import Part
 from weft.tools.quantize.calibration import calibrated
 from weft.tools.quantize.folder_writer import FolderWriter
 from weft.tools.quantize.gptq import quantize_gptq

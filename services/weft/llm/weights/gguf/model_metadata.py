@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from weft.base.errors import InvalidArgumentError
-from weft.llm.models.gguf.container import PLAIN_TYPES, GgufFile
+from weft.llm.weights.gguf.container import PLAIN_TYPES, GgufFile
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _EMBEDDING, _LM_HEAD = "token_embd.weight", "output.weight"

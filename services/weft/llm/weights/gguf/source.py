@@ -10,10 +10,10 @@ from typing import Self
 import torch
 
 from weft.base.errors import InvalidArgumentError
-from weft.llm.models.gguf.blocks import BLOCK_TYPES, BlockType, to_weight
-from weft.llm.models.gguf.container import GgufFile
-from weft.llm.models.gguf.model_metadata import ROPE_FACTORS
-from weft.llm.models.weight_parts import Part
+from weft.llm.weights.gguf.blocks import BLOCK_TYPES, BlockType, to_weight
+from weft.llm.weights.gguf.container import GgufFile
+from weft.llm.weights.gguf.model_metadata import ROPE_FACTORS
+from weft.llm.weights.part import Part
 from weft_kernels.linear.quantized import QuantizedWeight
 
 #: Names in the file of what a Hugging Face folder calls otherwise.
