@@ -8,12 +8,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from weft.llm.config import EngineConfig, TransformerConfig
 from weft.llm.histogram import Histogram
+from weft.llm.models.model_config import DTYPE_BYTES
 from weft.llm.request import EngineRequest
 from weft.llm.scheduler.plan import ForwardPlan
 from weft.llm.scheduler.scheduler import StepResult
-from weft.llm.step_cost import StepCost
 
 #: Outcomes of requests that completed.
 ANSWERED = ("stop", "length")
@@ -122,7 +124,7 @@ class Totals(NamedTuple):
         num_output_tokens: New tokens.
         num_good_requests: Requests that completed within their latency objectives.
         busy_ns: Time spent in steps.
-        num_flops: Minimum arithmetic of the steps, see ``StepCost``; 0 if no peak is configured.
+        num_flops: Minimum arithmetic of the steps, see ``TransformerConfig.flops``; 0 if no peak is configured.
         num_bytes: Minimum memory traffic of the steps in bytes; 0 if no peak is configured.
     """
 
@@ -157,7 +159,7 @@ class EngineMetrics:
         config: The engine's; provides default latency objectives and peak rates.
         model_config: The model's shape, from which arithmetic and memory traffic are computed.
         observer: Receives every event as well.
-        weight_bytes: See ``StepCost``.
+        weight_bytes: Of all matrices of products as they are in memory; None: as numbers of ``config.dtype``.
 
     Attributes:
         queue_time: From arrival to the first slot, of requests with at least one token.
@@ -188,11 +190,10 @@ class EngineMetrics:
     ) -> None:
         self._config = config
         self._observer = observer or EngineObserver()
-        self._cost = (
-            StepCost(model_config, config.dtype, config.kv_dtype, weight_bytes)
-            if config.peak_flops_per_s or config.peak_bytes_per_s
-            else None
-        )
+        self._model = model_config
+        if weight_bytes is None:
+            weight_bytes = (model_config.num_multiplied + model_config.num_head) * DTYPE_BYTES[config.dtype]
+        self._weight_bytes = weight_bytes
         self._timelines: dict[EngineRequest, _Timeline] = {}
         self._num_flops = self._num_bytes = 0
         self.queue_time, self.ttft, self.itl = Histogram(), Histogram(), Histogram()
@@ -272,10 +273,11 @@ class EngineMetrics:
         self.num_output_tokens += record.num_sampled
         self.busy_ns += round(record.duration_s * 1e9)
         self.last_step = record
-        if self._cost is not None:
-            num_flops, num_bytes = self._cost.of(plan)
-            self._num_flops += num_flops
-            self._num_bytes += num_bytes
+        if self._config.peak_flops_per_s or self._config.peak_bytes_per_s:
+            num_new, context = np.diff(plan.q_start).astype(np.int64), plan.ctx_len.astype(np.int64)
+            self._num_flops += self._model.flops(num_new, context, len(plan.sample_rows))
+            kv_bytes = self._model.read_kv_bytes(num_new, context, self._config.kv_dtype)
+            self._num_bytes += self._weight_bytes + kv_bytes
         self._observer.on_step(record)
 
     def _record_first_token(self, request: EngineRequest, timeline: _Timeline, now_ns: int) -> None:

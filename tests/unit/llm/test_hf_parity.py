@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from weft.llm.config import TransformerConfig
-from weft.llm.models.model import LlamaModel
+from weft.llm.models.model import TransformerModel
+from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder
 
 torch.set_num_threads(1)
@@ -83,14 +84,14 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     text = torch.randint(0, _SHAPE["vocab_size"], (_TEXT_LEN,))
     with torch.no_grad():
         logits = theirs(text.unsqueeze(0)).logits[0]
-    return _Case(folder, TransformerConfig.from_folder(folder), text, logits)
+    return _Case(folder, read_config(folder), text, logits)
 
 
 class _Sequences:
     """A model and a small KV cache in which texts have their blocks; computes any pieces of them in one step."""
 
     def __init__(self, case: _Case, *, num_sequences: int = 1, deterministic: bool = False) -> None:
-        self._model = LlamaModel(case.config, load_folder(case.folder, case.config), deterministic=deterministic)
+        self._model = TransformerModel(case.config, load_folder(case.folder, case.config), deterministic=deterministic)
         blocks_each = -(-_TEXT_LEN // _BLOCK_SIZE)
         num_blocks = 1 + num_sequences * blocks_each
         # What a step does not store is not a number, so that reading it would show.

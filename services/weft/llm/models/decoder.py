@@ -1,15 +1,19 @@
-"""The decoder layer of Llama-like models over a paged KV cache."""
+"""The decoder layer over a paged KV cache: that of Llama, and what other architectures change of it.
 
-from collections.abc import Mapping
+Imports no torch: configurations, which make layers, are read where there is none.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from weft.llm import ops
-from weft.llm.models.model_config import TransformerConfig
-from weft.llm.models.weight_parts import layer_prefix
-from weft_kernels.blocks.layout import KVLayer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from weft_kernels.blocks.layout import KVLayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,65 +28,79 @@ class StepInput:
         ctx_len: Tokens of each sequence after the step, int32 ``[B]``.
         max_q_len: Most tokens of one sequence in the step.
         max_ctx_len: Largest ``ctx_len``.
-        cos: Cosines of the rotary embedding by position, float32 ``[max_positions, head_dim / 2]``.
-        sin: Sines, of the same shape.
-        cache: Results that operations of the first layer share with those of later layers.
+        ropes: Cosines and sines by position of each rotary embedding, float32 ``[max_positions, head_dim / 2]``.
+        caches: By rotary embedding, results that operations of its first layer share with those of later layers.
     """
 
-    positions: torch.Tensor
-    slot_mapping: torch.Tensor
-    block_tables: torch.Tensor
-    q_start: torch.Tensor
-    ctx_len: torch.Tensor
+    positions: "Tensor"
+    slot_mapping: "Tensor"
+    block_tables: "Tensor"
+    q_start: "Tensor"
+    ctx_len: "Tensor"
     max_q_len: int
     max_ctx_len: int
-    cos: torch.Tensor
-    sin: torch.Tensor
-    cache: dict[str, Any] = field(default_factory=dict)
+    ropes: "Sequence[tuple[Tensor, Tensor]]"
+    caches: defaultdict[int, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
+
+
+class LayerSettings(NamedTuple):
+    """Numbers of one layer.
+
+    Attributes:
+        prefix: Of the names of its weights.
+        num_heads: Query heads.
+        num_kv_heads: Key and value heads.
+        head_dim: Width of a head.
+        eps: Added to the mean square in norms.
+        scale: Factor on the scores of attention.
+        window: Tokens that a token attends to, itself included; 0: all.
+        rope: Index of its rotary embedding in ``StepInput.ropes``.
+        deterministic: Use operations whose rows do not depend on other rows.
+    """
+
+    prefix: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    eps: float
+    scale: float
+    window: int = 0
+    rope: int = 0
+    deterministic: bool = False
 
 
 class DecoderLayer:
     """Pre-norm decoder layer: attention and MLP, each added to the residual stream.
 
     Args:
-        config: The model.
-        index: Index of the layer.
-        weights: Weights of the whole model, by the names of ``weight_parts``. Not copied.
+        settings: Its numbers.
+        weights: Weights of the whole model, by the names of ``TransformerConfig.weight_parts``. Not copied.
         linear: Products with its matrices, by the same names; their biases are worked in.
-        deterministic: Use operations whose rows do not depend on other rows.
     """
 
+    #: Name of the norm before the MLP.
+    mlp_norm: ClassVar[str] = "post_attention_layernorm"
+
     def __init__(
-        self,
-        config: TransformerConfig,
-        index: int,
-        weights: Mapping[str, torch.Tensor],
-        linear: Mapping[str, ops.Linear],
-        *,
-        deterministic: bool,
+        self, settings: LayerSettings, weights: "Mapping[str, Tensor]", linear: Mapping[str, ops.Linear]
     ) -> None:
-        prefix = layer_prefix(index)
-        attention, mlp = prefix + "self_attn.", prefix + "mlp."
-        self._eps = config.rms_norm_eps
-        self._num_heads = config.num_heads
-        self._head_dim = config.head_dim
-        self._head_counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
+        attention, mlp = settings.prefix + "self_attn.", settings.prefix + "mlp."
+        self._settings = settings
+        self._eps = settings.eps
+        self._head_counts = (settings.num_heads, settings.num_kv_heads, settings.num_kv_heads)
         self._num_all_heads = sum(self._head_counts)
-        self._scale = config.head_dim**-0.5
-        self._window = config.windows[index]
-        self._deterministic = deterministic
-        self._input_norm = weights[prefix + "input_layernorm.weight"]
+        self._input_norm = weights[settings.prefix + "input_layernorm.weight"]
         self._qkv = linear[attention + "qkv_proj.weight"]
         self._q_norm = weights.get(attention + "q_norm.weight")
         self._k_norm = weights.get(attention + "k_norm.weight")
         self._output = linear[attention + "o_proj.weight"]
-        self._mlp_norm = weights[prefix + "post_attention_layernorm.weight"]
+        self._mlp_norm = weights[f"{settings.prefix}{self.mlp_norm}.weight"]
         self._gate_up = linear[mlp + "gate_up_proj.weight"]
         self._down = linear[mlp + "down_proj.weight"]
 
     def forward(
-        self, hidden: torch.Tensor, residual: torch.Tensor | None, step: StepInput, kv_layer: KVLayer
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, hidden: "Tensor", residual: "Tensor | None", step: StepInput, kv_layer: "KVLayer"
+    ) -> "tuple[Tensor, Tensor]":
         """Run the layer on the tokens of a step, and store their keys and values.
 
         Args:
@@ -95,34 +113,42 @@ class DecoderLayer:
             The output of this layer's MLP, and the residual stream without it.
         """
         x, residual = ops.rms_norm(hidden, self._input_norm, self._eps, residual)
-        x = self._output(self._attention(x, step, kv_layer))
+        x = self.attend(x, step, kv_layer)
         x, residual = ops.rms_norm(x, self._mlp_norm, self._eps, residual)
-        return self._down(ops.silu_mul(self._gate_up(x))), residual
+        return self.feed_forward(x), residual
 
-    def _attention(self, x: torch.Tensor, step: StepInput, kv_layer: KVLayer) -> torch.Tensor:
-        num_tokens = x.shape[0]
-        heads = self._qkv(x).view(num_tokens, self._num_all_heads, self._head_dim)
+    def feed_forward(self, x: "Tensor") -> "Tensor":
+        """The MLP of normed rows ``[T, hidden_size]``."""
+        return self._down(self.activate(self._gate_up(x)))
+
+    def activate(self, gate_up: "Tensor") -> "Tensor":
+        """Input of the last product of the MLP, from gates and ups side by side, ``[T, 2 * intermediate_size]``."""
+        return ops.silu_mul(gate_up)
+
+    def attend(self, x: "Tensor", step: StepInput, kv_layer: "KVLayer") -> "Tensor":
+        """Attention of normed rows ``[T, hidden_size]`` and its output projection; stores keys and values."""
+        settings, num_tokens = self._settings, x.shape[0]
+        heads = self._qkv(x).view(num_tokens, self._num_all_heads, settings.head_dim)
         q, k, v = heads.split(self._head_counts, dim=1)
         if self._q_norm is not None and self._k_norm is not None:
             q, k = self._normed(q, self._q_norm), self._normed(k, self._k_norm)
-        ops.rope_and_store(
-            q, k, v, step.cos, step.sin, step.positions, step.slot_mapping, kv_layer, step_cache=step.cache
-        )
+        cache, (cos, sin) = step.caches[settings.rope], step.ropes[settings.rope]
+        ops.rope_and_store(q, k, v, cos, sin, step.positions, step.slot_mapping, kv_layer, step_cache=cache)
         out = ops.paged_attention(
             q,
             kv_layer,
             step.block_tables,
             step.q_start,
             step.ctx_len,
-            scale=self._scale,
-            window=self._window,
+            scale=settings.scale,
+            window=settings.window,
             max_q_len=step.max_q_len,
             max_ctx_len=step.max_ctx_len,
-            deterministic=self._deterministic,
-            step_cache=step.cache,
+            deterministic=settings.deterministic,
+            step_cache=cache,
         )
-        return out.reshape(num_tokens, self._num_heads * self._head_dim)
+        return self._output(out.reshape(num_tokens, settings.num_heads * settings.head_dim))
 
-    def _normed(self, heads: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        rows, _ = ops.rms_norm(heads.reshape(-1, self._head_dim), weight, self._eps)
+    def _normed(self, heads: "Tensor", weight: "Tensor") -> "Tensor":
+        rows, _ = ops.rms_norm(heads.reshape(-1, heads.shape[2]), weight, self._eps)
         return rows.view(heads.shape)

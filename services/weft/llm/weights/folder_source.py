@@ -9,7 +9,7 @@ from weft.base.errors import InvalidArgumentError
 from weft.llm.weights.checkpoint import Checkpoint, StoredTensor
 from weft.llm.weights.formats.detection import weight_format
 from weft.llm.weights.formats.weight_format import ReadWeight, WeightFormat
-from weft.llm.weights.part import Part
+from weft.llm.weights.parts import Part
 
 _WEIGHT = ".weight"
 

@@ -1,15 +1,16 @@
 """The configuration of a model from the metadata of its GGUF file, as a ``config.json`` has it."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from weft.base.errors import InvalidArgumentError
 from weft.llm.weights.gguf.container import PLAIN_TYPES, GgufFile
 
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _EMBEDDING, _LM_HEAD = "token_embd.weight", "output.weight"
 #: Factors of the wavelengths of Llama 3, one for each pair of a head; not a weight.
 ROPE_FACTORS = "rope_freqs.weight"
@@ -17,20 +18,40 @@ ROPE_FACTORS = "rope_freqs.weight"
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
-def config_of_gguf(path: Path) -> dict[str, Any]:
+class GgufLayout(NamedTuple):
+    """What files of an architecture have that folders have otherwise.
+
+    Attributes:
+        architecture: Their ``general.architecture``; "": they are not read.
+        names: Modules of a layer whose names in files are not those of most architectures.
+        has_pairs: Outputs of queries and keys are in pairs, not in halves of a head.
+        norm_offset: Was added to the weights of norms.
+    """
+
+    architecture: str = ""
+    names: Mapping[str, str] = MappingProxyType({})
+    has_pairs: bool = False
+    norm_offset: float = 0.0
+
+
+def config_of_gguf(path: Path, architectures: Mapping[str, str]) -> dict[str, Any]:
     """``config.json`` of the model of a GGUF file.
+
+    Args:
+        path: The file.
+        architectures: Classes of transformers by ``general.architecture``.
 
     Raises:
         InvalidArgumentError: The file is torn, the architecture is not supported, or metadata is missing or wrong.
     """
     with GgufFile.open(path) as file:
         architecture = file.metadata.get("general.architecture")
-        if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
-            allowed = ", ".join(_ARCHITECTURES)
+        if not isinstance(architecture, str) or architecture not in architectures:
+            allowed = ", ".join(architectures)
             raise InvalidArgumentError(
                 f"{file.name}: general.architecture must be one of {allowed}, got {architecture!r}; take another model"
             )
-        return _Metadata(file, architecture).config()
+        return {"architectures": [architectures[architecture]], **_Metadata(file, architecture).config()}
 
 
 class _Metadata:
@@ -47,7 +68,6 @@ class _Metadata:
         if num_layers > len(self._file.tensors):
             raise self._fault("block_count", f"at most the number of tensors, {len(self._file.tensors)}", num_layers)
         config: dict[str, Any] = {
-            "architectures": [_ARCHITECTURES[self._architecture]],
             "hidden_size": hidden,
             "num_attention_heads": heads,
             "num_key_value_heads": self._count("attention.head_count_kv", heads),
