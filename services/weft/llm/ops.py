@@ -51,6 +51,11 @@ def silu_mul(gate_up: "Tensor") -> "Tensor":
     return _pick_compiled("activation", "silu_mul", gate_up)(gate_up)
 
 
+def gelu_tanh_mul(gate_up: "Tensor") -> "Tensor":
+    """``gelu``, by its approximation with tanh, of the first half of each row times the second half."""
+    return _pick_compiled("activation", "gelu_tanh_mul", gate_up)(gate_up)
+
+
 def rope_and_store(
     q: "Tensor",
     k: "Tensor",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
+from weft.llm.models.gemma3 import Gemma3
 from weft.llm.models.llama import Llama
 from weft.llm.models.mistral import Mistral
 from weft.llm.models.model_config import TransformerConfig, fault
@@ -20,6 +21,7 @@ ARCHITECTURES: list[type[TransformerConfig]] = [
     Qwen2,
     Qwen3,
     Mistral,
+    Gemma3,
 ]
 
 
