@@ -85,7 +85,8 @@ def expected(theirs: Any) -> list[list[int]]:
 
 
 def _serve(folder: Path, rounds: list[list[Answer]], **settings: Any) -> Engine:
-    config = EngineConfig(**{"dtype": "float32", "num_blocks": 200, "block_size": 4} | settings)
+    options: dict[str, Any] = {"dtype": "float32", "num_blocks": 200, "block_size": 4} | settings
+    config = EngineConfig(**options)
     engine = load_engine(
         folder, Settings(config, 1 << 20, has_weights=True), after_deltas=lambda: None, on_lost=lambda error: None
     )
@@ -138,7 +139,7 @@ def test_speculation_changes_nothing(folder: Path, expected: list[list[int]], sp
 def test_rounded_weights(folder: Path, quantization: str) -> None:
     """A sequence has the same log probabilities alone and beside others."""
     together, alone = _answers(_prompts(), logprobs=1), _answers(_prompts()[:1], logprobs=1)
-    options = {"deterministic": True, "quantization": quantization}
+    options: dict[str, Any] = {"deterministic": True, "quantization": quantization}
     _serve(folder, [together], **options)
     _serve(folder, [alone], max_num_batched_tokens=64, **options)
     assert alone[0].logprobs == together[0].logprobs

@@ -15,6 +15,7 @@ from tests.unit.llm.engine_fixture import logits_of_text
 
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.llm.config import TransformerConfig
+from weft.llm.models.gemma3 import Gemma3
 from weft.llm.models.llama import Llama
 from weft.llm.models.qwen2 import Qwen2
 from weft.llm.models.registry import read_config
@@ -58,12 +59,12 @@ def _exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "has_panels", lambda dtype: False)
 
 
-def _file_name(name: str) -> str:
+def _file_name(name: str, names: dict[str, str]) -> str:
     whole = {EMBEDDING: "token_embd.weight", "model.norm.weight": "output_norm.weight", LM_HEAD: "output.weight"}
     if name in whole:
         return whole[name]
     _, _, index, *module, kind = name.split(".")
-    return f"blk.{index}.{_LAYER_NAMES['.'.join(module)]}.{kind}"
+    return f"blk.{index}.{(_LAYER_NAMES | names)['.'.join(module)]}.{kind}"
 
 
 def _blocks(type_id: int, shape: tuple[int, int], random: np.random.Generator) -> np.ndarray:
@@ -93,6 +94,7 @@ def write_gguf(
     architecture: str = "llama",
     change: Callable[[gguf.GGUFWriter], Any] = lambda writer: None,
     without: str = "",
+    names: dict[str, str] | None = None,
 ) -> dict[str, torch.Tensor]:
     """Write ``model.gguf``; returns every weight by its name in a Hugging Face folder, as numbers."""
     random = np.random.default_rng(0)
@@ -113,7 +115,7 @@ def write_gguf(
     change(writer)
     numbers = {}
     for part in (part for parts in config.weight_parts().values() for part in parts):
-        name, kind = _file_name(part.name), GgmlType.F32 if len(part.shape) == 1 else type_of(part.name)
+        name, kind = _file_name(part.name, names or {}), GgmlType.F32 if len(part.shape) == 1 else type_of(part.name)
         if kind in (GgmlType.F32, GgmlType.F16):
             stored = random.normal(1 if "norm" in name else 0, 0.1, part.shape)
             stored = stored.astype(np.float16 if kind == GgmlType.F16 else np.float32)
@@ -203,6 +205,37 @@ def test_only_llama_reorders_queries_and_keys(tmp_path: Path) -> None:
         assert torch.equal(expected, weights[name]), name  # type: ignore[arg-type]
 
 
+def test_gemma3(tmp_path: Path) -> None:
+    """Norms are read without the 1 that files add; what files do not have follows from the rest."""
+    fields = vars(_CONFIG) | {"has_qk_norm": True, "tie_word_embeddings": True, "query_pre_attn_scalar": 64}
+    config = Gemma3(**fields | {"sliding_window": 5, "sliding_layers": (True, True)})
+    names = {
+        "self_attn.q_norm": "attn_q_norm",
+        "self_attn.k_norm": "attn_k_norm",
+        "post_attention_layernorm": "post_attention_norm",
+        "pre_feedforward_layernorm": "ffn_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+    }
+
+    def change(writer: gguf.GGUFWriter) -> None:
+        writer.add_key_length(64)
+        writer.add_value_length(64)
+        writer.add_sliding_window(5)
+
+    numbers = _fused(
+        config,
+        write_gguf(
+            tmp_path, lambda name: GgmlType.F16, config=config, architecture="gemma3", change=change, names=names
+        ),
+    )
+    read = read_config(tmp_path)
+    assert replace(config, rms_norm_eps=read.rms_norm_eps, dtype=read.dtype) == read
+    weights = load_folder(tmp_path, read, dtype=torch.float32)
+    for name, expected in numbers.items():
+        offset = 1.0 if name.endswith("norm.weight") else 0.0
+        assert torch.equal(expected - offset, weights[name]), name  # type: ignore[operator, arg-type]
+
+
 def test_llama3_factors(tmp_path: Path) -> None:
     """Factors of wavelengths are those of Llama 3's scaling, by the largest; others are refused."""
     half = _CONFIG.head_dim // 2
@@ -247,7 +280,10 @@ def test_a_file_that_is_cut_off(tmp_path: Path) -> None:
         (b"GGUF" + struct.pack("<IQQQ1sI", 3, 0, 1, 1, b"a", 13), "a value has type 13"),
         (b"GGUF" + struct.pack("<IQQQ1sI", 3, 0, 1, 1, b"\xff", 7), "can't decode byte 0xff"),
         (b"GGUF" + struct.pack("<IQQQ1sIQQQIQ", 3, 1, 0, 1, b"a", 3, 2**40, 2**40, 2**40, 0, 0), "elements"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 0), "general.architecture must be one of llama, qwen2, qwen3, got None"),
+        (
+            b"GGUF" + struct.pack("<IQQ", 3, 0, 0),
+            "general.architecture must be one of llama, qwen2, qwen3, gemma3, got None",
+        ),
     ],
 )
 def test_headers_that_lie(tmp_path: Path, data: bytes, message: str) -> None:

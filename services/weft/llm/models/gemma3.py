@@ -13,6 +13,7 @@ from weft.llm import ops
 from weft.llm.models.decoder import DecoderLayer, LayerSettings, StepInput
 from weft.llm.models.model_config import SLIDING, TransformerConfig, count, fault, layer_types
 from weft.llm.models.rope_config import checked_rope, rope_of_config
+from weft.llm.weights.gguf.model_metadata import GgufLayout
 from weft.llm.weights.parts import Part
 
 if TYPE_CHECKING:
@@ -48,6 +49,13 @@ class Gemma3Layer(DecoderLayer):
         return ops.gelu_tanh_mul(gate_up)
 
 
+def _attention_of_gguf(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The scale of attention, which only the model of 27 billion parameters has not by the width of a head."""
+    is_27b = config["num_hidden_layers"] == 62
+    scalar = config["hidden_size"] // config["num_attention_heads"] if is_27b else config["head_dim"]
+    return {"query_pre_attn_scalar": scalar}
+
+
 @dataclass(frozen=True)
 class Gemma3(TransformerConfig):
     """See the module.
@@ -79,6 +87,17 @@ class Gemma3(TransformerConfig):
     activation = ("hidden_activation", ("gelu_pytorch_tanh",))
     layer_class = Gemma3Layer
     norm_offset = 1.0
+    gguf = GgufLayout(
+        "gemma3",
+        {
+            "post_attention_layernorm": "post_attention_norm",
+            "pre_feedforward_layernorm": "ffn_norm",
+            "post_feedforward_layernorm": "post_ffw_norm",
+        },
+        norm_offset=1.0,
+        has_window=True,
+        derived=_attention_of_gguf,
+    )
 
     local_rope: dict[str, Any] = field(default_factory=dict)
     query_pre_attn_scalar: float = 256.0

@@ -37,8 +37,7 @@ def read_config(path: Path) -> TransformerConfig:
         InvalidArgumentError: A file is not JSON, or the model is not supported; the message names the field.
     """
     if (gguf := find_gguf(path)) is not None:
-        names = {each.gguf.architecture: each.architecture for each in ARCHITECTURES if each.gguf.architecture}
-        return config_from_json(config_of_gguf(gguf, names))
+        return config_from_json(config_of_gguf(gguf, [(each.gguf, each.architecture) for each in ARCHITECTURES]))
     generation = path / "generation_config.json"
     return config_from_json(
         _read_object(path / "config.json"), _read_object(generation) if generation.is_file() else {}

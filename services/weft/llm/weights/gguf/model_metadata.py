@@ -1,7 +1,7 @@
 """The configuration of a model from the metadata of its GGUF file, as a ``config.json`` has it."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -26,38 +26,46 @@ class GgufLayout(NamedTuple):
         names: Modules of a layer whose names in files are not those of most architectures.
         has_pairs: Outputs of queries and keys are in pairs, not in halves of a head.
         norm_offset: Was added to the weights of norms.
+        has_window: ``attention.sliding_window`` is read; else it must be absent or 0.
+        derived: Fields of ``config.json`` that files do not have, from those that they have.
     """
 
     architecture: str = ""
     names: Mapping[str, str] = MappingProxyType({})
     has_pairs: bool = False
     norm_offset: float = 0.0
+    has_window: bool = False
+    derived: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
 
 
-def config_of_gguf(path: Path, architectures: Mapping[str, str]) -> dict[str, Any]:
+def config_of_gguf(path: Path, classes: Sequence[tuple[GgufLayout, str]]) -> dict[str, Any]:
     """``config.json`` of the model of a GGUF file.
 
     Args:
         path: The file.
-        architectures: Classes of transformers by ``general.architecture``.
+        classes: Layouts, each with its class in transformers.
 
     Raises:
         InvalidArgumentError: The file is torn, the architecture is not supported, or metadata is missing or wrong.
     """
     with GgufFile.open(path) as file:
         architecture = file.metadata.get("general.architecture")
-        if not isinstance(architecture, str) or architecture not in architectures:
-            allowed = ", ".join(architectures)
+        found = next((each for each in classes if each[0].architecture == architecture != ""), None)
+        if found is None:
+            allowed = ", ".join(layout.architecture for layout, _ in classes if layout.architecture)
             raise InvalidArgumentError(
                 f"{file.name}: general.architecture must be one of {allowed}, got {architecture!r}; take another model"
             )
-        return {"architectures": [architectures[architecture]], **_Metadata(file, architecture).config()}
+        layout, name = found
+        config = _Metadata(file, layout).config()
+        return {"architectures": [name], **config, **layout.derived(config)}
 
 
 class _Metadata:
-    def __init__(self, file: GgufFile, architecture: str) -> None:
+    def __init__(self, file: GgufFile, layout: GgufLayout) -> None:
         self._file = file
-        self._architecture = architecture
+        self._architecture = layout.architecture
+        self._has_window = layout.has_window
 
     def config(self) -> dict[str, Any]:
         hidden, heads = self._count("embedding_length"), self._count("attention.head_count")
@@ -84,7 +92,9 @@ class _Metadata:
             "bos_token_id": self._token("bos"),
             "eos_token_id": [token for token in (self._token("eos"), self._token("eot")) if token is not None],
         }
-        if type(window := self._value("attention.sliding_window")) not in (int, type(None)) or window:
+        if self._has_window:
+            config["sliding_window"] = self._count("attention.sliding_window")
+        elif type(window := self._value("attention.sliding_window")) not in (int, type(None)) or window:
             raise self._fault("attention.sliding_window", "absent or 0", window)
         return config
 
