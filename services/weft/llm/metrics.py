@@ -16,6 +16,7 @@ from weft.llm.models.model_config import DTYPE_BYTES
 from weft.llm.request import EngineRequest
 from weft.llm.scheduler.plan import ForwardPlan
 from weft.llm.scheduler.scheduler import StepResult
+from weft.llm.scheduler.sequence import Sequence
 
 #: Outcomes of requests that completed.
 ANSWERED = ("stop", "length")
@@ -245,7 +246,7 @@ class EngineMetrics:
             else:
                 choice.first_ns = now_ns
                 if not timeline.first_ns:
-                    self._record_first_token(request, timeline, now_ns)
+                    self._record_first_token(sequence, timeline, now_ns)
             choice.num_tokens += num_new
             choice.last_ns = now_ns
         # Few distinct keys: most choices had their last token in the same step.
@@ -254,10 +255,10 @@ class EngineMetrics:
             self.itl.add(seconds, count)
             self._observer.on_inter_token(seconds, count)
 
-    def record_end(self, request: EngineRequest, outcome: str, now_ns: int) -> None:
-        """Record the end of a request."""
+    def record_end(self, request: EngineRequest, outcome: str, now_ns: int, first_scheduled_ns: int = 0) -> None:
+        """Record the end of a request, which had its first slot at ``first_scheduled_ns``; 0: it never had one."""
         timeline = self._timelines.pop(request)
-        record = self._record(request, timeline, outcome, now_ns)
+        record = self._record(request, timeline, outcome, now_ns, first_scheduled_ns)
         self.outcomes[outcome] += 1
         self.num_good_requests += record.is_good
         self.e2e.add(record.e2e_s)
@@ -280,20 +281,21 @@ class EngineMetrics:
             self._num_bytes += self._weight_bytes + kv_bytes
         self._observer.on_step(record)
 
-    def _record_first_token(self, request: EngineRequest, timeline: _Timeline, now_ns: int) -> None:
+    def _record_first_token(self, sequence: Sequence, timeline: _Timeline, now_ns: int) -> None:
         timeline.first_ns = now_ns
-        first = request.sequences[0]
-        self.num_prompt_tokens += first.num_prompt
-        self.num_cached_tokens += first.num_cached
-        queue_s = (first.first_scheduled_ns - request.arrival_ns) / 1e9
-        ttft_s = (now_ns - request.arrival_ns) / 1e9
+        self.num_prompt_tokens += sequence.num_prompt
+        self.num_cached_tokens += sequence.num_cached
+        arrival_ns = sequence.request.arrival_ns
+        queue_s = (sequence.first_scheduled_ns - arrival_ns) / 1e9
+        ttft_s = (now_ns - arrival_ns) / 1e9
         self.queue_time.add(queue_s)
         self.ttft.add(ttft_s)
         self._observer.on_first_token(queue_s, ttft_s)
 
-    def _record(self, request: EngineRequest, timeline: _Timeline, outcome: str, now_ns: int) -> RequestMetrics:
+    def _record(
+        self, request: EngineRequest, timeline: _Timeline, outcome: str, now_ns: int, first_scheduled_ns: int
+    ) -> RequestMetrics:
         arrival_ns = request.arrival_ns
-        first_scheduled_ns = request.sequences[0].first_scheduled_ns if request.sequences else 0
         ttft_s = (timeline.first_ns - arrival_ns) / 1e9 if timeline.first_ns else None
         tpot_s = max(choice.tpot_ns for choice in timeline.choices) / 1e9
         slo_ttft_ms = request.slo_ttft_ms or self._config.slo_ttft_ms
