@@ -28,8 +28,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from benchmarks import machine
 from benchmarks.language_model.peer_engines import ENGINES
 from benchmarks.report import machine_lines, table, write_json
-from weft.llm.config import TransformerConfig
-from weft.llm.models.weights import weight_parts
+from weft.llm.models.registry import read_config
 from weft_kernels.linear import cpu
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,8 +116,8 @@ def llama_134m() -> Model:
 
 
 def _model(name: str, folder: Path) -> Model:
-    config = TransformerConfig.from_folder(folder)
-    num_parameters = sum(math.prod(part.shape) for parts in weight_parts(config).values() for part in parts)
+    config = read_config(folder)
+    num_parameters = sum(math.prod(part.shape) for parts in config.weight_parts().values() for part in parts)
     num_in_head = config.vocab_size * config.hidden_size
     looked_up = 0 if config.tie_word_embeddings else num_in_head
     return Model(name, folder, config.vocab_size, num_parameters, num_parameters - looked_up, num_in_head)

@@ -14,6 +14,7 @@ from weft.llm.metrics import EngineMetrics
 from weft.llm.request import EngineRequest
 from weft.llm.request_limits import RequestLimits
 from weft.llm.scheduler.blocks import BlockPool
+from weft.llm.scheduler.sequence import Sequence
 from weft.llm.speculation.speculator import Speculator
 
 _LOG = get_logger("weft.llm")
@@ -131,6 +132,10 @@ class Engine:
         else:
             self._thread.join(grace_s + _STEP_GRACE_S)
         return not self._thread.is_alive()
+
+    def sequences(self, request: EngineRequest) -> list[Sequence]:
+        """See ``EngineCore.sequences``."""
+        return self._core.sequences(request)
 
     def submit(self, request: EngineRequest) -> None:
         """Enqueue the request; its sink receives deltas until one has ``is_last`` set. Any thread.

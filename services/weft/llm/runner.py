@@ -17,7 +17,7 @@ from weft.llm.graphs.policy import GraphPolicy
 from weft.llm.graphs.recorder import GraphRecorder
 from weft.llm.host_copy import HostCopy
 from weft.llm.malloc import retain_freed_memory
-from weft.llm.models.model import LlamaModel
+from weft.llm.models.model import TransformerModel
 from weft.llm.scheduler.plan import ForwardPlan
 from weft.llm.speculation.device_proposer import DeviceProposer
 from weft.llm.speculation.planned_drafts import accepted_counts, count_drafts, draft_rows
@@ -84,7 +84,7 @@ class ModelRunner:
 
     def __init__(
         self,
-        model: LlamaModel,
+        model: TransformerModel,
         config: EngineConfig,
         num_blocks: int | None = None,
         *,

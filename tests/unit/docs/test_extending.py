@@ -212,6 +212,42 @@ def test_a_queue_policy_is_checked(edf: type[PolicyQueue], folder: Path, name: s
         define_model(folder, (1,), {"log": Backend}, num_gpus=0)  # type: ignore[type-abstract]
 
 
+def test_an_llm_architecture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The class reads a folder of transformers, and its logits are those of transformers, in chunks too."""
+    import torch
+    import transformers
+
+    from weft.llm.models import registry
+    from weft.llm.models.model import TransformerModel
+    from weft.llm.models.weights import load_folder
+
+    (code,) = blocks("An LLM architecture", "python")
+    monkeypatch.setattr(registry, "ARCHITECTURES", [*registry.ARCHITECTURES, module(code, "phi3").Phi3])
+    transformers.utils.logging.disable_progress_bar()
+    torch.manual_seed(0)
+    shape = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "pad_token_id": 0}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 9, "attn_implementation": "eager"}
+    theirs = transformers.Phi3ForCausalLM(transformers.Phi3Config(**shape, **heads)).eval()
+    for parameter in theirs.parameters():
+        parameter.data.mul_(6.0 if parameter.dim() == 2 else 1.0)  # so that a wrong mask or rotation shows
+    theirs.save_pretrained(tmp_path)
+    text, block_size = torch.randint(0, 64, (30,)), 32
+    with torch.no_grad():
+        expected = theirs(text.unsqueeze(0)).logits[0]
+    config = registry.read_config(tmp_path)
+    model = TransformerModel(config, load_folder(tmp_path, config), max_model_len=64)
+    kv, logits, first = model.new_kv(2, block_size), [], 0
+    for chunk in text.split([13, 1, 16]):
+        end = first + len(chunk)
+        table, ends = torch.ones(1, 1, dtype=torch.int32), torch.tensor([end], dtype=torch.int32)
+        start = torch.tensor([0, len(chunk)], dtype=torch.int32)
+        places = torch.arange(first, end)
+        hidden = model.forward(chunk, places.int(), kv, table, start, ends, block_size + places, len(chunk), end)
+        logits.append(model.logits(hidden))
+        first = end
+    torch.testing.assert_close(torch.cat(logits), expected, atol=1e-4, rtol=1e-5)
+
+
 COMPARE = """
 import torch, reference, triton_kernel
 for shape in [(1, 1), (3, 33), (2, 1025)]:

@@ -12,7 +12,7 @@ from weft.base.errors import InvalidArgumentError
 from weft.llm.graphs.cache_sizing import build_shrinking
 from weft.llm.graphs.policy import BATCH_SIZES, GraphPolicy
 from weft.llm.host_copy import HostCopy
-from weft.llm.models.model import LlamaModel
+from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
 
 
@@ -165,7 +165,7 @@ def test_replay_equals_eager_bitwise_and_compiles_nothing(deterministic):
 
     config = SHAPES["wide"]
     weights = random_weights(config, seed=3)
-    model = LlamaModel(config, weights, dtype=torch.bfloat16, device="cuda", deterministic=deterministic)
+    model = TransformerModel(config, weights, dtype=torch.bfloat16, device="cuda", deterministic=deterministic)
     options: dict[str, Any] = {"model": model, "dtype": "bfloat16", "deterministic": deterministic, "max_num_seqs": 4}
     eager, graphs = (runner_of(**options) for _ in range(2))
     graphs.capture(GraphPolicy(4, (1, 3)), CudaRecorder(torch.device("cuda")))

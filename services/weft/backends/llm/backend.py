@@ -29,7 +29,8 @@ _CLOSE_GRACE_S = 1.0
 class LlmBackend(Backend):
     """Generates text with the model of a Hugging Face folder, for many requests concurrently (continuous batching).
 
-    The version folder has ``config.json`` and ``*.safetensors`` of a Llama, Mistral or Qwen model, and
+    The version folder has ``config.json`` and ``*.safetensors`` of a Llama, Mistral, Qwen or Gemma 3
+    model, and
     ``tokenizer.json``; without the latter, prompts and outputs are token ids only. Inputs and outputs are those of
     Triton's vLLM backend, plus ``input_ids`` and ``output_ids`` (``tensors``); the configuration need not declare them.
     The model is decoupled: with ``stream`` true there is a response per token, or per several if the client reads

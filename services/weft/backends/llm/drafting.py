@@ -9,7 +9,8 @@ import torch
 from weft.base.errors import InvalidArgumentError
 from weft.llm.config import EngineConfig, TransformerConfig
 from weft.llm.kv_window import kv_window
-from weft.llm.models.model import LlamaModel
+from weft.llm.models.model import TransformerModel
+from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder, random_weights
 from weft.llm.speculation.device_proposer import DeviceProposer
 from weft.llm.speculation.draft_model import DraftModelProposer
@@ -34,7 +35,7 @@ def read_draft_config(directory: Path, config: EngineConfig, model: TransformerC
     if config.speculation != "draft":
         return None
     folder = directory / config.draft_model
-    draft = TransformerConfig.from_folder(folder)
+    draft = read_config(folder)
     if draft.vocab_size != model.vocab_size:
         raise InvalidArgumentError(
             f"draft_model must have the model's vocabulary of {model.vocab_size} tokens, got {draft.vocab_size} in "
@@ -63,7 +64,7 @@ def read_draft_config(directory: Path, config: EngineConfig, model: TransformerC
 def load_proposer(
     directory: Path,
     config: EngineConfig,
-    model: LlamaModel,
+    model: TransformerModel,
     draft_config: TransformerConfig | None,
     *,
     has_weights: bool,
@@ -88,7 +89,7 @@ def load_proposer(
             weights = load_folder(folder, draft_config, dtype=dtype, device=config.device)
         else:
             weights = dict(random_weights(draft_config, max(config.seed, 0), dtype=dtype, device=config.device))
-        draft = LlamaModel(
+        draft = TransformerModel(
             draft_config,
             weights,
             dtype=dtype,

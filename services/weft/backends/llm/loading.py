@@ -17,9 +17,10 @@ from weft.base.processes.malloc import give_back_freed_memory
 from weft.llm.config import EngineConfig, TransformerConfig
 from weft.llm.engine import Engine
 from weft.llm.metrics import EngineMetrics
-from weft.llm.models.model import LlamaModel
+from weft.llm.models.model import TransformerModel
+from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder, random_weights
-from weft.llm.ops import faster_dtype
+from weft.llm.products import faster_dtype
 from weft.llm.runner import ModelRunner
 
 _log = logging.getLogger("weft.model.llm")
@@ -41,7 +42,7 @@ def load_engine(
         InvalidArgumentError: A file is invalid, the architecture is not supported, or the settings do not fit the
             model.
     """
-    model_config = TransformerConfig.from_folder(directory)
+    model_config = read_config(directory)
     config = _with_dtype(settings.engine, model_config)
     draft_config = read_draft_config(directory, config, model_config)
     config = config.resolved(model_config, draft_config)
@@ -50,7 +51,7 @@ def load_engine(
         weights = load_folder(directory, model_config, dtype=dtype, device=config.device)
     else:
         weights = random_weights(model_config, max(config.seed, 0), dtype=dtype, device=config.device)
-    model = LlamaModel(
+    model = TransformerModel(
         model_config,
         weights,
         dtype=dtype,

@@ -9,7 +9,7 @@ import torch
 
 from weft.capacity.machine.figures import LinearTimes
 from weft.llm import ops
-from weft.llm.models.model import LlamaModel
+from weft.llm.models.model import TransformerModel
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.models.weights import random_weights
 from weft_kernels.linear import cpu
@@ -62,7 +62,7 @@ def _multiplied(products: Sequence[cpu.Product], x: torch.Tensor) -> None:
 def _attention(context: int, num_threads: int) -> tuple[tuple[float, float], tuple[float, float]]:
     """Rate of one new token after ``context``, and of a prompt of ``context`` tokens."""
     config = TransformerConfig(64, _HEADS * _HEAD_DIM, 64, 1, _HEADS, _HEADS, _HEAD_DIM, 4096, rope={"rope_theta": 1e4})
-    model = LlamaModel(config, random_weights(config, 0), max_model_len=4096)
+    model = TransformerModel(config, random_weights(config, 0), max_model_len=4096)
     model.prepare()
     num_blocks = -(-context // _BLOCK)
     layer = model._layers_of(model.new_kv(num_blocks + 1, _BLOCK))[0]

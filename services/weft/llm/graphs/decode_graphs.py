@@ -11,7 +11,7 @@ from weft.llm import ops
 from weft.llm.device_state import DeviceState
 from weft.llm.graphs.policy import GraphPolicy, GraphShape
 from weft.llm.graphs.recorder import GraphRecorder
-from weft.llm.models.model import LlamaModel
+from weft.llm.models.model import TransformerModel
 from weft.llm.scheduler.plan import ForwardPlan
 
 
@@ -50,7 +50,7 @@ class DecodeGraphs:
 
     def __init__(
         self,
-        model: LlamaModel,
+        model: TransformerModel,
         kv: Tensor,
         state: DeviceState,
         policy: GraphPolicy,

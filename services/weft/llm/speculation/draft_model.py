@@ -7,7 +7,7 @@ from torch import Tensor
 
 from weft.llm import ops
 from weft.llm.device_state import DeviceState
-from weft.llm.models.model import LlamaModel
+from weft.llm.models.model import TransformerModel
 from weft.llm.scheduler.plan import ForwardPlan, Int32, Int64
 from weft.llm.speculation.draft_cache import DraftCache, TokenRange
 
@@ -37,7 +37,7 @@ class DraftModelProposer:
         https://arxiv.org/abs/2408.07978.
     """
 
-    def __init__(self, model: LlamaModel, max_num_tokens: int) -> None:
+    def __init__(self, model: TransformerModel, max_num_tokens: int) -> None:
         self._model = model
         self._max_num_tokens = max_num_tokens
         self._num_idle_steps = _MAX_IDLE_STEPS

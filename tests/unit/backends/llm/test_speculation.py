@@ -19,7 +19,7 @@ from weft.backends.llm.speculation import measured_cost
 from weft.base.errors import InvalidArgumentError
 from weft.base.signature import ModelSignature
 from weft.llm.config import EngineConfig
-from weft.llm.models.model import LlamaModel
+from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
 from weft.llm.runner import ModelRunner
 from weft.llm.speculation.depth import CostCurve
@@ -176,7 +176,9 @@ def test_drafts_are_counted_by_proposer(backends: tuple[LlmBackend, LlmBackend])
 def test_costs_are_measured_without_a_trace(num_drafts: int):
     """Steps of 1 to as many rows as a step may have take time, and change nothing but the null block."""
     config = EngineConfig(num_blocks=8, max_num_seqs=3, max_num_batched_tokens=20).resolved(MODEL)
-    runner = ModelRunner(LlamaModel(MODEL, random_weights(MODEL, 1)), config, proposer=_Zeros() if num_drafts else None)
+    runner = ModelRunner(
+        TransformerModel(MODEL, random_weights(MODEL, 1)), config, proposer=_Zeros() if num_drafts else None
+    )
     cost = measured_cost(config, runner, num_drafts=num_drafts)
     assert 0 < cost(1) <= cost(16) <= cost(10_000)
     assert (cost.draft_s > 0) == (num_drafts > 0)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from weft.llm.models.checkpoint import Checkpoint, StoredTensor
-from weft.llm.models.formats.weight_format import WeightFormat, wrong
+from weft.llm.weights.checkpoint import Checkpoint, StoredTensor
+from weft.llm.weights.formats.weight_format import WeightFormat, wrong
 
 _TYPES = ("F8_E4M3", "F8_E5M2")
 _SCALE_TYPES = ("F32", "F16", "BF16", "F8_E8M0")

@@ -10,10 +10,10 @@ from typing import Self
 import torch
 
 from weft.base.errors import InvalidArgumentError
-from weft.llm.models.gguf.blocks import BLOCK_TYPES, BlockType, to_weight
-from weft.llm.models.gguf.container import GgufFile
-from weft.llm.models.gguf.model_metadata import ROPE_FACTORS
-from weft.llm.models.weight_parts import Part
+from weft.llm.weights.gguf.blocks import BLOCK_TYPES, BlockType, to_weight
+from weft.llm.weights.gguf.container import GgufFile
+from weft.llm.weights.gguf.model_metadata import ROPE_FACTORS, GgufLayout
+from weft.llm.weights.parts import Part, is_norm
 from weft_kernels.linear.quantized import QuantizedWeight
 
 #: Names in the file of what a Hugging Face folder calls otherwise.
@@ -40,25 +40,26 @@ class GgufSource:
 
     Args:
         file: The open file.
+        layout: Of the files of the architecture.
+        head_dim: Width of a head.
     """
 
-    def __init__(self, file: GgufFile) -> None:
+    def __init__(self, file: GgufFile, layout: GgufLayout, head_dim: int) -> None:
         self._file = file
-        self._head_dim = 0
-        if file.metadata.get("general.architecture") == "llama":
-            heads, width = (file.metadata[f"llama.{name}"] for name in ("attention.head_count", "embedding_length"))
-            self._head_dim = int(file.metadata.get("llama.attention.key_length", width // heads))
+        self._layout = layout
+        self._names = {**_OF_LAYER, **layout.names}
+        self._head_dim = head_dim
 
     @classmethod
     @contextmanager
-    def open(cls, path: Path) -> Iterator[Self]:
+    def open(cls, path: Path, layout: GgufLayout, head_dim: int) -> Iterator[Self]:
         """Open the file, whose configuration was read; leaving the ``with`` block closes it.
 
         Raises:
             NotFoundError, InvalidArgumentError: As of ``GgufFile.open``.
         """
         with GgufFile.open(path) as file:
-            yield cls(file)
+            yield cls(file, layout, head_dim)
 
     @property
     def format_name(self) -> str:
@@ -75,10 +76,10 @@ class GgufSource:
         Raises:
             InvalidArgumentError: Tensors are missing, unexpected, or of another shape or type.
         """
-        wanted = {_name(part.name): part.shape for part in parts}
+        wanted = {self._name(part.name): part.shape for part in parts}
         if missing := sorted(wanted.keys() - self._file.tensors):
             raise self._fault(f"{_listed(missing)} missing; it is not the whole model: fetch it again")
-        allowed = {ROPE_FACTORS, *map(_name, ignored)}
+        allowed = {ROPE_FACTORS, *map(self._name, ignored)}
         if surplus := sorted(self._file.tensors.keys() - wanted - allowed):
             raise self._fault(f"{_listed(surplus)} not part of the model, which is of a kind that is not supported")
         for name, shape in wanted.items():
@@ -101,17 +102,30 @@ class GgufSource:
 
     def is_quantized(self, part: Part) -> bool:
         """Whether the weight has codes."""
-        return BLOCK_TYPES[self._file.tensors[_name(part.name)].type_id].dtype is None
+        return BLOCK_TYPES[self._file.tensors[self._name(part.name)].type_id].dtype is None
 
     def read(self, part: Part) -> torch.Tensor | QuantizedWeight:
         """The weight, on the CPU; numbers in the type that they are stored in."""
-        name = _name(part.name)
+        name = self._name(part.name)
         tensor = self._file.tensors[name]
         block_type = BLOCK_TYPES[tensor.type_id]
         data = torch.from_numpy(self._file.read(tensor, _num_bytes(block_type, part.shape)))
-        if (self._head_dim and ".attn_q." in name) or (self._head_dim and ".attn_k." in name):
+        if self._layout.has_pairs and (".attn_q." in name or ".attn_k." in name):
             data = self._in_halves(data.view(part.shape[0], -1)).flatten()
-        return to_weight(block_type, data, part.shape)
+        weight = to_weight(block_type, data, part.shape)
+        if self._layout.norm_offset and isinstance(weight, torch.Tensor) and is_norm(name):
+            return weight - self._layout.norm_offset
+        return weight
+
+    def _name(self, name: str) -> str:
+        """Name in the file of a tensor of a Hugging Face folder."""
+        module, _, kind = name.rpartition(".")
+        if module in _WHOLE:
+            return f"{_WHOLE[module]}.{kind}"
+        layer = _LAYER.fullmatch(module)
+        if layer is None:
+            return name
+        return f"blk.{layer[1]}.{self._names.get(layer[2], layer[2])}.{kind}"
 
     def _in_halves(self, rows: torch.Tensor) -> torch.Tensor:
         """Outputs of each head in Hugging Face's order, halves of the head, and not in pairs as llama.cpp's Llama."""
@@ -120,15 +134,6 @@ class GgufSource:
 
     def _fault(self, problem: str) -> InvalidArgumentError:
         return InvalidArgumentError(f"{self._file.name}: {problem}")
-
-
-def _name(name: str) -> str:
-    """Name in the file of a tensor of a Hugging Face folder."""
-    module, _, kind = name.rpartition(".")
-    if module in _WHOLE:
-        return f"{_WHOLE[module]}.{kind}"
-    layer = _LAYER.fullmatch(module)
-    return f"blk.{layer[1]}.{_OF_LAYER.get(layer[2], layer[2])}.{kind}" if layer else name
 
 
 def _num_bytes(block_type: BlockType, shape: tuple[int, ...]) -> int:

@@ -1,15 +1,16 @@
 """The configuration of a model from the metadata of its GGUF file, as a ``config.json`` has it."""
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from weft.base.errors import InvalidArgumentError
-from weft.llm.models.gguf.container import PLAIN_TYPES, GgufFile
+from weft.llm.weights.gguf.container import PLAIN_TYPES, GgufFile
 
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _EMBEDDING, _LM_HEAD = "token_embd.weight", "output.weight"
 #: Factors of the wavelengths of Llama 3, one for each pair of a head; not a weight.
 ROPE_FACTORS = "rope_freqs.weight"
@@ -17,26 +18,54 @@ ROPE_FACTORS = "rope_freqs.weight"
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
-def config_of_gguf(path: Path) -> dict[str, Any]:
+class GgufLayout(NamedTuple):
+    """What files of an architecture have that folders have otherwise.
+
+    Attributes:
+        architecture: Their ``general.architecture``; "": they are not read.
+        names: Modules of a layer whose names in files are not those of most architectures.
+        has_pairs: Outputs of queries and keys are in pairs, not in halves of a head.
+        norm_offset: Was added to the weights of norms.
+        has_window: ``attention.sliding_window`` is read; else it must be absent or 0.
+        derived: Fields of ``config.json`` that files do not have, from those that they have.
+    """
+
+    architecture: str = ""
+    names: Mapping[str, str] = MappingProxyType({})
+    has_pairs: bool = False
+    norm_offset: float = 0.0
+    has_window: bool = False
+    derived: Callable[[Mapping[str, Any]], dict[str, Any]] = lambda config: {}
+
+
+def config_of_gguf(path: Path, classes: Sequence[tuple[GgufLayout, str]]) -> dict[str, Any]:
     """``config.json`` of the model of a GGUF file.
+
+    Args:
+        path: The file.
+        classes: Layouts, each with its class in transformers.
 
     Raises:
         InvalidArgumentError: The file is torn, the architecture is not supported, or metadata is missing or wrong.
     """
     with GgufFile.open(path) as file:
         architecture = file.metadata.get("general.architecture")
-        if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
-            allowed = ", ".join(_ARCHITECTURES)
+        found = next((each for each in classes if each[0].architecture == architecture != ""), None)
+        if found is None:
+            allowed = ", ".join(layout.architecture for layout, _ in classes if layout.architecture)
             raise InvalidArgumentError(
                 f"{file.name}: general.architecture must be one of {allowed}, got {architecture!r}; take another model"
             )
-        return _Metadata(file, architecture).config()
+        layout, name = found
+        config = _Metadata(file, layout).config()
+        return {"architectures": [name], **config, **layout.derived(config)}
 
 
 class _Metadata:
-    def __init__(self, file: GgufFile, architecture: str) -> None:
+    def __init__(self, file: GgufFile, layout: GgufLayout) -> None:
         self._file = file
-        self._architecture = architecture
+        self._architecture = layout.architecture
+        self._has_window = layout.has_window
 
     def config(self) -> dict[str, Any]:
         hidden, heads = self._count("embedding_length"), self._count("attention.head_count")
@@ -47,7 +76,6 @@ class _Metadata:
         if num_layers > len(self._file.tensors):
             raise self._fault("block_count", f"at most the number of tensors, {len(self._file.tensors)}", num_layers)
         config: dict[str, Any] = {
-            "architectures": [_ARCHITECTURES[self._architecture]],
             "hidden_size": hidden,
             "num_attention_heads": heads,
             "num_key_value_heads": self._count("attention.head_count_kv", heads),
@@ -64,7 +92,9 @@ class _Metadata:
             "bos_token_id": self._token("bos"),
             "eos_token_id": [token for token in (self._token("eos"), self._token("eot")) if token is not None],
         }
-        if type(window := self._value("attention.sliding_window")) not in (int, type(None)) or window:
+        if self._has_window:
+            config["sliding_window"] = self._count("attention.sliding_window")
+        elif type(window := self._value("attention.sliding_window")) not in (int, type(None)) or window:
             raise self._fault("attention.sliding_window", "absent or 0", window)
         return config
 

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import torch
 
 from weft.base.errors import InvalidArgumentError
-from weft.llm.models.checkpoint import Checkpoint, StoredTensor
+from weft.llm.weights.checkpoint import Checkpoint, StoredTensor
 from weft_kernels.linear.quantized import QuantizedWeight
 
 #: A weight ``[out, in]`` as numbers or as codes.

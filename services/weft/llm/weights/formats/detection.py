@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from weft.base.errors import InvalidArgumentError
-from weft.llm.models.formats.awq import Awq
-from weft.llm.models.formats.bitsandbytes import BitsAndBytes4, BitsAndBytes8
-from weft.llm.models.formats.compressed_tensors import CompressedTensors
-from weft.llm.models.formats.float8 import Float8
-from weft.llm.models.formats.gptq import Gptq
-from weft.llm.models.formats.weight_format import WeightFormat
+from weft.llm.weights.formats.awq import Awq
+from weft.llm.weights.formats.bitsandbytes import BitsAndBytes4, BitsAndBytes8
+from weft.llm.weights.formats.compressed_tensors import CompressedTensors
+from weft.llm.weights.formats.float8 import Float8
+from weft.llm.weights.formats.gptq import Gptq
+from weft.llm.weights.formats.weight_format import WeightFormat
 from weft_kernels.linear.quantized import NUM_BITS
 
 #: AutoGPTQ's file beside ``config.json``, which early versions did not write to.

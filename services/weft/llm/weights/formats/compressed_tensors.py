@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from weft.llm.models.checkpoint import FLOATS, Checkpoint, StoredTensor
-from weft.llm.models.formats.bitsandbytes import unsigned
-from weft.llm.models.formats.float8 import Float8
-from weft.llm.models.formats.weight_format import (
+from weft.llm.weights.checkpoint import FLOATS, Checkpoint, StoredTensor
+from weft.llm.weights.formats.bitsandbytes import unsigned
+from weft.llm.weights.formats.float8 import Float8
+from weft.llm.weights.formats.weight_format import (
     ReadWeight,
     WeightFormat,
     bytes_of,

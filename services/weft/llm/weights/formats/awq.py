@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import torch
 
-from weft.llm.models.checkpoint import FLOATS, Checkpoint, StoredTensor
-from weft.llm.models.formats.weight_format import (
+from weft.llm.weights.checkpoint import FLOATS, Checkpoint, StoredTensor
+from weft.llm.weights.formats.weight_format import (
     WeightFormat,
     bytes_of,
     halves_of,

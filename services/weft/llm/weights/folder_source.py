@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Self
 
 from weft.base.errors import InvalidArgumentError
-from weft.llm.models.checkpoint import Checkpoint, StoredTensor
-from weft.llm.models.formats.detection import weight_format
-from weft.llm.models.formats.weight_format import ReadWeight, WeightFormat
-from weft.llm.models.weight_parts import Part
+from weft.llm.weights.checkpoint import Checkpoint, StoredTensor
+from weft.llm.weights.formats.detection import weight_format
+from weft.llm.weights.formats.weight_format import ReadWeight, WeightFormat
+from weft.llm.weights.parts import Part
 
 _WEIGHT = ".weight"
 
