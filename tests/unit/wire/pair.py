@@ -16,6 +16,8 @@ TRAILERS = encode([("grpc-status", "0")])
 class RecordingStream(Stream):
     """Keeps what happens to it; gives credit for all data at once if ``reads``."""
 
+    connection: Http2Connection
+
     def __init__(self, events: list[Any], *, reads: bool = True) -> None:
         self.events = events
         self.reads = reads
