@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from weft.base.core import InferCall, InferResult
 from weft.base.errors import InvalidArgumentError, ResourceExhaustedError
 from weft.base.tensors import DATATYPE_BY_NUMPY, WireTensor, bytes_tensor, encode
-from weft.gateway.app import Gateway, endpoint_of
+from weft.gateway.app import Gateway
 from weft.gateway.errors import RequestError
 from weft.gateway.http.content_encoding import accepted_encoding, compressed, decompressed
 from weft.gateway.http.request_context import RequestTracker
@@ -295,7 +295,8 @@ async def test_a_client_that_leaves_cancels_its_call() -> None:
                 has_ended.set()
 
     resources = Resources(Router(), Limits(1000, 1000, 1000, 1.0))  # type: ignore[arg-type]
-    app = RequestTracker(Gateway(resources, Models(Router(), {})).app(), endpoint_of, ())  # type: ignore[arg-type]
+    gateway = Gateway(resources, Models(Router(), {}))  # type: ignore[arg-type]
+    app = RequestTracker(gateway.app(), gateway.endpoint_of, ())
     events = [{"type": "http.request", "body": b"{}", "more_body": False}]
 
     async def receive() -> dict[str, Any]:
@@ -425,10 +426,12 @@ def test_settings_and_loads_become_messages() -> None:
         messages.log_request({"log_info": -1})
 
 
-def test_paths_have_few_names() -> None:
+async def test_paths_have_few_names() -> None:
     """For metrics and spans, whatever the models are called."""
-    assert ["/v2/infer", "/v2/generate_stream", "/v2", "/v2", "/other", "/v1/models"] == [
-        endpoint_of(path)
+    router: Any = None
+    gateway = Gateway(Resources(router, Limits(1000, 1000, 1000, 1.0)), Models(router, {}))
+    assert ["/v2/infer", "/v2/generate_stream", "/v2", "/v2", "/other", "/v1/models", "/v1/completions"] == [
+        gateway.endpoint_of(path)
         for path in (
             "/v2/models/a/infer",
             "/v2/models/a/versions/1/generate_stream",
@@ -436,5 +439,6 @@ def test_paths_have_few_names() -> None:
             "/v2/x",
             "/v22",
             "/v1/models",
+            "/v1/completions",
         )
     ]

@@ -7,7 +7,7 @@ import json
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 from weft.base.core import InferCall, RequestedOutput
 from weft.base.errors import InternalError, InvalidArgumentError
@@ -55,6 +55,8 @@ class TextModel:
         special_tokens: Special tokens of its tokenizer, by their names in templates.
         special_texts: Those and the others.
     """
+
+    lacks: ClassVar[str] = "does not take and give text: it needs the tensors text_input and text_output"
 
     signature: ModelSignature
     template_source: str
