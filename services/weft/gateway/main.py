@@ -22,13 +22,14 @@ from weft.base.observing import logs, telemetry
 from weft.base.observing.watchdog import LoopWatchdog
 from weft.base.processes.event_loop import new_event_loop
 from weft.base.processes.malloc import keep_freed_memory
-from weft.gateway.app import Gateway, endpoint_of
+from weft.gateway.app import Gateway
 from weft.gateway.arguments import fault_of, make_parser
 from weft.gateway.http.allowed_hosts import AllowedHosts
 from weft.gateway.http.endpoint import Handler
 from weft.gateway.http.http_server import HttpServer, bound_socket
 from weft.gateway.http.request_context import RequestContext, RequestTracker
 from weft.gateway.http.resources import Limits, Resources
+from weft.gateway.openai import ENDPOINTS
 from weft.gateway.openai.chat_template import read_template
 from weft.gateway.openai.models import Models
 from weft.jobs.atomic_files import held
@@ -106,9 +107,9 @@ async def _serve(options: argparse.Namespace) -> None:
         if options.batch_dir is not None:
             background = _Background(options.batch_dir, resources, waits=options.take_over)
         routes = () if background is None else background.routes
-        app = Gateway(resources, Models(router, templates), routes).app()
+        gateway = Gateway(resources, Models(router, templates), routes)
         hosts = AllowedHosts(options.allow_host) if is_local(options.host) else None
-        calls = RequestTracker(app, endpoint_of, options.forward_header, hosts)
+        calls = RequestTracker(gateway.app(), gateway.endpoint_of, options.forward_header, hosts)
         if background is not None:
             await background.start(calls)
         shares_ports = options.share_ports or options.take_over
@@ -181,7 +182,8 @@ class _Background:
             raise UnavailableError(f"--batch-dir: {error}") from error
         self._app: ASGIApp | None = None
         self._runner = BackgroundRunner(store, self._call)
-        routes = Batches(store, self._runner, resources).routes()
+        paths = [one.path for one in ENDPOINTS]
+        routes = Batches(store, self._runner, resources, paths).routes()
         self.routes = [(method, path, self._when_held(handle)) for method, path, handle in routes]
 
     async def start(self, app: ASGIApp) -> None:

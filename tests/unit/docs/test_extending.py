@@ -1,13 +1,14 @@
 """The examples of docs/extending.md run as they stand there."""
 
 import asyncio
+import json
 import os
 import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,6 +30,18 @@ from weft.serving.request.request import InferenceResponse, Outcome
 from weft.serving.scheduler.batcher import make_batcher
 
 S = 1_000_000_000
+
+
+from google.protobuf.json_format import ParseDict
+
+from weft.base.core import InferResult
+from weft.base.tensors import bytes_tensor, split_bytes
+from weft.gateway.app import Gateway
+from weft.gateway.http.request_context import RequestTracker
+from weft.gateway.http.resources import Limits, Resources
+from weft.gateway.openai import ENDPOINTS
+from weft.gateway.openai.models import Models
+from weft_protos.model_config_pb2 import ModelConfig
 
 PAGE = (Path(__file__).parents[3] / "docs/extending.md").read_text()
 
@@ -260,6 +273,63 @@ try:
 except ValueError as error:
     print(error)
 """
+
+
+class CountingRouter:
+    """A router with a language model that answers with the number of a prompt's words, and one model without text."""
+
+    async def call(self, method: str, request: object, **_: object) -> None:
+        assert "ServerMetadata" == method
+
+    async def config(self, name: str, **_: object) -> ModelConfig:
+        texts = [] if name == "numbers" else [{"name": "text_input", "data_type": "TYPE_STRING", "dims": [1]}]
+        outputs = [{"name": "text_output", "data_type": "TYPE_STRING", "dims": [1]}]
+        return ParseDict({"name": name, "input": texts, "output": outputs}, ModelConfig())
+
+    async def stream(self, call: InferCall, **_: object) -> AsyncGenerator[InferResult, None]:
+        (prompt,) = split_bytes(call.inputs["text_input"].data, name="text_input")
+        counts = {"num_input_tokens": len(prompt.split()), "num_output_tokens": 1}
+        outputs = {name: encode(np.array([count], np.uint32)) for name, count in counts.items()}
+        yield InferResult(call.model_name, "1", outputs={"text_output": bytes_tensor(["x"], (1,)), **outputs})
+
+
+async def test_an_openai_endpoint() -> None:
+    """The endpoint answers, refuses what it cannot take and models of another kind, and has a name in the metrics."""
+    (code,) = blocks("An OpenAI endpoint", "python")
+    served = module(code, "token_count").ENDPOINT
+    router: Any = CountingRouter()
+    resources = Resources(router, Limits(1000, 1000, 1000, 5.0))
+    gateway = Gateway(resources, Models(router, {}), endpoints=(*ENDPOINTS, served))
+    app = RequestTracker(gateway.app(), gateway.endpoint_of, ())
+
+    async def post(body: Mapping[str, object]) -> tuple[int, dict[str, Any]]:
+        parts, sent = [{"type": "http.request", "body": json.dumps(body).encode()}], list[Any]()
+
+        async def receive() -> Any:
+            return parts.pop() if parts else await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": served.path, "headers": headers, "query_string": b""}
+        async with asyncio.timeout(20):
+            await app(scope, receive, send)
+        return sent[0]["status"], json.loads(b"".join(message["body"] for message in sent[1:]))
+
+    body = {"model": "words", "prompt": "one two three"}
+    assert (200, {"model": "words", "num_tokens": 3}) == await post(body)
+    for wrong, message in (
+        ({"model": "words"}, "'model' and 'prompt' must be strings; give both"),
+        (body | {"promt": 1}, "Unrecognized request argument supplied: 'promt'; did you mean 'prompt'?"),
+        (body | {"model": "numbers"}, "the model 'numbers' does not take and give text"),
+    ):
+        status, answer = await post(wrong)
+        assert 400 == status
+        assert message in answer["error"]["message"]
+    (requests, *_) = app.collect()
+    assert {"/v1/token_count"} == {sample.labels["endpoint"] for sample in requests.samples}
+    resources.close()
 
 
 def test_a_kernel(tmp_path: Path) -> None:

@@ -1,20 +1,22 @@
 """The generate extension: one flat JSON object in, one out, mapped by the model's metadata."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from weft.base.core import InferResult
+from weft.base.core import InferCall, InferResult
+from weft.base.tensors import WireTensor
 from weft.gateway.errors import RequestError
 from weft.gateway.json_text import json_type, parse_json, whole
 from weft.gateway.v2.values import bytes_of, elements
-from weft.v2.protocol.wire import fill_parameters
+from weft.v2.protocol.wire import check_sendable
 from weft_protos import grpc_service_pb2 as pb
 
 _NESTED = "parameters"
 _ID = "id"
 
 
-def generate_request(data: bytes, metadata: bytes, version: str) -> bytes:
-    """The serialized request of a body.
+def generate_request(data: bytes, metadata: bytes, version: str) -> InferCall:
+    """The request of a body.
 
     A field with the name of an input is its data, ``id`` that of the request, any other a parameter; the fields of the
     object ``parameters`` are read in the same way.
@@ -29,28 +31,31 @@ def generate_request(data: bytes, metadata: bytes, version: str) -> bytes:
         InvalidArgumentError: A parameter is neither a string, a number nor a boolean.
     """
     model = pb.ModelMetadataResponse.FromString(metadata)
-    inputs = {tensor.name: tensor for tensor in model.inputs}
-    request = pb.ModelInferRequest(model_name=model.name, model_version=version)
+    known = {tensor.name: tensor for tensor in model.inputs}
+    inputs: dict[str, WireTensor] = {}
     parameters: dict[str, Any] = {}
+    request_id = ""
 
     def read(fields: dict[str, Any], *, is_nested: bool) -> None:
+        nonlocal request_id
         for name, value in fields.items():
-            if name in inputs:
-                if any(tensor.name == name for tensor in request.inputs):
+            if name in known:
+                if name in inputs:
                     raise RequestError(f"input '{name}' is given twice; give it once", param=name)
-                _add(request, inputs[name], value)
+                inputs[name] = _tensor(known[name], value)
             elif name == _NESTED and not is_nested:
                 if not isinstance(value, dict):
                     raise RequestError(f"'{_NESTED}' must be an object, got {json_type(value)}", param=_NESTED)
                 read(value, is_nested=True)
             elif name == _ID and not is_nested:
-                request.id = whole(value if isinstance(value, str) else str(value), _ID)
+                request_id = whole(value if isinstance(value, str) else str(value), _ID)
             elif value is not None:
                 parameters[name] = value
 
     read(parse_json(data), is_nested=False)
-    fill_parameters(request.parameters, parameters)
-    return request.SerializeToString()
+    call = InferCall(model.name, version, request_id, parameters, inputs)
+    check_sendable(call)
+    return call
 
 
 def generate_response(result: InferResult) -> dict[str, Any]:
@@ -65,13 +70,13 @@ def generate_response(result: InferResult) -> dict[str, Any]:
     return response
 
 
-def raw_request(model: pb.ModelMetadataResponse, version: str, size: int) -> tuple[pb.ModelInferRequest, bytes]:
-    """The request whose body is the data of a model's only input, and what precedes that data.
+def raw_request(model: pb.ModelMetadataResponse, version: str, body: Sequence[bytes]) -> InferCall:
+    """The request whose body is the data of a model's only input.
 
     Args:
         model: Metadata of the model.
         version: Of the model; "" for any.
-        size: Bytes of the data.
+        body: The data, in parts.
 
     Raises:
         RequestError: The model has several inputs, or the data does not fit.
@@ -82,7 +87,7 @@ def raw_request(model: pb.ModelMetadataResponse, version: str, size: int) -> tup
             f"{len(model.inputs)}; send JSON with their names"
         )
     tensor = model.inputs[0]
-    request = pb.ModelInferRequest(model_name=model.name, model_version=version)
+    size = sum(map(len, body))
     if tensor.datatype == "BYTES":
         num_elements, lead = 1, size.to_bytes(4, "little")
     else:
@@ -90,16 +95,14 @@ def raw_request(model: pb.ModelMetadataResponse, version: str, size: int) -> tup
         if size % item:
             raise RequestError(f"the body has {size} bytes, which are no whole elements of {tensor.datatype}")
         num_elements, lead = size // item, b""
-    request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=_shape(tensor, num_elements))
-    return request, lead
+    data = WireTensor(tensor.datatype, _shape(tensor, num_elements), b"".join((lead, *body)))
+    return InferCall(model.name, version, inputs={tensor.name: data})
 
 
-def _add(request: pb.ModelInferRequest, tensor: Any, value: Any) -> None:
+def _tensor(tensor: Any, value: Any) -> WireTensor:
     values = value if isinstance(value, list) else [value]
     data = bytes_of(values, tensor.datatype, tensor.name)
-    num_elements = _count(values)
-    request.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=_shape(tensor, num_elements))
-    request.raw_input_contents.append(data)
+    return WireTensor(tensor.datatype, _shape(tensor, _count(values)), data)
 
 
 def _count(values: list[Any]) -> int:
@@ -113,7 +116,7 @@ def _count(values: list[Any]) -> int:
     return count
 
 
-def _shape(tensor: Any, num_elements: int) -> list[int]:
+def _shape(tensor: Any, num_elements: int) -> tuple[int, ...]:
     """The shape of so many elements: the batch has one row, and one other dimension may be open."""
     shape = list(tensor.shape)
     if len(shape) > 1 and shape[0] < 0:
@@ -123,9 +126,9 @@ def _shape(tensor: Any, num_elements: int) -> list[int]:
         fixed *= dim if dim >= 0 else 1
     num_open = sum(dim < 0 for dim in shape)
     if num_open == 1 and fixed and num_elements % fixed == 0:
-        return [dim if dim >= 0 else num_elements // fixed for dim in shape]
+        return tuple(dim if dim >= 0 else num_elements // fixed for dim in shape)
     if num_open == 0 and fixed == num_elements:
-        return shape
+        return tuple(shape)
     raise RequestError(
         f"input '{tensor.name}' has {num_elements} elements, which do not fit its shape {list(tensor.shape)}"
         + ("; several of its dimensions are open, so send it to /infer with its shape" if num_open > 1 else ""),

@@ -27,7 +27,8 @@ from weft.gateway.v2.generate import generate_request, generate_response, raw_re
 from weft.gateway.v2.request import InferHead, parse_head
 from weft.gateway.v2.response import HEADER_LENGTH, InferResponse, make_body
 from weft.v2.client.v2_client import Metadata
-from weft.v2.protocol.wire import parameters_from, result_from_response
+from weft.v2.protocol.codec import InferMessage, given
+from weft.v2.protocol.wire import message_of_call, result_of
 from weft_protos import grpc_service_pb2 as pb
 
 T = TypeVar("T")
@@ -65,9 +66,9 @@ class InferenceHandlers:
             response = await self._resources.router.infer_message(
                 message, timeout_s=self._resources.limits.timeout_s, metadata=metadata
             )
-            parameters = {output.name: parameters_from(output.parameters) for output in response.outputs}
+            parameters = {output.name: given(output.parameters) for output in response.tensors}
             run = partial(self._resources.run, context)
-            made = await make_body(result_from_response(response), parameters, is_binary, run)
+            made = await make_body(result_of(response), parameters, is_binary, run)
             return InferResponse(made, accepted_encoding(request.headers.get("accept-encoding", "")))
 
         return await run_until_disconnect(request.receive, self._resources.stopping, respond())
@@ -125,26 +126,19 @@ class InferenceHandlers:
 
     async def _request(
         self, request: Request, context: RequestContext, header: str | None, body: list[bytes]
-    ) -> tuple[pb.ModelInferRequest, Callable[[str], bool]]:
+    ) -> tuple[InferMessage, Callable[[str], bool]]:
         """The message of a request, and whether an output is wanted in binary."""
         name, version = request.path_params["name"], request.path_params.get("version", "")
         size = sum(map(len, body))
         json_size = size if header is None else _header_size(header, size)
         if not json_size and header is not None:
-            return await self._raw_request(name, version, context, body), lambda _: True
+            model = await self._model(name, version, context.identity())
+            return message_of_call(raw_request(model, version, body)), lambda _: True
         if json_size > self._resources.limits.max_json_bytes:
             raise too_large(f"{json_size} bytes of JSON", self._resources.limits.max_json_bytes)
         text, tail = _split(body, json_size)
         head: InferHead = await self._resources.run(context, is_large(text), parse_head, text, name, version)
         return head.request(tail), head.is_binary
-
-    async def _raw_request(
-        self, name: str, version: str, context: RequestContext, body: list[bytes]
-    ) -> pb.ModelInferRequest:
-        model = await self._model(name, version, context.identity())
-        message, lead = raw_request(model, version, sum(map(len, body)))
-        message.raw_input_contents.append(b"".join((lead, *body)))
-        return message
 
     async def _results(
         self, request: Request, context: RequestContext, body: list[bytes]
@@ -155,11 +149,11 @@ class InferenceHandlers:
             raise too_large(f"{len(text)} bytes of JSON", self._resources.limits.max_json_bytes)
         name, version = request.path_params["name"], request.path_params.get("version", "")
         model = await self._model(name, version, context.identity())
-        data = await self._resources.run(
+        call = await self._resources.run(
             context, is_large(text), generate_request, text, model.SerializeToString(), version
         )
         results = self._resources.router.stream(
-            pb.ModelInferRequest.FromString(data),
+            call,
             timeout_s=self._resources.limits.timeout_s,
             metadata=(*context.identity(), *context.trace_metadata()),
         )

@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 
 from weft.gateway.errors import RequestError
 from weft.gateway.json_text import json_type, whole
-from weft.v2.protocol.wire import fill_parameters
+from weft.v2.protocol.codec import fill_parameters
 from weft_protos import grpc_service_pb2 as pb
 
 _FILE_PREFIX = "file:"

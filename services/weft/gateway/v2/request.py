@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from weft.base.core import RequestedOutput
 from weft.base.errors import InvalidArgumentError
 from weft.gateway.errors import RequestError
 from weft.gateway.json_text import json_type, parse_json, whole
 from weft.gateway.v2.values import bytes_of
-from weft.v2.protocol.large_messages import request_with
-from weft.v2.protocol.wire import fill_parameters
+from weft.v2.protocol.codec import InferMessage, TensorHead, fill_parameters
 from weft_protos import grpc_service_pb2 as pb
 
 BINARY_SIZE = "binary_data_size"
@@ -23,14 +23,14 @@ class InferHead:
     """The JSON of a request.
 
     Attributes:
-        message: The request without the data of its inputs, serialized.
+        message: The request without the data of its inputs.
         contents: Of each input that is not in shared memory its data, or how many bytes of it follow the JSON.
         binary: Whether a requested output is wanted in binary, by name.
         is_all_binary: Whether the others are.
     """
 
-    message: bytes
-    contents: list[bytes | int]
+    message: InferMessage
+    contents: list[bytes | int] = field(default_factory=list)
     binary: dict[str, bool] = field(default_factory=dict)
     is_all_binary: bool = False
 
@@ -38,7 +38,7 @@ class InferHead:
         """Whether an output is wanted in binary."""
         return self.binary.get(output, self.is_all_binary)
 
-    def request(self, tail: Sequence[memoryview]) -> pb.ModelInferRequest:
+    def request(self, tail: Sequence[memoryview]) -> InferMessage:
         """The request, with the data that follows the JSON. Raises RequestError."""
         sizes = [content for content in self.contents if isinstance(content, int)]
         got, wanted = sum(map(len, tail)), sum(sizes)
@@ -48,8 +48,8 @@ class InferHead:
                 "they must be the same, and Inference-Header-Content-Length the size of the JSON"
             )
         pieces = iter(cut(tail, sizes))
-        contents = [next(pieces) if isinstance(content, int) else content for content in self.contents]
-        return request_with(pb.ModelInferRequest.FromString(self.message), contents)
+        self.message.contents = [next(pieces) if isinstance(one, int) else one for one in self.contents]
+        return self.message
 
 
 def cut(parts: Sequence[memoryview], sizes: Sequence[int]) -> list[bytes]:
@@ -78,35 +78,41 @@ def parse_head(data: bytes, model: str, version: str) -> InferHead:
         InvalidArgumentError: A parameter is neither a string, a number nor a boolean.
     """
     body = parse_json(data, is_finite=False)
-    message = pb.ModelInferRequest(model_name=model, model_version=version)
-    head = InferHead(b"", [])
-    message.id = _typed(body, "id", str, "")
-    parameters = dict(_typed(body, "parameters", dict, {}))
-    head.is_all_binary = _flag(parameters, ALL_BINARY)
-    fill_parameters(message.parameters, parameters)
+    message = InferMessage(model, version, _typed(body, "id", str, ""), _parameters(body))
+    head = InferHead(message, is_all_binary=_flag(message.parameters, ALL_BINARY))
+    _check(message.parameters)
     for tensor in _objects(body, "inputs"):
-        _add_input(message, head, tensor)
+        _add_input(head, tensor)
     for output in _objects(body, "outputs"):
         name = _name(output, "output")
-        own = dict(_typed(output, "parameters", dict, {}))
+        own = _parameters(output)
         own.pop(BINARY_SIZE, None)
         if BINARY in own:
             head.binary[name] = _flag(own, BINARY)
-        fill_parameters(message.outputs.add(name=name).parameters, own)
-    head.message = message.SerializeToString()
+        _check(own)
+        message.outputs.append(RequestedOutput(name, own))
     return head
 
 
-def _add_input(message: pb.ModelInferRequest, head: InferHead, tensor: dict[str, Any]) -> None:
+def _parameters(value: dict[str, Any]) -> dict[str, Any]:
+    return dict(_typed(value, "parameters", dict, {}))
+
+
+def _check(parameters: dict[str, Any]) -> None:
+    """Raise InvalidArgumentError for a parameter that is neither a string, a number nor a boolean."""
+    fill_parameters(pb.ModelInferRequest().parameters, parameters)
+
+
+def _add_input(head: InferHead, tensor: dict[str, Any]) -> None:
     name = _name(tensor, "input")
     datatype = _typed(tensor, "datatype", str, None)
     shape = _typed(tensor, "shape", list, None)
     if any(type(dim) is not int or not 0 <= dim < 1 << 63 for dim in shape):
         raise RequestError(f"the shape of input '{name}' must be of integers from 0 on, got {shape!r:.80}")
-    parameters = dict(_typed(tensor, "parameters", dict, {}))
+    parameters = _parameters(tensor)
     size = parameters.pop(BINARY_SIZE, None)
-    target = message.inputs.add(name=name, datatype=datatype, shape=shape)
-    fill_parameters(target.parameters, parameters)
+    _check(parameters)
+    head.message.tensors.append(TensorHead(name, datatype, tuple(shape), parameters))
     if sum((size is not None, "data" in tensor, _REGION in parameters)) != 1:
         raise RequestError(
             f"input '{name}' needs exactly one of 'data', the parameter '{BINARY_SIZE}' and the parameter '{_REGION}'"

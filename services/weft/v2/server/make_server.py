@@ -8,7 +8,7 @@ from typing import Any
 from weft.base.errors import UnsupportedError
 from weft.v2.client.channels import server_options
 from weft.v2.client.wires import WireName, default_wire
-from weft.v2.protocol.known_messages import deserialize_call, serialize_result
+from weft.v2.protocol.codec import deserialize_call, serialize_result, serialize_stream_answer
 from weft.v2.protocol.services import add_service, method_handlers
 from weft.v2.security.tls import ServerTls
 from weft.v2.server.limits import grpcio_limits, limits_of
@@ -74,7 +74,7 @@ def add_tls_port(server: grpc.aio.Server, address: str, tls: ServerTls) -> int:
 
 
 def add_v2_service(servicer: Any, server: grpc.aio.Server) -> None:
-    """Add the V2 service to a server; protobuf does not copy large tensors of ``ModelInfer``.
+    """Add the V2 service to a server, inference by the codec.
 
     Args:
         servicer: Has the methods of ``GRPCInferenceService``.
@@ -84,6 +84,9 @@ def add_v2_service(servicer: Any, server: grpc.aio.Server) -> None:
     handlers = method_handlers(servicer, service)
     handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(
         servicer.ModelInfer, request_deserializer=deserialize_call, response_serializer=serialize_result
+    )
+    handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+        servicer.ModelStreamInfer, request_deserializer=deserialize_call, response_serializer=serialize_stream_answer
     )
     add_service(server, service.full_name, handlers)
 

@@ -4,9 +4,9 @@ import asyncio
 
 from opentelemetry.trace import Span
 
-from weft.base.core import CallContext
+from weft.base.core import CallContext, InferCall
 from weft.base.errors import WeftError
-from weft_protos import grpc_service_pb2 as pb
+from weft.v2.protocol.codec import InferMessage
 
 #: Most responses of one stream that gRPC has not taken yet; beyond it the stream's requests block.
 MAX_STREAM_ANSWERS = 16
@@ -23,7 +23,7 @@ class StreamCall:
     __slots__ = ("context", "is_in_line", "is_passed", "request", "span", "turn")
 
     def __init__(
-        self, request: pb.ModelInferRequest, context: CallContext, span: Span, turn: "asyncio.Future[None]"
+        self, request: InferMessage | InferCall, context: CallContext, span: Span, turn: "asyncio.Future[None]"
     ) -> None:
         self.request = request
         self.context = context
@@ -48,13 +48,11 @@ class Outgoing:
 
     def __init__(self) -> None:
         self.failure: WeftError | None = None
-        self._answers: asyncio.Queue[tuple[StreamCall, pb.ModelStreamInferResponse | WeftError, bool] | None]
+        self._answers: asyncio.Queue[tuple[StreamCall, InferMessage | WeftError, bool] | None]
         self._answers = asyncio.Queue()
         self._room = asyncio.Semaphore(MAX_STREAM_ANSWERS)
 
-    async def put(
-        self, stream_call: StreamCall, answer: pb.ModelStreamInferResponse | WeftError, *, is_final: bool
-    ) -> None:
+    async def put(self, stream_call: StreamCall, answer: InferMessage | WeftError, *, is_final: bool) -> None:
         """Queue a response in its turn; ``is_final``: the last one to its request."""
         if stream_call.is_in_line:
             await asyncio.shield(stream_call.turn)
@@ -66,7 +64,7 @@ class Outgoing:
         self.failure = failure
         self._answers.put_nowait(None)
 
-    async def get(self) -> tuple[StreamCall, pb.ModelStreamInferResponse | WeftError, bool] | None:
+    async def get(self) -> tuple[StreamCall, InferMessage | WeftError, bool] | None:
         """The next response as it was put; None at the end."""
         item = await self._answers.get()
         self._room.release()

@@ -8,24 +8,25 @@ from weft.base.core import CallContext, InferCall, InferenceCore, InferResult
 from weft.base.errors import UnavailableError, WeftError
 from weft.base.observing import telemetry
 from weft.base.security import access
+from weft.v2.protocol.codec import InferMessage
 from weft.v2.protocol.shared_memory import TensorLocation
 from weft.v2.protocol.status import cut_message
-from weft.v2.protocol.wire import response_from_result
+from weft.v2.protocol.wire import message_of_result
 from weft.v2.server.call_boundary import CallBoundary, Context, deadline_ns_of, headers_of, trailing_of, withdrawal
 from weft.v2.server.stream_answers import Outgoing, StreamCall
 from weft.wire.interface import grpc
-from weft_protos import grpc_service_pb2 as pb
 
 #: Most requests of one stream in flight; beyond it the stream is not read, which gRPC turns into
 #: back-pressure at the client.
 MAX_STREAM_INFLIGHT = 256
 
 _EMPTY_FINAL = "triton_enable_empty_final_response"
+_FINAL = "triton_final_response"
 #: Response parameter of an error in a stream: the name of its gRPC status.
 _STATUS = "grpc_status"
 
 #: Parses a request into a call and the locations of its outputs.
-ReadCall = Callable[[pb.ModelInferRequest, CallContext], tuple[InferCall, Mapping[str, TensorLocation]]]
+ReadCall = Callable[[InferMessage | InferCall, CallContext], tuple[InferCall, Mapping[str, TensorLocation]]]
 
 
 class StreamServicer:
@@ -51,8 +52,8 @@ class StreamServicer:
             reader.cancel()
 
     async def serve(
-        self, request_iterator: AsyncIterator[pb.ModelInferRequest], context: Context
-    ) -> AsyncGenerator[pb.ModelStreamInferResponse, None]:
+        self, request_iterator: AsyncIterator[InferMessage | InferCall], context: Context
+    ) -> AsyncGenerator[tuple[str, InferMessage], None]:
         """See ``V2Servicer.ModelStreamInfer``."""
         headers, deadline_ns = headers_of(context), deadline_ns_of(context)
         ends_on_error = headers.get("triton_grpc_error") == "true"
@@ -106,7 +107,7 @@ class StreamServicer:
                         return
                     yield _stream_error(answer, stream_call, is_final=is_final)
                 else:
-                    yield answer
+                    yield "", answer
             if outgoing.failure is not None:
                 self._edge.fail(context, outgoing.failure)
         finally:
@@ -117,7 +118,7 @@ class StreamServicer:
     async def _answer(self, stream_call: StreamCall, outgoing: Outgoing) -> None:
         """Send every response to one request of a stream, or its error."""
         request = stream_call.request
-        wants_null = request.parameters[_EMPTY_FINAL].bool_param if _EMPTY_FINAL in request.parameters else False
+        wants_null = request.parameters.get(_EMPTY_FINAL) is True
         failure: WeftError | None = None
         try:
             with access.admission(request.model_name):
@@ -142,17 +143,13 @@ class StreamServicer:
             del failure  # it holds this frame, and with it the tensors
 
 
-def _stream_response(result: InferResult, places: Mapping[str, TensorLocation]) -> pb.ModelStreamInferResponse:
-    response = response_from_result(result, places)
-    response.parameters["triton_final_response"].bool_param = result.is_final
-    return pb.ModelStreamInferResponse(infer_response=response)
+def _stream_response(result: InferResult, places: Mapping[str, TensorLocation]) -> InferMessage:
+    response = message_of_result(result, places)
+    response.parameters[_FINAL] = result.is_final
+    return response
 
 
-def _stream_error(error: WeftError, stream_call: StreamCall, *, is_final: bool) -> pb.ModelStreamInferResponse:
+def _stream_error(error: WeftError, stream_call: StreamCall, *, is_final: bool) -> tuple[str, InferMessage]:
     """The error as a message, which is all that some clients show; status and metadata are parameters."""
-    response = pb.ModelInferResponse(id=stream_call.request.id)
-    response.parameters["triton_final_response"].bool_param = is_final
-    response.parameters[_STATUS].string_param = error.code
-    for key, value in trailing_of(error, stream_call.context):
-        response.parameters[key].string_param = value
-    return pb.ModelStreamInferResponse(error_message=cut_message(error.message), infer_response=response)
+    parameters = {_FINAL: is_final, _STATUS: error.code, **dict(trailing_of(error, stream_call.context))}
+    return cut_message(error.message), InferMessage("", "", stream_call.request.request_id, parameters)

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from weft.wire.interface import grpc
-from weft.wire.rpc.unreadable import UnreadableRequests
+from weft.wire.rpc.status import UnreadableRequests
 
 Handler = Any  # grpc.RpcMethodHandler, of which the stubs know no members
 Context = grpc.aio.ServicerContext[Any, Any]

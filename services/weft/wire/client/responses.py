@@ -7,9 +7,8 @@ from typing import Any, Final
 
 from weft.wire.client.call import ClientCall
 from weft.wire.interface import StatusCode, grpc
-from weft.wire.rpc.compression import decompress
 from weft.wire.rpc.heads import ResponseHead
-from weft.wire.rpc.messages import PREFIX_BYTES, CompressedMessage, Message, MessageReader, whole_message
+from weft.wire.rpc.messages import PREFIX_BYTES, CompressedMessage, Message, MessageReader, decompress, whole_message
 from weft.wire.rpc.status import CallError
 
 _OK: Final = StatusCode.OK
@@ -28,7 +27,7 @@ class OneResponse(ClientCall):
         if self._status is None:
             waiter = self._waiter
             if waiter is None:
-                waiter = self._waiter = self._owner.loop.create_future()
+                waiter = self._waiter = self.owner.loop.create_future()
             try:
                 yield from waiter
             except asyncio.CancelledError:
@@ -47,7 +46,7 @@ class OneResponse(ClientCall):
             waiter.set_result(None)
 
     def _on_body(self, data: bytes | memoryview) -> None:
-        limit = self._owner.options.max_message_bytes
+        limit = self.owner.options.max_message_bytes
         if self._message is None and self._reader is None:
             message = whole_message(data)
             if message is not None and len(message) <= limit:
@@ -142,7 +141,7 @@ class StreamedResponses(ClientCall):
         if reader is None:
             head = self._head
             may_compress = head is not None and head.encoding != "identity"
-            limit = self._owner.options.max_message_bytes
+            limit = self.owner.options.max_message_bytes
             reader = self._reader = MessageReader(limit, may_compress=may_compress, decompresses=False)
         try:
             messages = reader.feed(data)
@@ -176,7 +175,7 @@ class StreamedResponses(ClientCall):
                 if waiter is not None:  # another task reads too
                     await asyncio.wait((waiter,))
                     continue
-                waiter = self._waiter = self._owner.loop.create_future()
+                waiter = self._waiter = self.owner.loop.create_future()
                 await waiter
             except asyncio.CancelledError:
                 self.cancel()
@@ -198,7 +197,7 @@ class StreamedResponses(ClientCall):
             self.connection.grant(self, num_held_bytes)
         try:
             if isinstance(message, CompressedMessage):
-                message = decompress(message, self._owner.options.max_message_bytes)
+                message = decompress(message, self.owner.options.max_message_bytes)
             if self._deserialize is None:
                 return message
             return self._deserialize(message)  # type: ignore[arg-type]  # only unary calls keep parts

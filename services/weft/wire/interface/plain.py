@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from weft.wire.interface import plain_aio as aio
-from weft.wire.interface.plain_errors import RpcError, StatusCode
+from weft.wire.interface.plain_aio import RpcError, StatusCode
 
 __all__ = [
     "ChannelConnectivity",

@@ -4,27 +4,40 @@ import asyncio
 import functools
 import logging
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
 
-from weft.wire.connection.stream import Stream
+from weft.wire.connection.sending import Stream
+from weft.wire.connection.streams import StreamStates
 from weft.wire.errors import ErrorCode
 from weft.wire.hpack import encode
-from weft.wire.interface import StatusCode
-from weft.wire.rpc.compression import ACCEPTED, compress
+from weft.wire.interface import StatusCode, grpc
 from weft.wire.rpc.heads import CONTENT_TYPE, RequestHead
-from weft.wire.rpc.messages import Body, Message, MessageReader, is_body, pack_prefix
+from weft.wire.rpc.messages import (
+    ACCEPTED,
+    Body,
+    CompressedMessage,
+    Message,
+    MessageReader,
+    compress,
+    decompress,
+    is_body,
+    pack_prefix,
+)
 from weft.wire.rpc.metadata import encode_metadata
-from weft.wire.rpc.status import NUMBER_BY_STATUS, CallError, encode_message
-from weft.wire.server.methods import Method
-from weft.wire.transport.deadlines import Deadline
-
-if TYPE_CHECKING:
-    from weft.wire.server.protocol import ServerProtocol
+from weft.wire.rpc.status import NUMBER_BY_STATUS, CallError, UnreadableRequests, encode_message
+from weft.wire.server.methods import CallDetails, Method, Methods
+from weft.wire.transport.deadlines import Deadline, DeadlineQueue
 
 _RESPONSE_FIELDS = [(":status", "200"), ("content-type", CONTENT_TYPE)]
 _RESPONSE_HEADERS = encode(_RESPONSE_FIELDS)
 _OK_TRAILERS = encode([("grpc-status", "0")])
+
+#: Messages of a request that wait to be read; beyond it the client gets no more credit.
+_MAX_QUEUED = 8
+#: What a message that waits costs beside its bytes: hundreds of thousands of empty ones fit into a window.
+_MESSAGE_COST_BYTES = 64
+CUT_OFF = "the request ends in the middle of a message"
 
 _log = logging.getLogger("weft.wire.server")
 
@@ -38,8 +51,46 @@ def _ok_trailers(metadata: tuple[tuple[str, str | bytes], ...], details: str) ->
     return encode([*fields, *encode_metadata(metadata)])
 
 
-class ResponseHalf(Stream):
-    """The sending half of a call.
+class CallEndedError(grpc.RpcError):
+    """What reading a request raises when the call is over: broken off, or ended for a request that cannot be read."""
+
+
+class CallServer(Protocol):
+    """What a call needs of its server."""
+
+    max_message_bytes: int
+    interceptors: tuple[Any, ...]
+    methods: Methods
+    deadlines: DeadlineQueue
+    unreadable: UnreadableRequests
+
+    async def intercept(self, details: CallDetails) -> Any:
+        """The handler of a call, found through the interceptors; None: there is none."""
+
+
+class CallOwner(Protocol):
+    """What a call needs of its connection."""
+
+    num_running: int
+    loop: asyncio.AbstractEventLoop
+    peer: str
+
+    @property
+    def server(self) -> CallServer:
+        """Its server."""
+
+    @property
+    def auth_context(self) -> dict[str, list[bytes]]:
+        """What TLS has verified of the client; empty without TLS."""
+
+    def count_buffered(self, num_bytes: int) -> None:
+        """Count bytes that calls hold, negative when they are released. Raises CallError."""
+
+
+class CallStream(Stream):
+    """The stream of a call at a server: the messages of its request, its response, and how it ends.
+
+    Attributes are defaults of the class: an instance holds only what differs.
 
     Attributes:
         head: Fields of the request; None before they have come.
@@ -47,6 +98,7 @@ class ResponseHalf(Stream):
         is_broken_off: The client has reset the stream, or its connection is lost.
     """
 
+    connection: StreamStates
     head: RequestHead | None = None
     is_finished = False
     is_broken_off = False
@@ -68,8 +120,9 @@ class ResponseHalf(Stream):
     _details = ""
     _encoding = ""
     _callbacks: list[Callable[[Any], None]] | None = None
+    _unreadable: CallError | None = None
 
-    def __init__(self, protocol: "ServerProtocol") -> None:
+    def __init__(self, protocol: CallOwner) -> None:
         self._protocol = protocol
         self._server = protocol.server
 
@@ -179,9 +232,6 @@ class ResponseHalf(Stream):
         self.connection.send_headers(self, encode([*fields, ("grpc-message", encode_message(text))]), is_end=True)
         self._end()
 
-    def _release_request(self) -> None:
-        raise NotImplementedError
-
     def fail(self, code: StatusCode, details: str) -> None:
         """End the call with a status, and cancel its handler if it runs."""
         if self.is_finished:
@@ -211,3 +261,115 @@ class ResponseHalf(Stream):
                     callback(self)
                 except Exception as error:
                     _log.error("a callback of a call has failed", exc_info=error)
+
+    # The request.
+
+    def _on_request_end(self) -> None:
+        raise NotImplementedError
+
+    def _read(self, data: bytes | memoryview, is_end: bool) -> None:
+        reader = self._reader
+        if reader is None:
+            head = self.head
+            reader = self._reader = MessageReader(
+                self._server.max_message_bytes,
+                may_compress=head is not None and head.encoding != "identity",
+                count_bytes=self._protocol.count_buffered,
+                decompresses=False,
+                keeps_parts=self._method is not None and self._method.takes_parts and not self._server.interceptors,
+            )
+        for message in reader.feed(data):
+            self._enqueue(message)
+        if is_end:
+            if not reader.is_empty:
+                raise CallError(StatusCode.INTERNAL, CUT_OFF)
+            self._on_request_end()
+        elif self._messages is None or len(self._messages) < _MAX_QUEUED:
+            self.connection.grant(self)
+
+    def _enqueue(self, message: Message) -> None:
+        method = self._method
+        messages = self._messages
+        if messages is None:
+            messages = self._messages = deque()
+        elif method is not None and not method.reads_stream:
+            raise CallError(StatusCode.UNIMPLEMENTED, "the call has several messages; this method takes one")
+        self._protocol.count_buffered(len(message) + _MESSAGE_COST_BYTES)
+        messages.append(message)
+        if method is None or method.reads_stream:
+            self._wake()
+
+    def _release_request(self) -> None:
+        """Forget what has come; whoever waits for more learns that the call is over."""
+        if self._reader is not None:
+            self._reader.release()
+        if self._messages:
+            self._protocol.count_buffered(-sum(map(len, self._messages)) - _MESSAGE_COST_BYTES * len(self._messages))
+            self._messages.clear()
+        self._wake()
+
+    def _take(self) -> Message:
+        assert self._messages is not None  # noqa: S101  # the caller has seen one
+        message = self._messages.popleft()
+        self._protocol.count_buffered(-len(message) - _MESSAGE_COST_BYTES)
+        if isinstance(message, CompressedMessage):
+            return decompress(message, self._server.max_message_bytes)
+        return message
+
+    async def _next_message(self) -> Message | None:
+        """The next message of the request; None at its end. Raises CallEndedError if it was broken off."""
+        while not self._messages:
+            if self.is_broken_off or self.is_finished:
+                raise CallEndedError("the client broke the call off")
+            if self._is_request_complete:
+                return None
+            if self._waiter is not None:  # another task reads too
+                await asyncio.wait((self._waiter,))
+                continue
+            self._waiter = self._protocol.loop.create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        message = self._take()
+        if self.is_open and len(self._messages) < _MAX_QUEUED:
+            self.connection.grant(self)
+        return message
+
+    async def _only_message(self) -> Message:
+        message = await self._next_message()
+        while not self._is_request_complete and not self._messages:
+            self._waiter = self._protocol.loop.create_future()
+            await self._waiter
+        if message is None:
+            raise CallError(StatusCode.UNIMPLEMENTED, "the call has no message; this method takes one")
+        return message
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _deserialized(self, method: Method, message: Message) -> Any:
+        if method.deserialize is None:
+            return message
+        try:
+            return method.deserialize(message)
+        except Exception as error:
+            raise self._unreadable_request(error) from None
+
+    def _unreadable_request(self, error: Exception) -> CallError:
+        head = self.head
+        return self._server.unreadable.failure(head.path if head else "", self._protocol.peer, error)
+
+    async def _requests(self, method: Method) -> AsyncIterator[Any]:
+        while (request := await self._next_request(method)) is not grpc.aio.EOF:  # type: ignore[attr-defined]  # missing in the stubs
+            yield request
+
+    async def _next_request(self, method: Method) -> Any:
+        """The next request of a stream; EOF at its end. One that cannot be read fails the call as its handler ends."""
+        try:
+            message = await self._next_message()
+            return grpc.aio.EOF if message is None else self._deserialized(method, message)  # type: ignore[attr-defined]
+        except CallError as error:
+            self._unreadable = error
+            raise CallEndedError(error.details) from None
