@@ -12,25 +12,20 @@ from weft.base.repository.watcher import RepositoryWatcher
 from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics
 from weft.base.versions import version_number
-from weft.router.admission import AdmissionController, AdmissionSettings, admissible_priority
-from weft.router.admission.permit import Permit
+from weft.router.admission import AdmissionController, AdmissionSettings, Permit, admissible_priority
 from weft.router.bandits.file import BanditFile
-from weft.router.budgets.retry_budget import DEFAULT_PERCENT, RetryBudget
 from weft.router.feedback import GraphServicer, Siblings
-from weft.router.metrics.admission_metrics import AdmissionCollector
-from weft.router.metrics.graph_metrics import RouterCollector
-from weft.router.metrics.model_metrics import MetricsSource, ModelMetricsCollector
-from weft.router.metrics.replica_metrics import ReplicaCollector
-from weft.router.metrics.step_metrics import StepCollector
-from weft.router.metrics.target_metrics import TargetCollector
-from weft.router.repository.control import GraphControl
+from weft.router.metrics import AdmissionCollector, ReplicaCollector, RouterCollector, StepCollector, TargetCollector
+from weft.router.model_metrics import MetricsSource, ModelMetricsCollector
 from weft.router.repository.files import GraphRepository
-from weft.router.repository.lifecycle import GraphLifecycle
+from weft.router.repository.lifecycle import GraphControl, GraphLifecycle
 from weft.router.repository.table import GraphTable
 from weft.router.runtime import Runtime
-from weft.router.serving.served import Served, ServedGraph, ServedTargetModel
+from weft.router.serving.graph import ServedGraph
+from weft.router.serving.model import ServedTargetModel
+from weft.router.serving.served import Served
 from weft.router.steps import earlier
-from weft.router.target import Target
+from weft.router.target import DEFAULT_RETRY_PERCENT, RetryBudget, Target
 from weft.router.targets.catalog import CatalogEntry, TargetCatalog
 from weft.router.targets.model_control import TargetModelControl
 from weft.v2.server.server import Extension
@@ -85,7 +80,7 @@ class RouterCore:
         state_dir: Path | None = None,
         allow_route_header: bool = False,
         num_workers: int = 1,
-        retry_budget_percent: float = DEFAULT_PERCENT,
+        retry_budget_percent: float = DEFAULT_RETRY_PERCENT,
         metrics_from: Sequence[MetricsSource] = (),
     ) -> None:
         self._changed = asyncio.Event()

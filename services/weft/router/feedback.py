@@ -6,9 +6,8 @@ from typing import TypeVar, cast
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.base.security.access import check_model
-from weft.router.bandits.store import BanditChoice, BanditStore, KnownArm
-from weft.router.bandits.taken_path import bandit_choices
-from weft.router.repository.signatures import signatures_of
+from weft.router.bandits.store import BanditChoice, BanditStore, KnownArm, bandit_choices
+from weft.router.repository.config import signatures_of
 from weft.router.repository.table import GraphTable
 from weft.router.targets.catalog import TargetCatalog
 from weft.v2.protocol.services import add_service, method_handlers

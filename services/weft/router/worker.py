@@ -76,7 +76,7 @@ class WorkerCore(RouterCore):
             self._bandit_file.is_read = not is_known
         await super().start()
         await self._link.settle()
-        self._sharing.tell()
+        self._sharing.publish()
         self._sharing.start()
         self._has_started.set()
 

@@ -18,7 +18,7 @@ from weft.language.types.compile_condition import ConditionError, VisibleBinding
 from weft.language.types.conditions import KEY, MAX_LIST_ELEMENTS, WHEN, CelCondition, Purpose
 from weft.language.types.expression import Fault, read_expression
 from weft.language.types.signatures import TensorType
-from weft.router.tensors.rows import split
+from weft.router.tensors import split
 
 PROBS = np.array([[0.1, 0.2, 0.3, 0.4]], np.float32)
 TENSORS = {

@@ -11,7 +11,7 @@ from weft.base.text.pbtxt import parse
 from weft.base.text.suggestion import suggestion
 from weft.capacity.tuning.settings import TunedModel
 from weft.language.plan import CallPlan, GraphPlan
-from weft.router.repository.readiness import steps_of
+from weft.router.repository.serving import steps_of
 from weft.tools.compiled import load_plan
 from weft.tools.offline import BACKENDS, GRAPH_FOLDER, model_folders
 from weft_protos.model_config_pb2 import ModelConfig

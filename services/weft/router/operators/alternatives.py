@@ -18,7 +18,7 @@ from weft.language.syntax.file import NodeDefinition
 from weft.language.types.signatures import TensorType, merged
 from weft.router.reporting.path import StepRecord
 from weft.router.steps import Node, NodeParts, Run
-from weft.router.tensors.rows import Rows
+from weft.router.tensors import Rows
 
 
 class BuiltAlternative(NamedTuple):

@@ -11,8 +11,7 @@ from weft.language.syntax.source import GraphSource
 from weft.router.repository.files import VersionFile
 from weft.router.repository.lifecycle import GraphLifecycle
 from weft.router.repository.serving import ServingGraph
-from weft.router.repository.table import GraphTable
-from weft.router.repository.versions import Graph, GraphVersion
+from weft.router.repository.table import Graph, GraphTable, GraphVersion
 
 _log = get_logger("weft.router.graphs")
 

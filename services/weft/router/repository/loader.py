@@ -8,7 +8,7 @@ from weft.base.observing.logs import get_logger
 from weft.language.syntax.source import GraphError, GraphSource
 from weft.router.repository.files import GraphRepository, VersionFile
 from weft.router.repository.serving import GraphSources, ServedSources, ServingGraph, compiled, why_not_ready
-from weft.router.repository.versions import GraphVersion
+from weft.router.repository.table import GraphVersion
 from weft.router.runtime import Runtime
 from weft.router.targets.catalog import TargetCatalog
 

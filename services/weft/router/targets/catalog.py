@@ -13,8 +13,7 @@ from weft.base.observing.logs import get_logger
 from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics
 from weft.base.versions import version_order
-from weft.router.budgets.retry_budget import DEFAULT_PERCENT, RetryBudget
-from weft.router.target import LOADING, Target, TargetModel
+from weft.router.target import DEFAULT_RETRY_PERCENT, LOADING, RetryBudget, Target, TargetModel
 from weft.router.targets.in_process import InProcessTarget
 from weft.router.targets.observed import ObservedTarget
 from weft.router.targets.replicated import ReplicatedTarget
@@ -80,7 +79,7 @@ class TargetCatalog:
         *,
         poll_s: float = POLL_S,
         on_change: Callable[[], None] = lambda: None,
-        retry_percent: float = DEFAULT_PERCENT,
+        retry_percent: float = DEFAULT_RETRY_PERCENT,
     ) -> None:
         #: By name: how many calls may be repeated.
         self.budgets: Mapping[str, RetryBudget] = {target.name: RetryBudget(retry_percent) for target in targets}

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from weft.base.errors import WeftError
 from weft.language.plan import GraphPlan, NodePlan, StepPlan
 from weft.router.reporting.path import StepRecord
-from weft.router.requests.routes import ROUTE_HEADER
+from weft.router.requests import ROUTE_HEADER
 from weft.router.steps import ConditionFailedError
 from weft.tools.explain.entry import ExplainedStep, Failure, Fate, LeftOut, entry_of, make_unsure, skipped
 from weft.tools.explain.question import Question, least

@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.router.budgets.retry_budget import MAX_TOKENS, RetryBudget
+from weft.router.target import MAX_RETRY_TOKENS, RetryBudget
 
 
 def num_repeats(budget: RetryBudget) -> int:
@@ -29,5 +29,5 @@ def test_as_many_as_are_saved_may_be_repeated_at_once() -> None:
     budget = RetryBudget()
     for _ in range(1000):
         budget.earn()
-    assert (MAX_TOKENS, 1) == (num_repeats(budget), budget.num_refused)
+    assert (MAX_RETRY_TOKENS, 1) == (num_repeats(budget), budget.num_refused)
     assert (False, 1) == ((none := RetryBudget(0)).take(), none.num_refused)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from tests.unit.router import make
 
-from weft.router.budgets.shadow_pool import ShadowPool
+from weft.router.runtime import ShadowPool
 
 
 async def test_a_pool_has_room_for_so_many() -> None:

@@ -22,7 +22,7 @@ from weft.router.executor import GraphExecutor
 from weft.router.operators.sequence import SequencePlan
 from weft.router.operators.splitter import SplitterPlan
 from weft.router.operators.switch import SwitchPlan
-from weft.router.reporting.step_counters import StepCounters
+from weft.router.reporting.counters import StepCounters
 from weft.router.runtime import Runtime
 
 SEQUENCE = SequencePlan

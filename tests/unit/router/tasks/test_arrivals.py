@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tests.unit.router import make
 
-from weft.router.tasks.arrivals import Arrivals
+from weft.router.merging import Arrivals
 
 
 class Sources:

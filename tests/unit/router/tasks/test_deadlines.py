@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.unit.router.virtual_clock import VirtualClock
 
-from weft.router.tasks.deadlines import Deadlines
+from weft.router.targets.in_process import Deadlines
 
 
 class LateError(Exception):

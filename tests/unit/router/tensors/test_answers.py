@@ -9,7 +9,7 @@ from weft.base.errors import InternalError
 from weft.base.signature import TensorSpec
 from weft.base.tensors import WireTensor, bytes_tensor
 from weft.router.operators.sequence import SequencePlan
-from weft.router.tensors.answers import misfit
+from weft.router.tensors import misfit
 
 FLOATS = TensorSpec("OUT", "FP32", (-1, 2))
 TEXT = TensorSpec("OUT", "BYTES", (1,))

@@ -10,7 +10,7 @@ from tests.unit.router import make
 
 from weft.base.errors import InternalError
 from weft.base.tensors import NUMPY_BY_DATATYPE, WireTensor, bytes_tensor, decode, encode
-from weft.router.tensors.rows import join, split, without_rows
+from weft.router.tensors import join, split, without_rows
 
 DATATYPES = sorted(NUMPY_BY_DATATYPE)
 

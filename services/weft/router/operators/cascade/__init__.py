@@ -100,10 +100,10 @@ class CascadeKind(AlternativesKind):
         """A step with its ``accept``; what it offers is its answer, since a failed or skipped one is passed over."""
         step = scope.node.steps[index]
         path = f"{step.path}.accept"
-        judged = _judged_slots(scope, index, path, slots)
-        own = {**slots, **judged}
+        accept_slots = _accept_slots(scope, index, path, slots)
+        own = {**slots, **accept_slots}
         built = builder.step(scope, index, own)
-        for name, slot in judged.items():
+        for name, slot in accept_slots.items():
             scope.note(slot, name, built.answered[name])
         bindings = visible_outputs(scope, path, built.answered, own)
         accept = builder.condition(scope, path, _ACCEPT, builder.narrowing(scope, step), outputs=bindings)
@@ -151,7 +151,7 @@ def _may_pass(file: GraphFile, node: NodeDefinition, step: StepDefinition) -> bo
     return bool(message.when) or message.dependency == pb.Step.SOFT or has_limit
 
 
-def _judged_slots(scope: Scope, index: int, path: str, slots: Mapping[str, int]) -> dict[str, int]:
+def _accept_slots(scope: Scope, index: int, path: str, slots: Mapping[str, int]) -> dict[str, int]:
     """Slots of what only the ``accept`` of a step reads."""
     condition = scope.names.conditions.get(path)
     references = condition.expression.references if condition else []

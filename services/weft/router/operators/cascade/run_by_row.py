@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from weft.base.errors import WeftError
 from weft.language.plan import Frame, NodePlan
-from weft.router.operators.by_row import RowFrames, of_rows, rows_of, tell_rows
+from weft.router.operators.by_row import RowFrames, of_rows, record_rows, rows_of
 from weft.router.operators.cascade.run import CascadeNode
 from weft.router.steps import NodeParts, Run
 
@@ -79,7 +79,7 @@ class CascadeNodeByRow(CascadeNode):
                     break
                 raise of_rows(error, rows, num_rows) from error
             finally:
-                tell_rows(records[num_records:], len(rows))
+                record_rows(records[num_records:], len(rows))
             if has_answered:
                 self._take_in(index, rows, view, run, progress)
             elif (failure := self._failure(records[num_records])) is not None:

@@ -15,11 +15,19 @@ from weft.language.plan import Description, End, Flow, NodePlan, StepPlan, Tenso
 from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.types.signatures import TensorType
 from weft.router.operators.ensemble.build import build_members
-from weft.router.operators.ensemble.checks import check_combines, check_idle, check_quorum
-from weft.router.operators.ensemble.messages import MASK, combined_tensor, combines_of, keyed_outputs, method_of
+from weft.router.operators.ensemble.checks import (
+    MASK,
+    check_combines,
+    check_idle,
+    check_quorum,
+    check_streams,
+    combined_tensor,
+    combines_of,
+    keyed_outputs,
+    method_of,
+)
 from weft.router.operators.ensemble.run import CombinePlan, EnsembleNode
 from weft.router.operators.ensemble.streamed import MergedEnsemble, StreamedEnsemble
-from weft.router.operators.ensemble.streams import check_streams
 from weft.router.steps import Node, NodeParts, OperatorPlan
 from weft_protos import graph_pb2 as pb
 

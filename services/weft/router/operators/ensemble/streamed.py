@@ -81,7 +81,7 @@ class StreamedEnsemble(EnsembleNode):
                 for binding in step.plan.outputs:
                     run.frame[binding.slot] = member.frame[binding.slot]
             elif not self._is_race:
-                step.fill_defaults(run.frame)
+                step.defaults.fill(run.frame)
         await self._finish(run, order)
 
 

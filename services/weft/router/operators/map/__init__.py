@@ -15,8 +15,7 @@ from weft.language.plan import Description, End, Flow, NodePlan
 from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.types.signatures import TensorType
 from weft.router.operators.map.build import build_map
-from weft.router.operators.map.checks import check_map
-from weft.router.operators.map.messages import lengths_name
+from weft.router.operators.map.checks import check_map, lengths_name
 from weft.router.operators.map.run import MapNode
 from weft.router.operators.map.settings import NO_ROWS, MapSettings
 from weft.router.operators.map.streamed import StreamedMapNode

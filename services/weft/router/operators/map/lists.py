@@ -9,8 +9,7 @@ import numpy as np
 from weft.base.errors import InternalError, InvalidArgumentError
 from weft.base.signature import TensorSpec
 from weft.base.tensors import INTEGERS, ITEMSIZE_BYTES, LENGTH_BYTES, WireTensor, decode, num_elements
-from weft.router.tensors.adaption import with_batch, without_batch
-from weft.router.tensors.rows import row_offsets, without_rows
+from weft.router.tensors import row_offsets, with_batch, without_batch, without_rows
 
 #: Slices of fewer bytes are copied: protobuf takes no views, and larger ones do not pass through it.
 _VIEW_BYTES = 64 << 10

@@ -18,7 +18,7 @@ from weft.router.operators.map.settings import CollectPlan
 from weft.router.reporting.path import SKIPPED
 from weft.router.reporting.spans import end_step_span, start_step_span
 from weft.router.steps import NodeResponses, Run, by_arrival, close_streams, responses_of
-from weft.router.tensors.adaption import with_batch, without_batch
+from weft.router.tensors import with_batch, without_batch
 
 #: Response parameter: the row whose response it is, ``3``; with a batch dimension the list as well, ``0:3``.
 ROW_PARAMETER = "graph_row"

@@ -15,8 +15,7 @@ from weft.language.path_form import PathForm
 from weft.language.plan import THEN, Condition, Description, End, Flow, NodePlan, StepPlan, TensorUse
 from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.types.signatures import TensorType
-from weft.router.operators.sequence.build import build_pipeline
-from weft.router.operators.sequence.following import check_followed
+from weft.router.operators.sequence.build import build_pipeline, check_followed
 from weft.router.operators.sequence.run import Loop, LoopPlan, Pipeline
 from weft.router.operators.sequence.stages import StagedPipeline
 from weft.router.steps import Node, NodeParts, OperatorPlan

@@ -12,10 +12,10 @@ from typing_extensions import override
 
 from weft.language.plan import NodePlan
 from weft.language.pruning import steps_before
+from weft.router.merging import in_order
 from weft.router.operators.sequence.run import Pipeline
 from weft.router.reporting.path import NodeRecord
 from weft.router.steps import NodeResponses, PrunableNode, Run, close_streams, responses_of, with_own_request
-from weft.router.tasks.in_order import in_order
 
 
 class StagedPipeline(PrunableNode):

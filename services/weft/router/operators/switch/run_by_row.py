@@ -7,12 +7,12 @@ from typing_extensions import override
 
 from weft.base.errors import WeftError
 from weft.language.plan import Condition, Frame, NodePlan
-from weft.router.operators.by_row import RowFrames, of_rows, tell_rows
+from weft.router.fork import Fork
+from weft.router.operators.by_row import RowFrames, of_rows, record_rows
 from weft.router.operators.switch.run import SwitchNode
 from weft.router.reporting.path import NodeRecord
 from weft.router.steps import NodeParts, Run
-from weft.router.tasks.fork import Fork
-from weft.router.tensors.rows import Rows
+from weft.router.tensors import Rows
 
 
 class SwitchNodeByRow(SwitchNode):
@@ -40,7 +40,7 @@ class SwitchNodeByRow(SwitchNode):
             try:
                 await self._steps[taken[0][0]].run(run.with_frame(views[0]))
             finally:
-                tell_rows(run.record.steps, num_rows)
+                record_rows(run.record.steps, num_rows)
         elif taken:
             await self._run_groups(taken, views, run, num_rows)
         try:
@@ -63,7 +63,7 @@ class SwitchNodeByRow(SwitchNode):
             await fork.join()
         finally:
             for (_, rows), own in zip(taken, records, strict=True):
-                tell_rows(own.steps, len(rows))
+                record_rows(own.steps, len(rows))
                 record.steps += own.steps
 
     async def _run_group(self, index: int, rows: Rows, num_rows: int, run: Run) -> bool:

@@ -1,15 +1,22 @@
-"""The replicas of a target: they come and go with its addresses, and each is watched while it is there."""
+"""The replicas of a target: what each serves, whether it is healthy, and how they come and go."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from dataclasses import replace
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 from weft.base.cancellation import cancel_and_wait
+from weft.base.errors import UnavailableError
 from weft.base.observing.logs import get_logger
-from weft.router.target import Target
-from weft.router.targets.ejection import OutlierDetector
-from weft.router.targets.replica import Health, Replica
+from weft.base.signature import ModelSignature
+from weft.base.versions import version_order
+from weft.router.target import Target, TargetModel
+from weft.router.targets.balancing.rule import ResponseTime
+from weft.router.targets.ejection import OutlierDetector, Record
 
+ModelVersion = tuple[str, str]
 #: How often the name is resolved again, in seconds; also so soon after a replica was lost.
 RESOLVE_PERIOD_S = 10.0
 RESOLVE_SOON_S = 1.0
@@ -26,7 +33,159 @@ PATIENCE_S = 0.25
 
 _log = get_logger("weft.router.targets")
 
-Tell = Callable[[Health], None]
+
+class Health(StrEnum):
+    """What ``grpc.health.v1`` says of a replica.
+
+    UNKNOWN: nothing yet, or it has no health service; then its answers to discovery decide.
+    """
+
+    UNKNOWN = "unknown"
+    SERVING = "serving"
+    NOT_SERVING = "not_serving"
+    UNREACHABLE = "unreachable"
+
+
+class Replica:
+    """State of one replica.
+
+    Attributes:
+        address: Its name in metrics and spans.
+        target: Calls it.
+        record: How it has answered.
+        response: How long its answers take.
+        health: As it says itself.
+        models: What it said when it was asked last; not ready where it did not answer.
+        is_due: It is to be asked at the next discovery: it is new, its health changed, or it did not answer.
+        asked_ns: When it was asked last.
+        failure: Why it did not answer then; None where it did.
+        mismatched: Of these, what it is not called for, because most replicas have another signature.
+        num_inflight: Calls that wait for its answer.
+        num_picks: Calls that it was chosen for.
+        num_by_status: Calls that are over.
+        num_ejections_logged: Of its ejections, those that are in the log.
+        is_leaving: It is no longer among the addresses; it gets no new calls and goes when it has none.
+    """
+
+    def __init__(self, address: str, target: Target, record: Record, clock_ns: Callable[[], int]) -> None:
+        self.address = address
+        self.target = target
+        self.record = record
+        self.response = ResponseTime(clock_ns)
+        self.health = Health.UNKNOWN
+        self.models: dict[ModelVersion, TargetModel] = {}
+        self.is_due = True
+        self.asked_ns = 0
+        self.failure: Exception | None = UnavailableError(f"replica {address} has not answered yet")
+        self.mismatched: frozenset[ModelVersion] = frozenset()
+        self.num_inflight = 0
+        self.num_picks = 0
+        self.num_by_status: dict[str, int] = {}
+        self.num_ejections_logged = 0
+        self.is_leaving = False
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether there is a connection, as far as is known."""
+        return self.health is not Health.UNREACHABLE
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether it takes calls, as far as it says itself."""
+        return self.health in (Health.SERVING, Health.UNKNOWN)
+
+    def learn(self, models: Sequence[TargetModel]) -> None:
+        """It serves these; it is not called for what is new until ``merged`` has held it against the other replicas."""
+        before = self.models
+        self.models = {(model.signature.name, model.signature.version): model for model in models}
+        self.failure = None
+        self.mismatched |= {
+            key for key, model in self.models.items() if key not in before or before[key].signature != model.signature
+        }
+
+    def lose_models(self) -> None:
+        """It does not answer: no model of it is ready."""
+        self.models = {key: model._replace(is_ready=False) for key, model in self.models.items()}
+
+    def has_ready(self, key: ModelVersion) -> bool:
+        """Whether it may be called for a model version."""
+        model = self.models.get(key)
+        return model is not None and model.is_ready and key not in self.mismatched
+
+
+class Ready(NamedTuple):
+    """Replicas that have a model, those that may be called before those that may not.
+
+    Attributes:
+        usable: Healthy and not ejected.
+        last_resort: Those that are ejected, or else those that can be reached at all; called where none is usable.
+        is_everywhere: Every replica that is healthy has it.
+    """
+
+    usable: Sequence[Replica]
+    last_resort: Sequence[Replica]
+    is_everywhere: bool
+
+
+def having(replicas: Collection[Replica], name: str, version: str) -> list[Replica]:
+    """The replicas that have a model version ready and are not about to leave.
+
+    Without a version those whose default version, the highest that is ready, looks like the highest of all: while
+    replicas are replaced one by one, old and new version share the calls if their signatures are equal.
+    """
+    staying = [replica for replica in replicas if not replica.is_leaving]
+    if version:
+        return [replica for replica in staying if replica.has_ready((name, version))]
+    defaults = [(replica, found) for replica in staying if (found := _default_version(replica, name)) is not None]
+    if not defaults:
+        return []
+    highest = max((signature for _, signature in defaults), key=_number)
+    wanted = _without_version(highest)
+    return [replica for replica, found in defaults if found == highest or _without_version(found) == wanted]
+
+
+def merged(replicas: Sequence[Replica]) -> list[TargetModel]:
+    """The models of all replicas together; each is ready where one replica has it ready.
+
+    Of signatures that differ the one that most replicas have ready is that of the model, and of several such the
+    first; ``mismatched`` of every replica is filled in.
+    """
+    found: dict[ModelVersion, list[tuple[Replica, TargetModel]]] = {}
+    for replica in replicas:
+        for key, model in replica.models.items():
+            found.setdefault(key, []).append((replica, model))
+    mismatched: dict[Replica, set[ModelVersion]] = {replica: set() for replica in replicas}
+    models: list[TargetModel] = []
+    for key, listed in found.items():
+        offers = [offer for offer in listed if offer[1].is_described] or listed
+        num_ready: Counter[ModelSignature] = Counter()
+        for _, model in offers:
+            num_ready[model.signature] += model.is_ready
+        signature = max(num_ready, key=lambda one: num_ready[one])
+        chosen = next(model for _, model in offers if model.signature == signature)
+        models.append(chosen._replace(is_ready=num_ready[signature] > 0))
+        for replica, model in offers if len(num_ready) > 1 else ():
+            if model.signature != signature:
+                mismatched[replica].add(key)
+    for replica in replicas:
+        replica.mismatched = frozenset(mismatched[replica])
+    return models
+
+
+def _default_version(replica: Replica, name: str) -> ModelSignature | None:
+    ready = [model.signature for key, model in replica.models.items() if key[0] == name and replica.has_ready(key)]
+    return max(ready, key=_number, default=None)
+
+
+def _number(signature: ModelSignature) -> int:
+    return version_order(signature.version)
+
+
+def _without_version(signature: ModelSignature) -> ModelSignature:
+    return replace(signature, version="")
+
+
+OnHealth = Callable[[Health], None]
 
 
 class MembershipSettings(NamedTuple):
@@ -36,13 +195,13 @@ class MembershipSettings(NamedTuple):
         resolve: Gives the addresses.
         is_fixed: They never change.
         connect: Makes the target of one address.
-        watch: Tells of the health of such a target until it is cancelled.
+        watch: Reports the health of such a target until it is cancelled.
     """
 
     resolve: Callable[[], Awaitable[Sequence[str]]]
     is_fixed: bool
     connect: Callable[[str], Target]
-    watch: Callable[[Target, Tell], Coroutine[Any, Any, None]]
+    watch: Callable[[Target, OnHealth], Coroutine[Any, Any, None]]
 
 
 class Membership:
@@ -168,10 +327,10 @@ class Membership:
     def _join(self, address: str) -> None:
         replica = Replica(address, self._surroundings.connect(address), self._detector.join(), self._clock_ns)
         self.replicas[address] = replica
-        watch = self._surroundings.watch(replica.target, lambda health: self._told(replica, health))
+        watch = self._surroundings.watch(replica.target, lambda health: self._health_changed(replica, health))
         self._watches[address] = asyncio.create_task(watch)
 
-    def _told(self, replica: Replica, health: Health) -> None:
+    def _health_changed(self, replica: Replica, health: Health) -> None:
         before, replica.health = replica.health, health
         if health is before:
             return

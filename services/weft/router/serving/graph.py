@@ -1,13 +1,16 @@
-"""One inference by a graph, from arrival to answer: validated, run, counted."""
+"""A version of a graph: each request is validated, run, and counted."""
 
 import asyncio
 import contextlib
 import dataclasses
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
+
+from typing_extensions import override
 
 from weft.base.classification import PARAMETER, check_classification, classified
-from weft.base.core import CallContext, InferCall, InferResult
+from weft.base.core import CallContext, InferCall, InferResult, Parameters
 from weft.base.errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -15,11 +18,15 @@ from weft.base.errors import (
     UnsupportedError,
     WeftError,
 )
+from weft.base.signature import ModelSignature
 from weft.base.statistics import failure_reason
-from weft.base.validation import validate
+from weft.base.validation import scheduling_parameters, validate
+from weft.router.admission import AdmissionController, ConcurrencyLimit
 from weft.router.reporting.counters import count_answer
 from weft.router.repository.serving import ServingGraph
-from weft.router.repository.versions import GraphVersion
+from weft.router.repository.table import GraphTable, GraphVersion
+from weft.router.serving.served import Inference, Served
+from weft_protos.model_config_pb2 import ModelConfig
 
 #: Of requested outputs. ``binary_data`` says how JSON carries a tensor; gRPC always carries bytes.
 _KNOWN_PARAMETERS = frozenset({"binary_data", PARAMETER})
@@ -90,7 +97,7 @@ class GraphInference:
         self._result = await classified(result, self._call.outputs, self._serving.plan.signature)
 
 
-async def stream_infer(graph: GraphVersion, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
+async def stream_graph(graph: GraphVersion, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
     """The responses of a decoupled graph, as ``GraphExecutor.stream`` gives them; all of them count as one request.
 
     Raises:
@@ -163,3 +170,63 @@ def _validate(serving: ServingGraph, call: InferCall) -> None:
                 f"parameters {sorted(unknown)} of output '{output.name}' are not supported for graphs by "
                 "this version; ask the model of the step for them"
             )
+
+
+@dataclass(slots=True, eq=False)
+class ServedGraph(Served):
+    """A version of a graph, loaded or not."""
+
+    graph: GraphVersion
+    table: GraphTable
+
+    @property
+    @override
+    def is_decoupled(self) -> bool:
+        serving = self.graph.serving
+        return serving is not None and serving.plan.signature.is_decoupled
+
+    @property
+    @override
+    def can_answer_once(self) -> bool:
+        serving = self.graph.serving
+        return serving is None or not serving.plan.signature.is_decoupled or serving.plan.signature.can_collect
+
+    @property
+    @override
+    def is_ready(self) -> bool:
+        return not self.table.why_not_ready(self.graph)
+
+    @property
+    @override
+    def version(self) -> str:
+        return self.graph.file.version
+
+    @override
+    def signature(self) -> ModelSignature:
+        return serving_of(self.graph).plan.signature
+
+    @override
+    def config(self) -> ModelConfig:
+        return self.table.config(serving_of(self.graph))
+
+    @override
+    def scheduling(self, parameters: Parameters) -> tuple[int, int]:
+        return scheduling_parameters(parameters)
+
+    @override
+    def limit(self, admission: AdmissionController) -> ConcurrencyLimit:
+        graph = self.graph
+        plan = (graph.serving or serving_of(graph)).plan
+        return admission.limit("graph", graph.file.name, plan.max_inflight, is_stream=plan.signature.is_decoupled)
+
+    @override
+    def begin(self, call: InferCall, context: CallContext) -> Inference:
+        return GraphInference(self.graph, call, context)
+
+    @override
+    def stream(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
+        return stream_graph(self.graph, call, context)
+
+    @override
+    def count_refusal(self, error: BaseException, context: CallContext) -> None:
+        count_failure(self.graph, error, context)

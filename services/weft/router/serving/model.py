@@ -8,20 +8,28 @@ gets what the target sent.
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from opentelemetry.trace import Span
+from typing_extensions import override
 
 from weft.base.classification import PARAMETER
-from weft.base.core import CallContext, InferCall, InferResult
+from weft.base.core import CallContext, InferCall, InferResult, Parameters
 from weft.base.errors import InternalError, WeftError
 from weft.base.observing import telemetry
 from weft.base.observing.logs import get_logger
-from weft.router.reporting.headers import forwarded_headers
+from weft.base.signature import ModelSignature
+from weft.base.validation import scheduling_parameters
+from weft.router.admission import AdmissionController, ConcurrencyLimit
 from weft.router.reporting.path import PATH_HEADER, TRACE_PARAMETER, NodeRecord, StepRecord, path_text, trace_text
 from weft.router.reporting.spans import call_attributes, end_span, start_step_span, step_attributes
+from weft.router.repository.config import config_of_signature
+from weft.router.requests import forwarded_headers
+from weft.router.serving.served import Inference, Served
 from weft.router.target import Target, TargetModel
-from weft.router.tensors.answers import check_outputs, rows_of
+from weft.router.tensors import check_outputs, rows_of
+from weft_protos.model_config_pb2 import ModelConfig
 
 #: Paths of models that are kept, each a model's name.
 _MAX_PATHS = 1024
@@ -124,7 +132,7 @@ class ModelInference:
         return placed
 
 
-async def stream_infer(
+async def stream_model(
     target: Target, model: TargetModel, call: InferCall, context: CallContext
 ) -> AsyncGenerator[InferResult, None]:
     """The responses of a decoupled model as they are; arguments, errors and path are those of ``ModelInference``.
@@ -151,3 +159,66 @@ async def stream_infer(
 def _path_of(name: str) -> str:
     """The path of a request that calls a model by its name."""
     return path_text(NodeRecord(name))
+
+
+@dataclass(slots=True, eq=False)
+class ServedTargetModel(Served):
+    """A model of a target, ready or not."""
+
+    target: Target
+    model: TargetModel
+
+    @property
+    @override
+    def is_decoupled(self) -> bool:
+        return self.model.signature.is_decoupled
+
+    @property
+    @override
+    def can_answer_once(self) -> bool:
+        signature = self.model.signature
+        return not signature.is_decoupled or signature.can_collect
+
+    @property
+    @override
+    def is_ready(self) -> bool:
+        return self.model.is_ready
+
+    @property
+    @override
+    def version(self) -> str:
+        return self.model.signature.version
+
+    @override
+    def signature(self) -> ModelSignature:
+        return self.model.signature
+
+    @override
+    def config(self) -> ModelConfig:
+        model = self.model
+        return model.config if model.config is not None else config_of_signature(model.signature)
+
+    @override
+    def scheduling(self, parameters: Parameters) -> tuple[int, int]:
+        """What they mean beyond admission is for the model's own server to say."""
+        return scheduling_parameters(parameters)[0], 0
+
+    @override
+    def limit(self, admission: AdmissionController) -> ConcurrencyLimit:
+        signature = self.model.signature
+        return admission.limit("model", signature.name, is_stream=signature.is_decoupled)
+
+    @override
+    def begin(self, call: InferCall, context: CallContext) -> Inference:
+        if call.model_version:
+            call.model_version = self.model.signature.version  # "01" is 1
+        return ModelInference(self.target, self.model, call, context)
+
+    @override
+    def stream(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
+        if call.model_version:
+            call.model_version = self.model.signature.version
+        return stream_model(self.target, self.model, call, context)
+
+    def count_refusal(self, error: BaseException, context: CallContext) -> None:
+        """As ``Served``."""
