@@ -46,9 +46,9 @@ async def _stream(options: argparse.Namespace) -> None:
     )
     configure()
     metrics = StreamMetrics()
-    source_broker = make_broker(source.server, options.group, options.ack_wait_s)
-    same = source.server == target.server
-    target_broker = source_broker if same else make_broker(target.server, options.group, options.ack_wait_s)
+    source_broker = make_broker(source, options.group, options.ack_wait_s)
+    same = (source.server, source.options) == (target.server, target.options)
+    target_broker = source_broker if same else make_broker(target, options.group, options.ack_wait_s)
     async with V2Client(options.url, security=channel_security(options)) as client:
         stream = MessageStream(client, source_broker, target_broker, job, metrics)
         loop = asyncio.get_running_loop()
