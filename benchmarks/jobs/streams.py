@@ -154,6 +154,8 @@ class _Run:
         self.consumer.end(signal.SIGKILL)
         self._kills["consumer"] += 1
         self.consumer.start()
+        # One that begins does not wait for a router that is killed meanwhile.
+        self._wait(lambda: self.consumer.observe().get("weft_stream_received_total", 0) > 0)
 
     def _kill_router(self) -> None:
         kill([pid for pid in descendants(self._supervisor) if b"weft.services.router" in _command_line(pid)][:1])

@@ -155,7 +155,13 @@ def _add_stream(commands: "Commands") -> None:
         epilog="example: weft stream triage --from nats://127.0.0.1:4222/tickets --to nats://127.0.0.1:4222/answers",
     )
     parser.add_argument("graph", metavar="GRAPH", help="graph or model; NAME/VERSION for one version")
-    parser.add_argument("--from", dest="source", required=True, metavar="SCHEME://HOST:PORT/TOPIC", help="messages")
+    parser.add_argument(
+        "--from",
+        dest="source",
+        required=True,
+        metavar="SCHEME://HOST:PORT/TOPIC",
+        help="messages; options of the broker behind ?: docs/jobs.md",
+    )
     parser.add_argument("--to", required=True, metavar="SCHEME://HOST:PORT/TOPIC", help="answers")
     parser.add_argument(
         "--dead-letters",
