@@ -15,12 +15,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf.json_format import ParseDict
 from tests.unit.serving.builders import make_request
 
-from weft.base.core import CallContext, InferCall
+from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import DeadlineExceededError, InvalidArgumentError, ResourceExhaustedError, WeftError
-from weft.base.tensors import Array, decode, encode
+from weft.base.tensors import Array, bytes_tensor, decode, encode, split_bytes
 from weft.base.text.pbtxt import PbtxtError
+from weft.gateway.app import Gateway
+from weft.gateway.http.request_context import RequestTracker
+from weft.gateway.http.resources import Limits, Resources
+from weft.gateway.openai import ENDPOINTS
+from weft.gateway.openai.models import Models
 from weft.serving.backends.base import Backend, Batch
 from weft.serving.config import define_model
 from weft.serving.core import ServingCore
@@ -28,21 +34,9 @@ from weft.serving.queues import QUEUES, PolicyQueue
 from weft.serving.queues.settings import SchedulerSettings, WaitPolicy
 from weft.serving.request.request import InferenceResponse, Outcome
 from weft.serving.scheduler.batcher import make_batcher
-
-S = 1_000_000_000
-
-
-from google.protobuf.json_format import ParseDict
-
-from weft.base.core import InferResult
-from weft.base.tensors import bytes_tensor, split_bytes
-from weft.gateway.app import Gateway
-from weft.gateway.http.request_context import RequestTracker
-from weft.gateway.http.resources import Limits, Resources
-from weft.gateway.openai import ENDPOINTS
-from weft.gateway.openai.models import Models
 from weft_protos.model_config_pb2 import ModelConfig
 
+S = 1_000_000_000
 PAGE = (Path(__file__).parents[3] / "docs/extending.md").read_text()
 
 
