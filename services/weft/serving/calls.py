@@ -166,7 +166,7 @@ def _nested(call: InferCall, parents: Sequence[InferenceRequest], origin: str) -
             trace_context=telemetry.context_of(span, parent_context),
         )
     except WeftError as raised:
-        raised.is_refused = False  # the request that made this call was begun
+        raised.is_refused = False  # the request that made this call had started
         error = raised
         raise
     except asyncio.CancelledError:

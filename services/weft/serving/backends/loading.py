@@ -166,11 +166,7 @@ def only_input(model: ModelContext, datatypes: Sequence[str], dims: Dims) -> Ten
 
 
 def outputs_among(model: ModelContext, allowed: Mapping[str, tuple[Sequence[str], Dims]]) -> Mapping[str, TensorSpec]:
-    """The declared outputs by name, each checked by ``check_tensor``.
-
-    Args:
-        model: Whose outputs.
-        allowed: Datatypes and dims by output name.
+    """The declared outputs by name, each checked by ``check_tensor`` against its datatypes and dims in ``allowed``.
 
     Raises:
         InvalidArgumentError: An output has another name, or is declared otherwise.

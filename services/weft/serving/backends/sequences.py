@@ -101,11 +101,11 @@ def sequenced(backend: type[Backend], inputs: SequenceInputs) -> type[Backend]:
             ]
             has_batch = self.model.signature.max_batch_size > 0
             for request, position in zip(batch.requests, positions, strict=True):
-                request.add_inputs(_added(inputs, position, is_ready=True, has_batch=has_batch))
+                request.add_inputs(_added_inputs(inputs, position, is_ready=True, has_batch=has_batch))
             rows = list(range(len(positions)))
             if inputs.has_fixed_rows:
                 rows = [max(position.sequence.row, 0) for position in positions]
-                filled = Batch(self._filled(batch.requests, rows), batch.start_ns)
+                filled = Batch(self._fill_rows(batch.requests, rows), batch.start_ns)
             else:
                 filled = batch
             outcomes: list[Outcome] = super().execute(filled)
@@ -113,21 +113,21 @@ def sequenced(backend: type[Backend], inputs: SequenceInputs) -> type[Backend]:
             batch.num_rows = filled.num_rows
             if len(outcomes) != len(filled.requests):
                 return outcomes  # the instance reports the fault
-            return [self._kept(position, outcomes[row]) for position, row in zip(positions, rows, strict=True)]
+            return [self._store_states(position, outcomes[row]) for position, row in zip(positions, rows, strict=True)]
 
-        def _filled(self, requests: Sequence[InferenceRequest], rows: Sequence[int]) -> list[InferenceRequest]:
+        def _fill_rows(self, requests: Sequence[InferenceRequest], rows: Sequence[int]) -> list[InferenceRequest]:
             by_row = dict(zip(rows, requests, strict=True))
             return [by_row.get(row) or self._filler(requests[0]) for row in range(max(rows) + 1)]
 
         def _filler(self, like: InferenceRequest) -> InferenceRequest:
             has_batch = self.model.signature.max_batch_size > 0
             zeros = {name: _zeros(tensor) for name, tensor in like.call.inputs.items()}
-            added = _added(
+            added = _added_inputs(
                 inputs, SequencePosition(RequestSequence(0), False, False), is_ready=False, has_batch=has_batch
             )
             return InferenceRequest(InferCall(like.call.model_name, inputs={**zeros, **added}), CallContext())
 
-        def _kept(self, position: SequencePosition, outcome: Outcome) -> Outcome:
+        def _store_states(self, position: SequencePosition, outcome: Outcome) -> Outcome:
             """Store the states of an outcome in its sequence, and return the rest; or an error for wrong states."""
             if outcome is RESCHEDULED or not (inputs.states and isinstance(outcome, InferenceResponse)):
                 return outcome
@@ -145,7 +145,7 @@ def sequenced(backend: type[Backend], inputs: SequenceInputs) -> type[Backend]:
     return SequencedBackend
 
 
-def _added(
+def _added_inputs(
     inputs: SequenceInputs, position: SequencePosition, *, is_ready: bool, has_batch: bool
 ) -> dict[str, WireTensor]:
     flags = {"START": position.is_start, "END": position.is_end, "READY": is_ready}

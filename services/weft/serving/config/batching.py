@@ -22,13 +22,7 @@ LAYOUT_PARAMETERS = (_BOUNDS, _PAD, _MASK, _MAX_ELEMENTS)
 
 
 def batch_layout(config: ModelConfig, report: ConfigReport, *, has_tensor_backend: bool) -> BatchLayout:
-    """The layout of batches as configured.
-
-    Args:
-        config: Its inputs and outputs are complete.
-        report: Receives the faults.
-        has_tensor_backend: The backend runs a batch as one array for each input.
-    """
+    """The layout of batches as configured; ``has_tensor_backend``: a batch runs as one array for each input."""
     ragged = [f"input[{i}].allow_ragged_batch" for i, tensor in enumerate(config.input) if tensor.allow_ragged_batch]
     buckets = [f"parameters[{key}]" for key in LAYOUT_PARAMETERS if key in config.parameters]
     mixed = [

@@ -114,14 +114,7 @@ def is_incomplete(config: ModelConfig) -> bool:
 
 
 def check_declared(config: ModelConfig, name: str, backends: Collection[str], report: ConfigReport) -> None:
-    """Check everything but the tensors, and fill in name and backend.
-
-    Args:
-        config: Gets ``name``, and ``backend`` from ``platform``.
-        name: The model's folder.
-        backends: Names that exist.
-        report: Receives the faults.
-    """
+    """Check everything but the tensors, and fill in ``name``, the model's folder, and ``backend`` from ``platform``."""
     _check_identity(config, name, backends, report)
     _check_supported(config, report)
     _check_filenames(config, report)
@@ -238,12 +231,9 @@ def path_fault(filename: str, folder: str) -> str:
 
 
 def check_tensors(config: ModelConfig, report: ConfigReport, *, may_lack: Collection[str] = ()) -> None:
-    """Check ``input`` and ``output``: there is at least one of each, and each can be served; repeats are dropped.
+    """Check ``input`` and ``output`` of the completed configuration; repeats are dropped.
 
-    Args:
-        config: Completed.
-        report: Receives the faults.
-        may_lack: ``input`` where there need not be one, ``output`` likewise.
+    There must be one of each, but for those in ``may_lack``, and each must be served.
     """
     is_complete = not report.diagnostics  # else the backend has not completed it
     kinds: tuple[tuple[str, MutableSequence[Any]], ...] = (("input", config.input), ("output", config.output))

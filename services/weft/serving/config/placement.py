@@ -29,14 +29,7 @@ def execution_of(config: ModelConfig, modes: Sequence[str]) -> str:
 def check_execution(
     config: ModelConfig, settings: SchedulerSettings, modes: Sequence[str], report: ConfigReport
 ) -> None:
-    """Check that the model can execute where its configuration says.
-
-    Args:
-        config: Its instances are placed.
-        settings: Of its scheduler.
-        modes: Values of the parameter that the backend allows.
-        report: Receives the faults.
-    """
+    """Check that the model, whose instances are placed, can execute where its configuration says, one of ``modes``."""
     mode = execution_of(config, modes)
     if mode not in modes:
         allowed = f"{', '.join(modes[:-1])} or {modes[-1]}"

@@ -26,12 +26,7 @@ _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def scheduler_settings(config: ModelConfig, report: ConfigReport) -> SchedulerSettings:
-    """The settings of the scheduler as configured.
-
-    Args:
-        config: Its ``max_batch_size`` is complete.
-        report: Receives the faults.
-    """
+    """The settings of the scheduler as configured; ``max_batch_size`` must be complete."""
     if config.HasField("sequence_batching"):
         return _by_sequence(config, report)
     if _MAX_BACKLOG in config.parameters:

@@ -24,9 +24,7 @@ _EMPTY_STRING_BYTES = 4
 def drop_added(config: ModelConfig, declared: Collection[str]) -> None:
     """Remove the inputs and outputs of the model's file that the server adds and keeps: clients do not see them.
 
-    Args:
-        config: Completed by a backend.
-        declared: Inputs and outputs that it had before, which stay.
+    The ``declared`` ones, which the configuration had before a backend completed it, stay.
     """
     batching = config.sequence_batching
     given = {*(c.name for c in batching.control_input), *(state.input_name for state in batching.state)}
@@ -40,10 +38,7 @@ def drop_added(config: ModelConfig, declared: Collection[str]) -> None:
 def sequence_inputs(config: ModelConfig, directory: Path, report: ConfigReport) -> SequenceInputs | None:
     """The inputs and states that the server adds; None without ``sequence_batching``.
 
-    Args:
-        config: Its inputs and outputs are complete.
-        directory: The model's folder; ``data_file`` names a file in its subfolder ``initial_state``.
-        report: Receives the faults.
+    ``data_file`` names a file in the subfolder ``initial_state`` of ``directory``, the model's folder.
     """
     if not config.HasField("sequence_batching"):
         return None

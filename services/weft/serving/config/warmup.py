@@ -63,12 +63,9 @@ def warmed(backend: type[Backend], samples: Sequence[WarmupSample]) -> type[Back
 
 
 def warmup_samples(config: ModelConfig, directory: Path, report: ConfigReport) -> list[WarmupSample]:
-    """Samples that every instance runs before the model is ready.
+    """Samples that every instance runs before the model is ready; one with a fault is left out.
 
-    Args:
-        config: ``input`` is complete.
-        directory: The model's folder; ``input_data_file`` names a file in its subfolder ``warmup``.
-        report: Receives the faults; a sample with a fault is left out.
+    ``input_data_file`` names a file in the subfolder ``warmup`` of ``directory``, the model's folder.
     """
     samples = []
     for i, warmup in enumerate(config.model_warmup):

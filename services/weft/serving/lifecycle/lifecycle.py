@@ -226,7 +226,7 @@ class ManagedModel:
         for version in (*self._draining, *self.ready_versions()):
             if isinstance(version.served, SequenceModel):
                 version.served.expect_no_more()
-        for version, task in list(self._draining.items()):  # begun earlier, with another grace
+        for version, task in list(self._draining.items()):  # started earlier, with another grace
             task.cancel()
             await asyncio.wait([task])
             self._retire(version)
@@ -258,11 +258,11 @@ class ManagedModel:
 
     def _prepare(self, definition: ModelDefinition, configs: Mapping[int, ModelConfig]) -> dict[int, ModelVersion]:
         return {
-            number: ModelVersion(number, configs[number], self._made(definition, context))
+            number: ModelVersion(number, configs[number], self._make_served(definition, context))
             for number, context in definition.contexts.items()
         }
 
-    def _made(self, definition: ModelDefinition, context: ModelContext) -> Served:
+    def _make_served(self, definition: ModelDefinition, context: ModelContext) -> Served:
         served = ServedModel if definition.settings.sequences is None else SequenceModel
         make = partial(
             served, context, definition.backend, definition.settings, definition.instances, limiter=self._limiter

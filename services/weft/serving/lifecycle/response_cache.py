@@ -65,7 +65,7 @@ class CachedModel:
         else:
             key = self._key(call)
         looked_ns = time.monotonic_ns()
-        answer, is_cached = await self._answers.answer(key, lambda: self._made(call, context), context.deadline_ns)
+        answer, is_cached = await self._answers.answer(key, lambda: self._execute(call, context), context.deadline_ns)
         if is_cached:
             self._count_hit(call, context, start_ns)
             context.trailing_metadata.append(CACHE_HIT)
@@ -98,7 +98,7 @@ class CachedModel:
         base = cache_key_base(self._identity, sorted(self._names(call)))
         return cache_key(base, known, repr((parameters, others)))
 
-    async def _made(self, call: InferCall, context: CallContext) -> CachedResponse:
+    async def _execute(self, call: InferCall, context: CallContext) -> CachedResponse:
         result = await self._served.infer(call, context)
         return CachedResponse(tuple(map(result.outputs.get, sorted(self._names(call)))), result.parameters)
 

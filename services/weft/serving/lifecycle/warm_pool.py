@@ -130,7 +130,7 @@ class WarmPool:
             while not member.is_warm or member.is_leaving:
                 if member.loading is None:
                     member.loading = asyncio.create_task(self._load(member))
-                    member.loading.add_done_callback(_seen)
+                    member.loading.add_done_callback(_ignore_error)
                 await self._loaded(member, member.loading)
         except BaseException:
             self.leave(model)
@@ -250,6 +250,6 @@ class WarmPool:
         return self.cold_starts.setdefault((signature.name, signature.version), ColdStarts())
 
 
-def _seen(task: "asyncio.Task[None]") -> None:
+def _ignore_error(task: "asyncio.Task[None]") -> None:
     if not task.cancelled():
         task.exception()  # whoever waited has left

@@ -105,7 +105,7 @@ class SequenceQueue(RequestQueue):
             )
         parameters = request.call.parameters
         if self._settings.is_iterative:
-            parameters = self._started(parameters)
+            parameters = self._with_start(parameters)
         sequence_id, is_start, is_end = sequence_parameters(parameters, self._model, self._settings.id_datatype)
         deadline_ns = request.context.deadline_ns
         if deadline_ns is not None and deadline_ns <= now_ns:
@@ -253,7 +253,7 @@ class SequenceQueue(RequestQueue):
         self._note_placed(self._slots.add(sequence))
         return sequence
 
-    def _started(self, parameters: Parameters) -> Parameters:
+    def _with_start(self, parameters: Parameters) -> Parameters:
         """Parameters of a request that is a sequence; one without an id gets one that no other has."""
         given = parameters.get("sequence_id")
         while not given:

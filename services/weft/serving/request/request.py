@@ -49,7 +49,7 @@ class InferenceRequest:
         enqueue_ns: When it entered the queue.
         start_ns: When its batch was formed; 0 while it waits.
         num_queued_at_arrival: Requests in the queue when it came.
-        rank_ns: Place in the order of service of a queue with ageing.
+        rank_ns: Place in the order of service, the least first; only of queue policies that rank requests by a time.
         send_by_ns: Until when it may be held back for others to join its batch.
         expected_ns: Expected duration of its execution, from measurements; 0: not known.
         batch_key: Requests share a batch only where this is equal; None where any two may.

@@ -134,14 +134,14 @@ class ResponseStream(Generic[ResponseT]):
             response: None, with ``is_final``: none follows. The request may go on after an error.
             is_final: None follows.
         """
-        sent = self._made(response, is_final)
+        sent = self._encoded(response, is_final)
         outputs = () if isinstance(sent.answer, WeftError) else sent.answer.outputs.values()
         if self._window.enter(sum(len(tensor.data) for tensor in outputs)):
             self._on_loop(self._arrive, sent)
 
     def deliver(self, response: ResponseT | WeftError | None, *, is_final: bool) -> None:
         """As ``send``, but never waits: the sender counts by ``on_taken``."""
-        self._on_loop(self._arrive, self._made(response, is_final))
+        self._on_loop(self._arrive, self._encoded(response, is_final))
 
     def lose(self, error: WeftError) -> None:
         """End the stream with an error: the model will not send its last response. Any thread."""
@@ -178,7 +178,7 @@ class ResponseStream(Generic[ResponseT]):
             raise answer.with_message(answer.message)  # a copy, which does not hold this frame
         return answer
 
-    def _made(self, response: ResponseT | WeftError | None, is_final: bool) -> Sent:
+    def _encoded(self, response: ResponseT | WeftError | None, is_final: bool) -> Sent:
         sent_ns = time.monotonic_ns()
         answer: InferResult | WeftError
         if response is None:

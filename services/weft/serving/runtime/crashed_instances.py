@@ -12,7 +12,7 @@ from weft.base.observing.logs import get_logger
 PAUSES_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 #: A backend that runs for so long counts as repaired.
 STABLE_S = 30.0
-#: A load is told after so many seconds, and again after each further period. It then no longer counts against the
+#: A load is logged after so many seconds, and again after each further period. It then no longer counts against the
 #: loads at once, and a lost instance that is loaded again no longer keeps its model's calls waiting.
 SLOW_S = 30.0
 PERIOD_S = 60.0
@@ -107,9 +107,9 @@ class LoadWatch:
     def _wait(self, passed_s: float, pause_s: float) -> None:
         if self._limit_s:
             pause_s = min(pause_s, self._limit_s - passed_s)
-        self._timer = self._loop.call_later(pause_s, self._tell, passed_s + pause_s)
+        self._timer = self._loop.call_later(pause_s, self._report, passed_s + pause_s)
 
-    def _tell(self, passed_s: float) -> None:
+    def _report(self, passed_s: float) -> None:
         if self._limit_s and passed_s >= self._limit_s:
             self._timer = None
             text = f"{self._what} was not loaded within {passed_s:g} s, its load_timeout_s"

@@ -65,15 +65,7 @@ def idle_instances(
     queued: Callable[[], RequestQueue],
     dispatch: Callable[[], None],
 ) -> IdleInstances[_InstanceT]:
-    """An empty collection of idle instances; that of a model that shares resources asks the limiter.
-
-    Args:
-        limiter: Of all models; None: nothing is limited.
-        instances: Of the model.
-        places: Where each runs.
-        queued: As of ``RateLimitedInstances``.
-        dispatch: As of ``RateLimitedInstances``.
-    """
+    """An empty collection of idle instances; that of a model that shares resources asks the limiter, if any."""
     if limiter is None or all(place.rate_limit is None for place in places):
         return IdleInstances()
     contenders: dict[_InstanceT, Contender] = {}

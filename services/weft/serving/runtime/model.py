@@ -124,7 +124,7 @@ class ServedModel:
         self._queue = dispatcher.queue
         self._validation = CallValidation(signature, settings)
         self._deadlines = DeadlineAdmission(settings, len(instances), dispatcher.times)
-        self._is_told_of_priority = settings.priority_levels > 0
+        self._knows_priority = settings.priority_levels > 0
         self._self_calls = SelfCalls(signature.name, [place.origin(signature) for place in instances])
         is_keyed = settings.is_batching and not dispatcher.num_slots
         self._batch_key = make_batch_key(signature.for_backend(), context.layout.buckets) if is_keyed else None
@@ -251,8 +251,8 @@ class ServedModel:
         if self.crashed.includes_all:
             raise self.crashed.error().refused()
         priority, timeout_us = scheduling_parameters(call.parameters) if call.parameters else (0, 0)
-        if priority and not self._is_told_of_priority:
-            self._tell_of_priority(priority)
+        if priority and not self._knows_priority:
+            self._log_unknown_priority(priority)
         request = InferenceRequest(call, context, num_rows, priority, timeout_us, is_collected=is_collected)
         if CALL_PATH_HEADER in context.headers:
             self._self_calls.check(request, self._queue)
@@ -270,9 +270,9 @@ class ServedModel:
         dispatcher.request_added(now_ns)
         return request, answer
 
-    def _tell_of_priority(self, priority: int) -> None:
+    def _log_unknown_priority(self, priority: int) -> None:
         """Log once that requests ask for an order that the model does not know; as with Triton they are served."""
-        self._is_told_of_priority = True
+        self._knows_priority = True
         _LOG.info(
             f"a request for model '{self.signature.name}' has priority {priority}, but its configuration has no "
             f"priority_levels: it is served in order of arrival; declare dynamic_batching {{ priority_levels }}"

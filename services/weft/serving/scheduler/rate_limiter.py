@@ -202,11 +202,11 @@ class RateLimiter:
 
     def serve(self) -> None:
         """Start every execution that can start, one after another, in the order of their turns."""
-        num_begun = dict.fromkeys(self._members, 0)
-        while num_begun:
+        num_started = dict.fromkeys(self._members, 0)
+        while num_started:
             dues = [
                 (min(self._turn_of(contender) for contender in contenders), num, index, pool)
-                for index, (pool, num) in enumerate(num_begun.items())
+                for index, (pool, num) in enumerate(num_started.items())
                 if (contenders := [contender for contender in pool.waiting() if not self._lacks(contender)])
             ]
             if not dues:
@@ -215,9 +215,9 @@ class RateLimiter:
             num_before = self._num_started
             pool.run_one()
             if num_before == self._num_started:
-                del num_begun[pool]
+                del num_started[pool]
             else:
-                num_begun[pool] += 1
+                num_started[pool] += 1
 
     def _limit(self, key: ResourceKey) -> int | None:
         name, device = key

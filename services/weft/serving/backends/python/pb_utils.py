@@ -63,16 +63,7 @@ def utils_of(
     metrics: MetricSink | None = None,
     control: RepositoryControl | None = None,
 ) -> ModuleType:
-    """The module as one loaded model imports it.
-
-    Args:
-        directory: Its version folder.
-        caller: Calls other models.
-        origin: Its instance, for ``caller``.
-        model: Its name, for the log.
-        metrics: Keeps its metrics.
-        control: Loads and unloads other models.
-    """
+    """The module as one loaded model, of the version folder ``directory``, imports it."""
     module = ModuleType("triton_python_backend_utils", __doc__)
     own = {
         "InferenceRequest": type("InferenceRequest", (InferenceRequest,), {"_caller": caller, "_origin": origin}),

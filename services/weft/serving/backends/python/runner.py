@@ -131,7 +131,7 @@ class PythonModelRunner:
                 if isinstance(error, TritonModelException):
                     raise self._failed(error) from error
                 raise
-            return self._but(answers, error)
+            return self._fail_unanswered(answers, error)
         finally:
             in_work.reset(token)
         again: list[bool] = []
@@ -159,7 +159,7 @@ class PythonModelRunner:
             for response, is_again in zip(responses, again, strict=True)
         ]
 
-    def _but(self, answers: list[InferenceResponse | None], error: BaseException) -> list[Outcome]:
+    def _fail_unanswered(self, answers: list[InferenceResponse | None], error: BaseException) -> list[Outcome]:
         """The answers that the model had sent before its ``execute`` raised an error; the other requests fail."""
         failure = error if isinstance(error, WeftError) else None
         if failure is None:
