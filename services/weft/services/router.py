@@ -18,9 +18,8 @@ from weft.router.targets.securing import add_target_security_arguments, target_s
 from weft.router.targets.specification import parse_target, policy_fault
 from weft.router.worker import GREATEST, WorkerCore
 from weft.v2.server import server
-from weft.v2.workers.arguments import add_worker_arguments, settle_worker
 from weft.v2.workers.group import run_group
-from weft.v2.workers.link import WorkerLink
+from weft.v2.workers.link import WorkerLink, add_worker_arguments, settle_worker
 
 
 def main(argv: Sequence[str] | None = None) -> int:

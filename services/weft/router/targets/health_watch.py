@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 from weft.base.observing.logs import get_logger
 from weft.router.targets.replica import Health
-from weft.v2.protocol.health import HEALTH, HealthCheckRequest, HealthCheckResponse
-from weft.v2.protocol.services import stub_of
+from weft.v2.protocol.services import HEALTH, HealthCheckRequest, HealthCheckResponse, stub_of
 from weft.wire.interface import grpc
 
 #: Whose health it is: that of the V2 service.

@@ -32,7 +32,7 @@ from weft.base.security.arguments import add_server_arguments
 from weft.base.statistics import ModelStatistics
 from weft.v2.client.channels import MAX_MESSAGE_BYTES
 from weft.v2.client.wires import add_wire_argument
-from weft.v2.protocol.health import HEALTH
+from weft.v2.protocol.services import HEALTH
 from weft.v2.protocol.shared_memory import SharedMemory
 from weft.v2.server.arguments import add_process_arguments
 from weft.v2.server.health import HealthServicer
