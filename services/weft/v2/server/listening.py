@@ -4,7 +4,8 @@ import argparse
 import contextlib
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, Self
 
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -172,24 +173,44 @@ class Ports(NamedTuple):
     metrics: str
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerPlace:
+    """A worker's place in its group, as the parent gives it on the command line.
+
+    Attributes:
+        index: From 1.
+        num_workers: Of the group.
+        descriptor: Of the socket to the parent.
+        listens_late: Whether siblings serve already, so that it listens once it is ready.
+        unix_descriptor: Of a Unix socket that all of them serve; None: there is none.
+    """
+
+    index: int
+    num_workers: int
+    descriptor: int
+    listens_late: bool = False
+    unix_descriptor: int | None = None
+
+    def __str__(self) -> str:
+        """As ``parse`` reads it."""
+        unix = -1 if self.unix_descriptor is None else self.unix_descriptor
+        return f"{self.index}/{self.num_workers}/{self.descriptor}/{int(self.listens_late)}/{unix}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises ValueError."""
+        index, num_workers, descriptor, listens_late, unix = map(int, text.split("/"))
+        return cls(index, num_workers, descriptor, bool(listens_late), None if unix < 0 else unix)
+
+
 class Worker(Protocol):
-    """This process's place among several that serve on one port."""
+    """This process among several that serve on one port.
 
-    @property
-    def index(self) -> int:
-        """From 1."""
+    Attributes:
+        place: Which it is.
+    """
 
-    @property
-    def num_workers(self) -> int:
-        """How many there are."""
-
-    @property
-    def unix_descriptor(self) -> int | None:
-        """Of a Unix socket that all of them serve."""
-
-    @property
-    def listens_late(self) -> bool:
-        """Whether it listens only once it is ready, as others serve meanwhile."""
+    place: WorkerPlace
 
     def publish(self, registry: CollectorRegistry) -> None:
         """Take the metrics of this process, which has no port for them."""
@@ -214,14 +235,14 @@ class Listener:
     def __init__(self, service: str, options: argparse.Namespace, worker: Worker | None = None) -> None:
         self._options = options
         self._worker = worker
-        num_workers = 1 if worker is None else worker.num_workers
+        num_workers = 1 if worker is None else worker.place.num_workers
         files = server_tls_files(options)
         self._tls = None if files is None else ServerTls(files)
         self._keys = KeyRing(options.auth_keys, num_workers=num_workers) if options.auth_keys else None
         interceptors = () if self._keys is None else (AccessInterceptor(self._keys, service),)
         self.server = make_server(server_options_of(options), interceptors, wire=options.wire)
-        if worker is not None and worker.unix_descriptor is not None:
-            add_listening(self.server, worker.unix_descriptor)
+        if worker is not None and worker.place.unix_descriptor is not None:
+            add_listening(self.server, worker.place.unix_descriptor)
         path = options.unix_socket
         self._unix_socket = None if path is None else UnixSocket(path, takes_over=options.take_over)
         self.local_tensors: LocalTensorService | None = None

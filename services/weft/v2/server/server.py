@@ -161,7 +161,7 @@ def run(
         worker: The place of this process among several; None: it is alone.
     """
     keep_freed_memory()
-    logs.configure(options.log_level, None if worker is None else {"worker": worker.index})
+    logs.configure(options.log_level, None if worker is None else {"worker": worker.place.index})
     try:
         telemetry.configure(f"weft.{service}")
     except WeftError as error:
@@ -210,7 +210,7 @@ async def _serve(
         return ports
 
     ports = None
-    if not (options.take_over or (worker is not None and worker.listens_late)):
+    if not (options.take_over or (worker is not None and worker.place.listens_late)):
         try:
             ports = await listen()
         except WeftError as error:

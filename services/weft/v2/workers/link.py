@@ -5,45 +5,15 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 
 from weft.base.limits import share
 from weft.base.text.argument_types import num_workers
+from weft.v2.server.listening import WorkerPlace
 from weft.v2.workers.peer import Answer, CallHandler, NoteHandler, Peer, unpack
 from weft.v2.workers.sums import dump
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerPlace:
-    """A worker's place in its group, as the parent gives it on the command line.
-
-    Attributes:
-        index: From 1.
-        num_workers: Of the group.
-        descriptor: Of the socket to the parent.
-        listens_late: Whether siblings serve already, so that it listens once it is ready.
-        unix_descriptor: Of a Unix socket that all of them serve; None: there is none.
-    """
-
-    index: int
-    num_workers: int
-    descriptor: int
-    listens_late: bool = False
-    unix_descriptor: int | None = None
-
-    def __str__(self) -> str:
-        """As ``parse`` reads it."""
-        unix = -1 if self.unix_descriptor is None else self.unix_descriptor
-        return f"{self.index}/{self.num_workers}/{self.descriptor}/{int(self.listens_late)}/{unix}"
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Raises ValueError."""
-        index, num_workers, descriptor, listens_late, unix = map(int, text.split("/"))
-        return cls(index, num_workers, descriptor, bool(listens_late), None if unix < 0 else unix)
 
 
 class Joined(NamedTuple):
@@ -70,26 +40,6 @@ class WorkerLink:
         self._registry: CollectorRegistry | None = None
         self._peer = Peer("the parent", {}, {})
         self._running: asyncio.Task[None] | None = None
-
-    @property
-    def index(self) -> int:
-        """Of the worker, from 1."""
-        return self.place.index
-
-    @property
-    def num_workers(self) -> int:
-        """Of the group."""
-        return self.place.num_workers
-
-    @property
-    def unix_descriptor(self) -> int | None:
-        """As of ``WorkerPlace``."""
-        return self.place.unix_descriptor
-
-    @property
-    def listens_late(self) -> bool:
-        """As of ``WorkerPlace``."""
-        return self.place.listens_late
 
     def publish(self, registry: CollectorRegistry) -> None:
         """The parent serves these metrics, with those of the other workers."""

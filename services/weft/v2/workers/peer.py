@@ -192,7 +192,7 @@ def _named(name: str, payload: bytes) -> bytes:
 
 
 #: Index of the worker, whether it raised, bytes that follow.
-_HEAD = struct.Struct("!H?I")
+_ANSWER_HEAD = struct.Struct("!H?I")
 
 
 class Answer(NamedTuple):
@@ -214,7 +214,7 @@ def pack(answers: Iterable[Answer]) -> bytes:
     parts = []
     for worker, payload, error in answers:
         body = payload if error is None else error_bytes(error)
-        parts.append(_HEAD.pack(worker, error is not None, len(body)) + body)
+        parts.append(_ANSWER_HEAD.pack(worker, error is not None, len(body)) + body)
     return b"".join(parts)
 
 
@@ -222,8 +222,8 @@ def unpack(message: bytes) -> Iterator[Answer]:
     """The answers of a message that ``pack`` made."""
     at = 0
     while at < len(message):
-        worker, is_error, size_bytes = _HEAD.unpack_from(message, at)
-        at += _HEAD.size
+        worker, is_error, size_bytes = _ANSWER_HEAD.unpack_from(message, at)
+        at += _ANSWER_HEAD.size
         body = message[at : at + size_bytes]
         at += size_bytes
         yield Answer(worker, error=error_from(body)) if is_error else Answer(worker, body)
