@@ -20,14 +20,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from weft.base.errors import RemoteError, ResourceExhaustedError
 from weft.gateway.app import Gateway
 from weft.gateway.errors import RequestError
-from weft.gateway.fair_slots import FairSlots
-from weft.gateway.http.allowed_hosts import AllowedHosts
 from weft.gateway.http.body import BytesInWork, read_body
-from weft.gateway.http.key_check import CACHE_TTL_S, KeyCheck
-from weft.gateway.http.request_context import RequestContext, RequestTracker
-from weft.gateway.http.resources import Limits, Resources
+from weft.gateway.http.request_context import AllowedHosts, RequestContext, RequestTracker
+from weft.gateway.http.resources import CACHE_TTL_S, KeyCheck, Limits, Resources
 from weft.gateway.json_text import MAX_INLINE_BYTES, MAX_INLINE_VALUES, is_large
-from weft.gateway.offload import Offload
+from weft.gateway.offload import FairSlots, Offload
 from weft.gateway.openai.models import Models
 from weft_protos.grpc_service_pb2 import ModelMetadataResponse
 

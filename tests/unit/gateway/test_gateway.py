@@ -15,9 +15,9 @@ from weft.base.errors import (
     UnsupportedError,
     WeftError,
 )
-from weft.gateway.arguments import fault_of, make_parser
 from weft.gateway.errors import RequestError, error_response
 from weft.gateway.http.disconnect import ClientDisconnectedError, run_until_disconnect
+from weft.gateway.main import fault_of, make_parser
 from weft.gateway.openai.models import Models
 from weft.gateway.openai.text_model import TextModel
 from weft_protos.grpc_service_pb2 import RepositoryIndexResponse

@@ -12,14 +12,12 @@ from starlette.types import ASGIApp
 
 from weft.gateway.errors import RequestError
 from weft.gateway.json_text import parse_json
-from weft.gateway.openai.deltas import ChoiceDelta
+from weft.gateway.openai.deltas import ChoiceDelta, completion_logprobs
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall
 from weft.gateway.openai.fields import Fields, checked_string, shown
 from weft.gateway.openai.generate import CollectedChoice, Usage, text_response
-from weft.gateway.openai.logprobs import completion_logprobs
-from weft.gateway.openai.sampling import MAX_INT32, is_token_id, parse_sampling
 from weft.gateway.openai.text_model import TextModel
-from weft.gateway.openai.text_request import Prompt, TextRequest, parse_common
+from weft.gateway.openai.text_request import MAX_INT32, Prompt, TextRequest, is_token_id, parse_common, parse_sampling
 
 MAX_PROMPTS = 128
 MAX_PROMPT_CHARS = 16 << 20

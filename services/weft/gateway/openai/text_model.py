@@ -14,7 +14,7 @@ from weft.base.errors import InternalError, InvalidArgumentError
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import WireTensor, encode_bytes
 from weft.gateway.errors import RequestError
-from weft.gateway.openai.chat_template import ChatTemplate
+from weft.gateway.openai.chat_template import ChatTemplate, special_texts
 from weft.gateway.openai.deltas import (
     FINISH_REASON,
     LOGPROBS,
@@ -24,7 +24,6 @@ from weft.gateway.openai.deltas import (
     OUTPUT_IDS,
     TEXT_OUTPUT,
 )
-from weft.gateway.openai.special_tokens import special_texts
 from weft.gateway.openai.text_request import Prompt, TextRequest
 from weft_protos.model_config_pb2 import ModelConfig
 

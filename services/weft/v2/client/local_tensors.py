@@ -12,7 +12,6 @@ from urllib.parse import unquote
 
 from weft.base.core import InferCall, InferResult
 from weft.v2.protocol.codec import LARGE_BYTES, InferMessage
-from weft.v2.protocol.local_socket import is_same_user, tensors_path
 from weft.v2.protocol.rpc import response_of
 from weft.v2.protocol.tensor_memory import (
     LOCAL_BYTES,
@@ -20,7 +19,9 @@ from weft.v2.protocol.tensor_memory import (
     UNKNOWN,
     TensorMemory,
     TensorMemoryError,
+    is_same_user,
     make_tensor_memory,
+    tensors_path,
 )
 from weft.v2.protocol.wire import message_of_call
 from weft.wire.interface import grpc

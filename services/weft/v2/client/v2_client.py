@@ -19,7 +19,6 @@ from weft.v2.protocol.codec import (
     fill_parameters,
     serialize_call,
 )
-from weft.v2.protocol.health import HEALTH, HealthCheckRequest, HealthCheckResponse
 from weft.v2.protocol.rpc import (
     EOF,
     SEND_EMPTY_FINAL,
@@ -30,7 +29,7 @@ from weft.v2.protocol.rpc import (
     stream_result,
     wait_started,
 )
-from weft.v2.protocol.services import stub_of
+from weft.v2.protocol.services import HEALTH, HealthCheckRequest, HealthCheckResponse, stub_of
 from weft.v2.protocol.status import from_rpc_error
 from weft.v2.protocol.wire import check_sendable, result_of
 from weft.v2.security.channel import ChannelSecurity

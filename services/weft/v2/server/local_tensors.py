@@ -10,7 +10,6 @@ from weft.base.core import InferResult
 from weft.base.errors import InvalidArgumentError, ResourceExhaustedError, UnavailableError
 from weft.base.observing.logs import get_logger
 from weft.v2.protocol.codec import InferMessage
-from weft.v2.protocol.local_socket import is_same_user, tensors_path
 from weft.v2.protocol.tensor_memory import (
     HALF_BYTES,
     LOCAL_BYTES,
@@ -18,7 +17,9 @@ from weft.v2.protocol.tensor_memory import (
     UNKNOWN,
     TensorMemory,
     TensorMemoryError,
+    is_same_user,
     is_tensor_memory,
+    tensors_path,
 )
 from weft.v2.protocol.wire import message_of_result
 from weft.v2.server.unix_socket import UnixSocket

@@ -235,7 +235,7 @@ class Link:
 
     async def _dial(self) -> None:
         self._backoff.begin(self.loop.time())
-        limits, liveness = self.options.limits(), self.options.liveness(self._keepalive_factor)
+        limits, liveness = self.options, self.options.liveness(self._keepalive_factor)
         try:
             protocol = await self._dialler.dial(lambda: ClientProtocol(self.loop, limits, liveness, self))
         except DialError as error:

@@ -232,9 +232,7 @@ class UnaryCall(OneRequest, OneResponse, grpc.aio.UnaryUnaryCall[Any, Any]):
     def _wake(self) -> None:
         self._body = b""
         self._message = self._reader = None
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        self._release_waiter()
 
 
 class UnaryStreamingCall(OneRequest, StreamedResponses, grpc.aio.UnaryStreamCall[Any, Any]):

@@ -82,7 +82,7 @@ class StreamStates(Sender):
         self.turn_work = 0
         #: A stream that the peer resets gives tokens back as any other; a limit is what it costs beyond these.
         self._peer_reset_cost = _STREAM_TOKENS + (
-            limits.resets_per_s and -(-limits.control_per_s // limits.resets_per_s)
+            limits.max_resets_per_s and -(-limits.control_per_s // limits.max_resets_per_s)
         )
         self.budget = ControlBudget(limits, clock_s)
         self.failure: Http2ConnectionError | None = None

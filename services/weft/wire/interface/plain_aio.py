@@ -173,42 +173,17 @@ class PlainChannel:
         raise NotImplementedError
 
 
-class PlainCall:
+class PlainCall(Generic[_Request, _Response]):
     """Base of calls."""
 
 
-class UnaryUnaryCall(PlainCall, Generic[_Request, _Response]):
-    """One request, one response."""
+class PlainMultiCallable(Generic[_Request, _Response]):
+    """Base of methods of a channel."""
 
 
-class UnaryStreamCall(PlainCall, Generic[_Request, _Response]):
-    """One request, a stream of responses."""
-
-
-class StreamUnaryCall(PlainCall, Generic[_Request, _Response]):
-    """A stream of requests, one response."""
-
-
-class StreamStreamCall(PlainCall, Generic[_Request, _Response]):
-    """Two streams."""
-
-
-class UnaryUnaryMultiCallable(Generic[_Request, _Response]):
-    """A method of one request and one response."""
-
-
-class UnaryStreamMultiCallable(Generic[_Request, _Response]):
-    """A method of one request and a stream of responses."""
-
-
-class StreamUnaryMultiCallable(Generic[_Request, _Response]):
-    """A method of a stream of requests and one response."""
-
-
-class StreamStreamMultiCallable(Generic[_Request, _Response]):
-    """A method of two streams."""
-
-
+UnaryUnaryCall = UnaryStreamCall = StreamUnaryCall = StreamStreamCall = PlainCall
+UnaryUnaryMultiCallable = UnaryStreamMultiCallable = PlainMultiCallable
+StreamUnaryMultiCallable = StreamStreamMultiCallable = PlainMultiCallable
 Server = PlainServer
 Channel = PlainChannel
 Call = PlainCall

@@ -10,7 +10,7 @@ from weft.wire.errors import ErrorCode, Http2ConnectionError
 from weft.wire.server.call import ServerCall
 from weft.wire.server.options import ServerOptions
 from weft.wire.server.stream import CallServer
-from weft.wire.transport.keepalive import LivenessOptions, PingPolice
+from weft.wire.transport.keepalive import PingPolice
 from weft.wire.transport.protocol import Http2Protocol
 
 #: Handlers of a connection that may run, as a multiple of its streams: those of streams that were reset end late.
@@ -21,7 +21,6 @@ class ConnectionOwner(CallServer, Protocol):
     """What a connection needs of its server."""
 
     options: ServerOptions
-    liveness: LivenessOptions
     loop: asyncio.AbstractEventLoop
     is_stopping: bool
 
@@ -52,7 +51,7 @@ class ServerProtocol(Http2Protocol):
 
     def __init__(self, server: ConnectionOwner, limits: ConnectionLimits) -> None:
         jitter = random.uniform(0.9, 1.1)  # noqa: S311  # spreads reconnects
-        super().__init__(server.loop, limits, server.liveness, is_client=False, age_factor=jitter)
+        super().__init__(server.loop, limits, server.options, is_client=False, age_factor=jitter)
         self.server = server
         self.num_running = 0
         self._num_buffered_bytes = 0

@@ -104,8 +104,6 @@ class Server(grpc.aio.Server):
         self, options: ServerOptions | None = None, interceptors: Sequence["grpc.aio.ServerInterceptor[Any, Any]"] = ()
     ) -> None:
         self.options = options or ServerOptions()
-        self.limits = self.options.limits
-        self.liveness = self.options.liveness
         self.max_message_bytes = self.options.max_message_bytes
         self.interceptors = tuple(interceptors)
         self.methods = Methods()
@@ -172,7 +170,7 @@ class Server(grpc.aio.Server):
                 options["ssl_handshake_timeout"] = self.options.handshake_timeout_s
                 options["ssl_shutdown_timeout"] = _CLOSE_TIMEOUT_S
             is_local = bound.family.name == "AF_UNIX"
-            limits = replace(self.limits, resets_per_s=0) if is_local else self.limits
+            limits = replace(self.options, max_resets_per_s=0) if is_local else self.options
             make = self.loop.create_unix_server if is_local else self.loop.create_server
             self._listeners.append(await make(partial(ServerProtocol, self, limits), **options))
 
