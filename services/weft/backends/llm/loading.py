@@ -20,8 +20,8 @@ from weft.llm.metrics import EngineMetrics
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder, random_weights
-from weft.llm.products import faster_dtype
 from weft.llm.runner import ModelRunner
+from weft_kernels.linear.products import faster_dtype
 
 _log = logging.getLogger("weft.model.llm")
 
