@@ -3,6 +3,7 @@
 The engine's thread writes; any thread may read, and may see values from the middle of a step.
 """
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,12 +12,47 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.llm.config import EngineConfig, TransformerConfig
-from weft.llm.histogram import Histogram
 from weft.llm.models.model_config import DTYPE_BYTES
 from weft.llm.request import EngineRequest
 from weft.llm.scheduler.plan import ForwardPlan
 from weft.llm.scheduler.scheduler import StepResult
 from weft.llm.scheduler.sequence import Sequence
+
+#: Upper bounds of the buckets: four per doubling, from 100 us to 23 minutes.
+BOUNDS_S: tuple[float, ...] = tuple(1e-4 * 2 ** (i / 4) for i in range(96))
+
+
+class Histogram:
+    """Counts durations in buckets, with their exact sum.
+
+    Attributes:
+        counts: Durations in the bucket up to each of ``BOUNDS_S``, inclusive; the last counts those above all bounds.
+        count: Number of durations.
+        sum_s: Sum of the durations.
+    """
+
+    __slots__ = ("count", "counts", "sum_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS_S) + 1)
+        self.count = 0
+        self.sum_s = 0.0
+
+    def add(self, seconds: float, count: int = 1) -> None:
+        """Count ``count`` durations of ``seconds`` each."""
+        self.counts[bisect_left(BOUNDS_S, seconds)] += count
+        self.count += count
+        self.sum_s += seconds * count
+
+    def quantile(self, share: float) -> float:
+        """The duration that ``share`` of the durations do not exceed, in seconds, to 20 %; 0 if there are none."""
+        rank = share * self.count
+        for index, count in enumerate(self.counts):
+            rank -= count
+            if count and rank <= 0:
+                return BOUNDS_S[min(index, len(BOUNDS_S) - 1)]
+        return 0.0
+
 
 #: Outcomes of requests that completed.
 ANSWERED = ("stop", "length")

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from tests.unit.llm.engine_fixture import MODEL, Answer, finish, make_engine, random_prompts, serve
 
-from weft.llm.histogram import BOUNDS_S, Histogram
-from weft.llm.metrics import EngineObserver, RequestMetrics, StepMetrics
+from weft.llm.metrics import BOUNDS_S, EngineObserver, Histogram, RequestMetrics, StepMetrics
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
 from weft.llm.scheduler.plan import ForwardPlan

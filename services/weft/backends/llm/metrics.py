@@ -9,8 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 
 from weft.base.signature import ModelSignature
-from weft.llm.histogram import BOUNDS_S, Histogram
-from weft.llm.metrics import EngineMetrics, Rates
+from weft.llm.metrics import BOUNDS_S, EngineMetrics, Histogram, Rates
 from weft.llm.scheduler.blocks import BlockPool
 from weft.llm.speculation.speculator import Speculator
 
