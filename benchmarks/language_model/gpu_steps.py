@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from weft.backends.llm.make_runner import graph_policy
+from weft.backends.llm.loading import graph_policy
 from weft.llm.config import EngineConfig, TransformerConfig
-from weft.llm.graphs.recorder import CudaRecorder
+from weft.llm.graphs import CudaRecorder
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import EMBEDDING, LM_HEAD, random_weights
 from weft.llm.runner import ModelRunner

@@ -29,7 +29,7 @@ from benchmarks import machine
 from benchmarks.language_model.peer_engines import ENGINES
 from benchmarks.report import machine_lines, table, write_json
 from weft.llm.models.registry import read_config
-from weft_kernels.linear import cpu
+from weft_kernels.linear import products
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = ROOT / ".venv-peers"
@@ -246,10 +246,10 @@ def _ceilings() -> dict[str, float]:
     torch.set_num_threads(1)
     size = 1536
     rows, weight = torch.randn(size, size), torch.randn(size, size)
-    multiply: dict[str, tuple[Any, torch.Tensor]] = {"fp32": (cpu.linear(weight), rows)}
-    multiply["bf16"] = (cpu.linear(weight.bfloat16(), dtype=torch.bfloat16), rows.bfloat16())
-    multiply["int8"] = (cpu.linear(weight, num_bits=8), rows)
-    multiply["int4"] = (cpu.linear(weight, num_bits=4), rows)
+    multiply: dict[str, tuple[Any, torch.Tensor]] = {"fp32": (products.linear(weight), rows)}
+    multiply["bf16"] = (products.linear(weight.bfloat16(), dtype=torch.bfloat16), rows.bfloat16())
+    multiply["int8"] = (products.linear(weight, num_bits=8), rows)
+    multiply["int4"] = (products.linear(weight, num_bits=4), rows)
     large = torch.ones(100_000_000)
     ceilings = {"bytes": large.nbytes / min(_cpu_s(large.sum) for _ in range(5))}
     for name, (product, x) in multiply.items():

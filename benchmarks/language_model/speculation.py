@@ -13,7 +13,7 @@ from benchmarks.language_model.permuting import known_text, permutation_models
 from benchmarks.language_model.shapes import Model, Shape
 from benchmarks.language_model.sizes import Sizes
 from benchmarks.language_model.workloads import Job
-from weft.backends.llm.speculation import HOST_PROPOSERS, measured_cost
+from weft.backends.llm.loading import HOST_PROPOSERS, measured_cost
 from weft.backends.llm.text import TextCodec
 from weft.llm.config import EngineConfig, TransformerConfig
 from weft.llm.models.model import TransformerModel

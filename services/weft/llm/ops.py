@@ -3,7 +3,7 @@
 The device of the first tensor decides. The environment variable ``WEFT_KERNELS=triton`` sends every call to the
 kernels, which need the interpreter on a CPU (``TRITON_INTERPRET=1``). The first call of an operation imports its
 module, so a CPU server never imports the Triton language; importing this module imports no torch. Matrix products are
-in ``products``.
+chosen when a model is loaded (``weft_kernels.linear.products``).
 
 Arguments, shapes, errors and effects of each function are documented in ``reference.py`` of the kernel's folder.
 """

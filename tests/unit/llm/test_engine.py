@@ -29,12 +29,11 @@ from weft.base.errors import (
     UnavailableError,
 )
 from weft.llm import engine as engine_module
-from weft.llm.engine import Engine
+from weft.llm.engine import Engine, RequestLimits
 from weft.llm.metrics import EngineObserver, RequestMetrics
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
 from weft.llm.request import Delta
-from weft.llm.request_limits import RequestLimits
 from weft.llm.scheduler.sequence import Sequence
 from weft.llm.weights.parts import EMBEDDING
 

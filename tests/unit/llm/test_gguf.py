@@ -20,9 +20,9 @@ from weft.llm.models.llama import Llama
 from weft.llm.models.qwen2 import Qwen2
 from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder
-from weft.llm.weights.gguf.blocks import BLOCK_TYPES, to_weight
+from weft.llm.weights.gguf.source import BLOCK_TYPES, to_weight
 from weft.llm.weights.parts import EMBEDDING, LM_HEAD
-from weft_kernels.linear import cpu
+from weft_kernels.linear import products
 from weft_kernels.linear.quantized import QuantizedWeight
 
 torch.set_num_threads(1)
@@ -56,7 +56,7 @@ _LAYER_NAMES = {
 @pytest.fixture(autouse=True)
 def _exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products are those with the numbers of the codes; where a CPU multiplies codes it rounds activations too."""
-    monkeypatch.setattr(cpu, "has_panels", lambda dtype: False)
+    monkeypatch.setattr(products, "has_panels", lambda dtype: False)
 
 
 def _file_name(name: str, names: dict[str, str]) -> str:

@@ -16,8 +16,8 @@ from tests.unit.llm.quantized_folders import CONFIG, FORMATS, Tensors, bitsandby
 from weft.base.errors import InvalidArgumentError
 from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder
-from weft.llm.products import Matrix
-from weft_kernels.linear import cpu
+from weft_kernels.linear import products
+from weft_kernels.linear.products import Matrix
 from weft_kernels.linear.quantized import QuantizedWeight
 
 torch.set_num_threads(1)
@@ -29,7 +29,7 @@ _DOWN = "model.layers.1.mlp.down_proj"
 @pytest.fixture(autouse=True)
 def _exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products are those with the numbers of the codes; where a CPU multiplies codes it rounds activations too."""
-    monkeypatch.setattr(cpu, "has_panels", lambda dtype: False)
+    monkeypatch.setattr(products, "has_panels", lambda dtype: False)
 
 
 def _numbers(weight: Matrix) -> torch.Tensor:

@@ -12,9 +12,9 @@ from weft.llm import ops
 from weft.llm.models.decoder import StepInput
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.models.rope import rope_tables
-from weft.llm.products import Matrix, linear, matrix_bytes
 from weft.llm.weights.parts import EMBEDDING, FINAL_NORM, LM_HEAD, bias_of, is_matrix, is_norm
 from weft_kernels.blocks.layout import MAX_CODE, KVLayer, cache_shape, split_layers
+from weft_kernels.linear.products import Matrix, linear, matrix_bytes
 from weft_kernels.linear.quantized import QuantizedWeight
 
 
@@ -69,7 +69,7 @@ class TransformerModel:
         self.config = config
         self.dtype = dtype
         self.device = torch.device(device)
-        multiply_by = partial(linear, dtype=dtype, deterministic=deterministic)
+        multiply_by = partial(linear, dtype=dtype, deterministic=deterministic, has_kernels=ops.ARE_KERNELS_FORCED)
         head_bits = 8 if num_bits else 0
         matrices = [name for name in weights if is_matrix(name)]
         self.matrix_bytes = sum(
