@@ -98,7 +98,6 @@ def _compile(
 
 
 def _check_inputs(file: GraphFile, root: NodeDefinition, names: NameTable, report: GraphReport) -> None:
-    """Inputs of the graph that nothing reads."""
     known, is_error = names.of(file, root), file.dialect.must_read_all
     if any(step.is_open for step in known.steps) or root.kind is None or (report.has_errors and not is_error):
         return

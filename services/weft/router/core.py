@@ -134,7 +134,6 @@ class RouterCore:
             self._followers.append(asyncio.create_task(self._watcher.run(self._repository_poll_s)))
 
     async def _load_at_start(self) -> None:
-        """As ``GraphLifecycle.load_at_start``."""
         await self._lifecycle.load_at_start(self._load_graphs)
 
     async def close(self, *, grace_s: float) -> None:

@@ -61,7 +61,6 @@ class Execution:
 
     Attributes:
         start_ns: On the runtime's clock.
-        selection: The requested outputs.
         run: Of the root; the deadline of the graph is worked in.
         work: Runs the graph; await it once.
         outputs: What it gave, where that is not in the frame of ``run``.
@@ -78,10 +77,6 @@ class Execution:
 
 class GraphExecutor:
     """A graph ready to run, shared by all requests.
-
-    Args:
-        plan: The compiled graph.
-        runtime: Shared with the other graphs of the router.
 
     Raises:
         KeyError: The plan names a target that the runtime does not have.
@@ -216,7 +211,6 @@ class GraphExecutor:
         yield last
 
     def _responses(self, execution: Execution) -> AsyncGenerator[Run, None]:
-        """The responses of a decoupled graph."""
         if not self.plan.signature.is_decoupled:
             raise UnsupportedError(f"graph '{self.plan.signature.name}' is not decoupled")
         return execution.selection.node.responses(execution.run)
@@ -231,7 +225,6 @@ class GraphExecutor:
         execution.run.request.response_parameters = request.response_parameters
 
     async def _answer_from_cache(self, execution: Execution, answers: GraphAnswers) -> None:
-        """Take the answer from the cache, or run the graph."""
         if execution.run.request.is_in_sequence:  # models may remember requests, so each is run
             await execution.selection.node.run(execution.run)
         else:
@@ -260,7 +253,6 @@ class Assembly:
     """Makes nodes and steps of one graph.
 
     Args:
-        plan: The graph.
         runtime: What they share with other graphs.
     """
 

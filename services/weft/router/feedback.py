@@ -46,9 +46,7 @@ class GraphServicer:
     """Answers ``weft.graph.GraphService``.
 
     Args:
-        graphs: What is served.
         bandits: What learns.
-        catalog: What the targets serve.
         siblings: Gives feedback for a request that this router does not know to those that may; None: there are none.
     """
 

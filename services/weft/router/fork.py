@@ -145,7 +145,7 @@ class Quorum(Fork):
         if error is None:
             if task.result():
                 self.answered.append(index)
-        elif is_hard or not self._is_optional_outputs(error):
+        elif is_hard or not self._may_be_missing(error):
             over.set_exception(error)
             return
         if self._num_running == 0 or len(self.answered) + self._num_running < self._needed:
@@ -158,7 +158,7 @@ class Quorum(Fork):
         ):
             self._timer = self._loop.call_later(self._straggler_s, self._end_waiting)
 
-    def _is_optional_outputs(self, error: BaseException) -> bool:
+    def _may_be_missing(self, error: BaseException) -> bool:
         """Whether the answer stands without a soft task: it was late, or ran out of time when all else was there."""
         return self._is_time_up or (
             self.is_reached
@@ -168,7 +168,6 @@ class Quorum(Fork):
         )
 
     def _end_waiting(self) -> None:
-        """Soft tasks have had their time."""
         self._is_time_up = True
         for task, is_hard in zip(self._tasks, self._is_hard, strict=True):
             if not is_hard:

@@ -33,7 +33,6 @@ class RouterCollector(Collector):
     """Loads that failed, graphs that lack a model, and what the bandits of graphs that serve have learned.
 
     Args:
-        graphs: What is served.
         repository: Where it was found; a folder that is left out counts as a graph without a version.
     """
 

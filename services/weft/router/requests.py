@@ -66,7 +66,6 @@ class Intermediates:
     """Every tensor of a graph that can be requested by the step that gives it.
 
     Args:
-        root: The graph's root node.
         outputs: Names of the graph's own outputs; these come first where a name is both.
     """
 
@@ -166,10 +165,6 @@ class Selections:
     Where the root can leave steps out, those that the outputs do not need are. Intermediate tensors are outputs as
     any other: a request for them alone runs what they need and no more.
 
-    Args:
-        plan: The graph.
-        root: Its root.
-
     Attributes:
         all: Of a request that names no output.
     """
@@ -224,11 +219,7 @@ def _captures(asked: Iterable[Intermediate]) -> Mapping[str, tuple[str, ...]]:
 
 
 class Routes:
-    """The nodes of a graph whose step a request may choose, which messages call splitters.
-
-    Args:
-        root: The graph's root node.
-    """
+    """The nodes of a graph whose step a request may choose, which messages call splitters."""
 
     def __init__(self, root: NodePlan) -> None:
         self._steps: dict[str, list[str]] = {}
@@ -287,10 +278,7 @@ class GraphAnswers:
     condition; headers and parameters do not count. Errors are not kept.
 
     Args:
-        plan: The graph.
         cache: What is kept.
-        error_context: The graph, for messages.
-        runtime: The clock.
     """
 
     def __init__(self, plan: GraphPlan, cache: CachePlan, error_context: ErrorContext, runtime: Runtime) -> None:
@@ -304,10 +292,6 @@ class GraphAnswers:
 
     async def outputs(self, run: Run, selection: Selection) -> tuple[dict[str, WireTensor], bool]:
         """The outputs, and whether they took no run of our own; response parameters are in the request of ``run``.
-
-        Args:
-            run: Of the root.
-            selection: The requested outputs.
 
         Raises:
             WeftError: As the root raised it, for us or for an equal request, or our deadline passed meanwhile.

@@ -176,7 +176,6 @@ class WorkerCore(RouterCore):
         return pb.ModelStatisticsResponse(model_stats=entries).SerializeToString()
 
     async def _statistics_elsewhere(self, name: str, version: str) -> list[pb.ModelStatistics]:
-        """Those of the siblings that answer."""
         answers = await self._link.ask("statistics", json.dumps([name, version]).encode())
         return [
             entry

@@ -15,9 +15,8 @@ Policy only: no gRPC, no event loop; the clock is passed in.
 """
 
 from weft.base.adaptive_limit import AdaptiveLimit, Outcome
-from weft.router.admission.concurrency_limit import LOWEST_LEVEL, ConcurrencyLimit
+from weft.router.admission.concurrency_limit import LOWEST_LEVEL, ConcurrencyLimit, InflightLimit
 from weft.router.admission.controller import AdmissionController, AdmissionSettings, Permit, admissible_priority
-from weft.router.admission.inflight_limit import InflightLimit
 
 __all__ = [
     "LOWEST_LEVEL",

@@ -1,11 +1,11 @@
-"""A limit on requests in flight, with slots reserved for higher priorities and for other clients."""
+"""Limits on requests in flight: with slots reserved for higher priorities and for other clients, or plain."""
 
 import random
 from typing import Generic, Protocol, TypeVar
 
 from weft.base.adaptive_limit import AdaptiveLimit, Outcome
 from weft.base.core import CallContext
-from weft.base.errors import WeftError
+from weft.base.errors import ResourceExhaustedError, WeftError
 
 T = TypeVar("T")
 
@@ -26,8 +26,8 @@ _MEDIAN_AGE_NS = 1_000_000_000
 _QUEUE_SHARE, _MAX_WAIT_LATENCIES, _MIN_LATENCY_NS = 1.0, 4, 5_000_000
 
 _MIN_RETRY_MS, MAX_RETRY_MS = 10, 5_000
-#: Weight of the newest request in the mean time between two that end.
-_SMOOTHING = 0.05
+#: Weight of the newest request in the mean time between two that end, and in the mean of durations.
+_INTERVAL_SMOOTHING, _DURATION_SMOOTHING = 0.05, 0.1
 _MAX_INTERVAL_NS = 1_000_000_000
 #: Each hint of when to come back is longer or shorter by this share at most.
 _JITTER = 0.25
@@ -270,7 +270,9 @@ class RetrySlots:
         """A request has ended, and its slot is free."""
         if self._last_end_ns:
             interval_ns = min(now_ns - self._last_end_ns, _MAX_INTERVAL_NS)
-            self._interval_ns += _SMOOTHING * (interval_ns - self._interval_ns) if self._interval_ns else interval_ns
+            self._interval_ns += (
+                _INTERVAL_SMOOTHING * (interval_ns - self._interval_ns) if self._interval_ns else interval_ns
+            )
         self._last_end_ns = now_ns
 
     def retry_after_ms(self, now_ns: int) -> int:
@@ -327,3 +329,43 @@ class WaitingQueue(Generic[T]):
             if self._levels[i]:
                 return i, next(iter(self._levels[i]))
         return None
+
+
+class InflightLimit:
+    """Counts requests in flight against a limit.
+
+    Args:
+        subject: What is limited, for messages, for example ``graph 'sentiment'``.
+        limit: Requests at once; 0 means no limit.
+        setting: Where the limit is set, for messages.
+    """
+
+    def __init__(self, subject: str, limit: int, setting: str) -> None:
+        self._subject = subject
+        self._limit = limit
+        self._setting = setting
+        self._mean_duration_ns = 0.0
+        self.num_inflight = 0
+
+    def enter(self) -> None:
+        """One more request is in flight; ``leave`` must follow.
+
+        Raises:
+            ResourceExhaustedError: The limit is reached. ``retry_after_ms`` is the mean duration of a request.
+        """
+        if self._limit and self.num_inflight >= self._limit:
+            retry_after_ms = min(max(int(self._mean_duration_ns / 1e6), _MIN_RETRY_MS), MAX_RETRY_MS)
+            raise ResourceExhaustedError(
+                f"{self._subject} has {self.num_inflight} requests in flight, and {self._setting} allows "
+                f"{self._limit}; try again in {retry_after_ms} ms",
+                retry_after_ms=retry_after_ms,
+            )
+        self.num_inflight += 1
+
+    def leave(self, duration_ns: int) -> None:
+        """A request that was in flight for ``duration_ns`` is over."""
+        self.num_inflight -= 1
+        if self._mean_duration_ns:
+            self._mean_duration_ns += _DURATION_SMOOTHING * (duration_ns - self._mean_duration_ns)
+        else:
+            self._mean_duration_ns = duration_ns

@@ -31,7 +31,6 @@ class Bandit:
         arms: What is known of the steps, in the same order. Other bandits may share and change them.
         weights: At least 0, one of them above 0; dimensionless.
         plan: The algorithm and its settings.
-        generator: Source of every draw.
     """
 
     def __init__(
@@ -83,7 +82,6 @@ class Pull(NamedTuple):
     Attributes:
         node: Path of the splitter.
         bandit: What chose.
-        step_index: Of the step.
         probability: As ``Bandit.choose`` gave it; None where that is not known.
         run: Of the splitter, while the request is in work.
         has_answered: False: the step itself has failed, or was cancelled; the answer of a fallback is not its own.

@@ -31,7 +31,6 @@ class BanditChoice(NamedTuple):
     """What a bandit chose.
 
     Attributes:
-        node: The splitter.
         plan: Its bandit.
         step: Name of the step.
         has_answered: As of ``Pull``.
@@ -78,7 +77,6 @@ class BanditStore:
     """Owns every arm, by names of graph and step and the splitter's path, so that versions share what was learned.
 
     Args:
-        generator: Source of every draw.
         recent: Remembers the choices of the latest requests.
     """
 

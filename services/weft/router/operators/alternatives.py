@@ -119,7 +119,6 @@ class AlternativesNode(Node):
     """A node whose steps are alternatives.
 
     Args:
-        plan: What it is made of.
         parts: Its steps, and what it shares with other nodes.
     """
 
@@ -130,7 +129,6 @@ class AlternativesNode(Node):
         self._runtime = parts.runtime
 
     def _placed(self, error: WeftError, detail: str = "") -> WeftError:
-        """The error, telling that it happened in this node."""
         return self._error_context.wrap(error, f"{self.plan.path}: {detail}" if detail else self.plan.path)
 
     def _holds(self, test: Condition, run: Run) -> bool:

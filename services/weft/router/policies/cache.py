@@ -77,8 +77,9 @@ class CachePolicy(PolicyKind):
     def plan(self, given: GivenPolicies, condition: Condition | None) -> CachePlan | None:
         return _plan(given.own.cache, condition) if given.own.HasField("cache") else None
 
+    @override
     def plan_of_graph(self, message: pb.Graph, condition: Condition | None) -> CachePlan | None:
-        """As ``PolicyKind.plan_of_graph``; ``response_cache`` is a cache with the defaults."""
+        """``response_cache`` is a cache with the defaults."""
         if not (message.policy.HasField("cache") or message.response_cache.enable):
             return None
         return _plan(message.policy.cache, condition)
@@ -106,8 +107,6 @@ class Cached(PolicyAction):
 
     Args:
         action: Gives the answers.
-        plan: What is kept.
-        parts: Of the step that acts.
     """
 
     def __init__(self, action: Action, plan: CachePlan, parts: PolicyParts) -> None:

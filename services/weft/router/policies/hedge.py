@@ -109,8 +109,6 @@ class Hedged(PolicyAction):
 
     Args:
         action: One call.
-        plan: When, and how many.
-        parts: Of the step that acts.
     """
 
     def __init__(self, action: Action, plan: HedgePlan, parts: PolicyParts) -> None:
@@ -180,7 +178,6 @@ class _HedgedRace(Race):
     """A race that a further runner joins each ``after_ms``, as long as there may be more.
 
     Args:
-        plan: When, and how many.
         call: Makes a runner.
         may_hedge: Whether a further one may start.
     """

@@ -148,8 +148,6 @@ class Retried(PolicyAction):
 
     Args:
         action: One attempt.
-        plan: When and how often.
-        parts: Of the step that acts.
     """
 
     def __init__(self, action: Action, plan: RetryPlan, parts: PolicyParts) -> None:
@@ -160,7 +158,7 @@ class Retried(PolicyAction):
 
     @override
     async def act(self, run: Run, record: StepRecord) -> None:
-        """As ``Action.act``; the message of the last error says how many attempts there were."""
+        """The message of the last error says how many attempts there were."""
         if run.request.is_in_sequence:
             await self._action.act(run, record)
             return

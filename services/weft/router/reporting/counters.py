@@ -59,8 +59,6 @@ class StepCounters:
     """Counters of one step of one graph.
 
     Attributes:
-        graph, version: The graph.
-        path: Of the step.
         latency: Of the runs that ended with status OK; its buckets are their number.
         failures: Other runs by status, SKIPPED and CANCELLED among them.
         events: What policies, fallbacks and shadows count, by the name of the metric after ``weft_graph_step_``.

@@ -50,7 +50,6 @@ class StepRecord:
     """One run of a step; whatever few steps have is a default of the class.
 
     Attributes:
-        name, path: Of the step.
         target, model, version: Of a call; "" where the step is a node.
         start_ns, end_ns: On the runtime's clock.
         status: "OK", "SKIPPED", "CANCELLED", or the gRPC status name of the error: that of the last fallback, if one

@@ -126,7 +126,6 @@ def config_of_signature(signature: ModelSignature) -> ModelConfig:
 
 
 def _set_optional(config: ModelConfig, signature: ModelSignature) -> None:
-    """Name the outputs that answers may lack."""
     config.parameters.pop(OPTIONAL_OUTPUTS_PARAMETER, None)
     if names := [spec.name for spec in signature.outputs if spec.is_optional]:
         config.parameters[OPTIONAL_OUTPUTS_PARAMETER].string_value = ",".join(names)

@@ -17,12 +17,7 @@ _log = get_logger("weft.router.graphs")
 
 
 class GraphHandover:
-    """Writes the state of every graph, and takes that of a sibling over.
-
-    Args:
-        table: The graphs.
-        lifecycle: Changes them.
-    """
+    """Writes the state of every graph, and takes that of a sibling over."""
 
     def __init__(self, table: GraphTable, lifecycle: GraphLifecycle) -> None:
         self._table = table

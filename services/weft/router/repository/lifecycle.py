@@ -25,12 +25,6 @@ _log = get_logger("weft.router.graphs")
 class GraphLifecycle:
     """Changes the graphs of a router, one change at a time.
 
-    Args:
-        table: The graphs.
-        repository: Where the files are.
-        catalog: What the targets serve.
-        runtime: What all graphs share.
-
     Attributes:
         files: The files that were loaded last, by graph; a graph that is gone has none.
         lock: Held during a change.
@@ -275,7 +269,6 @@ class GraphControl:
     """Changes which graphs serve, as far as the mode of the router allows it.
 
     Args:
-        lifecycle: Changes the graphs.
         mode: ``"none"``, ``"poll"`` or ``"explicit"``.
     """
 

@@ -22,9 +22,6 @@ class GraphLoader:
     """Loads one version at a time, which its owner ensures.
 
     Args:
-        repository: Where the files are.
-        catalog: What the targets serve.
-        runtime: What all graphs share.
         served: What serves, for graphs that contain others; called on other threads, only while a method runs.
         on_swap: Called with the graph's name when one of its versions has another graph, or none, in service.
     """

@@ -126,7 +126,6 @@ class CompiledGraph:
     """A graph that passed every check.
 
     Attributes:
-        source: The file.
         plan: What it was compiled to.
         config: The graph as a model's configuration.
         nested: The graphs that it may contain, by name and version; None where there is none.
@@ -155,10 +154,6 @@ def compiled(source: GraphSource, catalog: TargetCatalog, graphs: GraphSources) 
 
 class ServingGraph:
     """A compiled graph with its executor and counters; requests in flight keep theirs when it is replaced.
-
-    Args:
-        graph: The graph.
-        runtime: Shared with the other graphs of the router.
 
     Raises:
         KeyError: The plan names a target that the runtime does not have.

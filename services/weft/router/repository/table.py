@@ -21,7 +21,6 @@ class GraphVersion:
     """One version of a graph, loaded or not.
 
     Attributes:
-        file: Its file.
         statistics: Counters; they outlive a reload.
         serving: The graph in service; None: it takes no requests.
         candidate: A source to load that cannot be loaded yet; None: there is none.
@@ -99,7 +98,6 @@ class GraphTable:
     """Every graph; a ``GraphLifecycle`` changes it.
 
     Args:
-        catalog: What the targets serve.
         on_choice: Called after ``choose_defaults``, which is whenever another version may serve.
 
     Attributes:

@@ -39,8 +39,6 @@ class GraphInference:
 
     Args:
         graph: Answers, and counts.
-        call: The request.
-        context: Of the request.
 
     Raises:
         UnavailableError: The graph is not loaded; this and the following are counted.

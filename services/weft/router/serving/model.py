@@ -45,13 +45,10 @@ class ModelInference:
 
     Args:
         target: Serves the model.
-        model: The model.
         call: Sent as it is.
-        context: Of the request.
 
     Attributes:
         work: Calls the model; await it once, and give its result to ``answer``. Cancelling it cancels the call.
-        context: Of the call.
         num_responses: Of a decoupled model, so far.
     """
 
@@ -85,9 +82,6 @@ class ModelInference:
     def check(self, result: InferResult) -> None:
         """Check the outputs against the model's signature, except those requested as classes.
 
-        Args:
-            result: Of the model.
-
         Raises:
             InternalError: An output is not; the message says what is wrong.
         """
@@ -117,7 +111,6 @@ class ModelInference:
             end_span(self._span, error)
 
     def _trace(self) -> str:
-        """What the call did, as that of a step."""
         name, version = self._call.model_name, self._model.signature.version
         record = StepRecord(name, name, self._start_ns, target=self._target.name, model=name, version=version)
         record.status, record.end_ns, record.responses = "OK", time.monotonic_ns(), self.num_responses
@@ -220,5 +213,6 @@ class ServedTargetModel(Served):
             call.model_version = self.model.signature.version
         return stream_model(self.target, self.model, call, context)
 
+    @override
     def count_refusal(self, error: BaseException, context: CallContext) -> None:
-        """As ``Served``."""
+        """Nothing is counted: the calls of a model are, where they are made."""

@@ -37,7 +37,6 @@ class ErrorContext:
     Attributes:
         prefix: ``"sentiment/1: "``, or ``"in ensemble 'sentiment', "`` where Triton Inference Server's texts are kept.
         is_batching: Whether tensors of the graph have a batch dimension.
-        graph, version: Its name and version.
     """
 
     prefix: str
@@ -76,7 +75,6 @@ class Defaults:
     """Puts the default outputs of a step into frames, where it gave no answer or left them out of it.
 
     Args:
-        plan: The step.
         node: The node around it; it says what gives the number of rows.
     """
 
@@ -158,10 +156,7 @@ class PolicyParts(NamedTuple):
     """What the action of a policy is made of, beside the policy's plan.
 
     Attributes:
-        step: The step that acts.
-        error_context: The graph, for messages.
         runtime: Clock, chance and budgets.
-        counters: Of the step.
     """
 
     step: StepPlan
@@ -203,7 +198,6 @@ class Attempt(PolicyAction):
 
     Args:
         action: What is attempted.
-        name, path: Of the step.
     """
 
     def __init__(self, action: Action, name: str, path: str) -> None:
@@ -238,7 +232,6 @@ class Limited(PolicyAction):
 
     Args:
         action: What is limited.
-        error_context: The graph, for messages.
         clock_ns: What deadlines are measured on.
         inflight: Counts the runs, a stream as long as it is open; None: there may be any number.
         min_remaining_ms: With less time left it fails without acting; 0: no limit.

@@ -28,9 +28,6 @@ class CallAction(Action):
 
     Args:
         plan: The step that calls.
-        call: The call.
-        target: Answers it.
-        error_context: The graph, for messages.
         node: Around the step.
     """
 
@@ -89,7 +86,6 @@ class CallAction(Action):
             request.response_parameters.update(result.parameters)
 
     def _captured(self, request: GraphRequest) -> Sequence[str]:
-        """Outputs that the client requested by the step's path."""
         return () if request.captures is None else request.captures.get(self._path, ())
 
     def _call(self, run: Run, record: StepRecord, captured: Sequence[str]) -> tuple[InferCall, CallContext, int, bool]:
@@ -138,7 +134,6 @@ class CallAction(Action):
         return error.with_message(f"{error.message} Input {', input '.join(reasons)}")
 
     def _requested_with(self, captured: Sequence[str]) -> tuple[RequestedOutput, ...]:
-        """The outputs that the graph uses, and the captured ones."""
         known = {output.name for output in self._requested}
         return (*self._requested, *(RequestedOutput(name, {}) for name in captured if name not in known))
 
@@ -183,7 +178,6 @@ class CallAction(Action):
     def _fault(
         self, spec: TensorSpec, tensor: WireTensor | None, outputs: Mapping[str, WireTensor], num_rows: int
     ) -> InternalError:
-        """What is wrong with an output."""
         if tensor is None:
             return InternalError(
                 f"output '{spec.name}' of step '{self._step_name}' is missing in the answer, which has "
@@ -322,7 +316,6 @@ class _ModelStream(StepStream):
             await self._results.aclose()
 
     async def _next(self) -> InferResult | None:
-        """The next response as it came; None after the last."""
         if not self.num_responses:  # nobody else asks yet
             return await anext(self._results, None)
         try:
@@ -341,5 +334,4 @@ async def _next_of(results: AsyncGenerator[InferResult, None]) -> InferResult | 
 
 
 async def _only(answer: Coroutine[Any, Any, InferResult]) -> AsyncGenerator[InferResult, None]:
-    """A stream of one response."""
     yield await answer

@@ -14,7 +14,7 @@ from weft.language.plan import Frame, NodePlan, Reshaping, StepPlan
 from weft.router.reporting.path import NodeRecord, StepRecord
 from weft.router.runtime import Runtime
 from weft.router.steps.action import Action, Defaults, ErrorContext
-from weft.router.steps.responses import StepStream, StreamParts, close_streams, responses_of
+from weft.router.steps.responses import NodeResponses, StepStream, StreamParts, close_streams, responses_of
 from weft.router.steps.run import GraphRequest, OpenStream, Run, earlier
 from weft.router.steps.step import Step
 
@@ -23,7 +23,6 @@ class Node(ABC):
     """A node that can run.
 
     Attributes:
-        plan: What it was made of.
         chain: Its steps in order, where each waits for the one before alone; None elsewhere.
     """
 
@@ -71,6 +70,19 @@ class Node(ABC):
             await close_streams((run,))
 
 
+class StreamingNode(Node):
+    """A node that streams: its first response is what ``run`` gives, the others are left in the request."""
+
+    @override
+    async def run(self, run: Run) -> None:
+        slots = [binding.slot for binding in self.plan.outputs]
+        await NodeResponses(self.responses(run), slots).open(run)
+
+    @abstractmethod
+    @override
+    def responses(self, run: Run) -> AsyncGenerator[Run, None]: ...
+
+
 class PrunableNode(Node):
     """A node that can leave steps out whose outputs nothing reads."""
 
@@ -85,8 +97,6 @@ class NodeParts(NamedTuple):
     Attributes:
         steps: Those of the plan, in its order.
         customs: The same of its custom steps.
-        error_context: The graph, for messages.
-        runtime: Clock and chance.
     """
 
     steps: tuple[Step, ...]
@@ -133,7 +143,6 @@ class NodeAction(Action):
     Args:
         plan: The step that runs the node.
         node: Runs in the step's place.
-        error_context: The graph, for messages.
         around: The node around the step.
         parts: Of its streams, where it may stream.
         is_tentative: A failure does not end the request, so what steps inside collected is dropped with it.
@@ -238,7 +247,6 @@ class NodeAction(Action):
                 raise self._error_context.wrap(error, self.where)
 
     def _capture(self, names: Sequence[str], frame: Frame, captured: dict[str, WireTensor]) -> None:
-        """Keep outputs that the client requested by the step's path."""
         for name in names:
             tensor = frame[self._inner_outputs[name]]
             if tensor is not None:
@@ -251,7 +259,6 @@ class _NodeStream(StepStream):
     Args:
         action: The step's.
         parts, record: As of ``StepStream``.
-        stream: Of the node.
         inner: The run of the node; its frame has the node's first response, and gets the others.
     """
 

@@ -95,7 +95,6 @@ class StreamParts(NamedTuple):
     """What the streams of a step have in common.
 
     Attributes:
-        counters: Of the step.
         clock_ns: What deadlines are measured on.
         is_soft: Whether a failure after the first response ends a stream as if it were complete.
     """
@@ -110,7 +109,6 @@ class StepStream(OpenStream):
 
     Args:
         parts: What it has in common with others of the step.
-        record: Of the step.
 
     Attributes:
         record: As given; a step that takes over the stream of another puts its own there.
@@ -270,6 +268,23 @@ def of_response(run: Run, stream: OpenStream, position: int) -> Run:
     )
     context = telemetry.unsampled(run.context) if position and request.is_traced else run.context
     return Run(run.frame.copy(), request, run.deadline_ns, context, run.record)
+
+
+def of_part(run: Run, response: Run, parameter: str, label: str) -> Run:
+    """A response of a part of a node as one of the node, in a copy of its frame.
+
+    Args:
+        run: Of the node.
+        response: Of the part.
+        parameter: The response parameter that says which part it is; a node within has written its own there.
+        label: Of the part.
+    """
+    given, inner = response.request, response.request.response_parameters.get(parameter)
+    parameters = {**run.request.response_parameters, **given.response_parameters}
+    parameters[parameter] = label if inner is None else f"{label}/{inner}"
+    captured = run.request.captured | given.captured
+    request = dataclasses.replace(run.request, response_parameters=parameters, captured=captured, parts=given.parts)
+    return Run(run.frame.copy(), request, response.deadline_ns, response.context, run.record)
 
 
 def with_own_request(run: Run, frame: Frame | None = None) -> Run:

@@ -149,7 +149,6 @@ class Run:
 
     Attributes:
         frame: The node's tensors by slot, its inputs filled in.
-        request: The request that runs.
         deadline_ns: On the runtime's clock; None without deadline. The node's own is worked in.
         context: Trace context of the spans made within.
         record: Receives the steps as they start.

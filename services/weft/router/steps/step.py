@@ -43,9 +43,7 @@ class Step:
     """A step that can run.
 
     Args:
-        plan: What it is made of.
         action: What it does, in its wrappers.
-        error_context: The graph, for messages.
         clock_ns: What deadlines are measured on.
         counters: Every run is counted there.
         defaults: Of its outputs.
@@ -142,7 +140,6 @@ class Step:
         return has_answered
 
     def _traced(self, run: Run) -> tuple[Span, Run]:
-        """A span for the step, and the run under it."""
         span = start_step_span(self._path, self.action.kind, self._span_attributes, run.context)
         return span, run.under(telemetry.context_of(span, run.context))
 
@@ -214,7 +211,6 @@ class ShadowStep(Step):
 
     Args:
         step: Runs with the copies.
-        shadow: How many are sent.
         runtime: Clock, random numbers, and the owner of background tasks.
         counters: Of the shadow.
     """

@@ -222,7 +222,6 @@ class TargetCatalog:
             await self._refresh(watched)
 
     async def _refresh(self, watched: _Watched) -> None:
-        """Ask one target and take over what it says."""
         watched.wake.clear()
         target = watched.target
         was_reachable = watched.is_reachable

@@ -90,13 +90,11 @@ class ReplicaChooser:
 
     Args:
         where: Name and address of the target, for messages.
-        policy: How calls are spread.
         replicas: All of them, by address; somebody else's, and changing.
         by_grpc: Stands for what gRPC chooses; None unless the policy is one of gRPC's.
         detector: Knows which are ejected.
         pins: Knows where sequences live.
         clock_ns: Monotonic.
-        generator: Source of chance.
     """
 
     def __init__(

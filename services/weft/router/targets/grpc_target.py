@@ -46,7 +46,6 @@ class GrpcTarget(Target):
     """A V2 server reached over one channel; make it on the event loop that uses it.
 
     Args:
-        name: As given to the router.
         address: ``host:port`` or any name that gRPC resolves.
         options: Further options of the channel.
         security: TLS and key; None: plaintext without a key.

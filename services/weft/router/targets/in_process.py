@@ -36,7 +36,6 @@ class InProcessTarget(Target):
     SERVER span of the service; its errors are those that a ``GrpcTarget`` would raise, with the same codes and texts.
 
     Args:
-        name: As given to the router.
         core: Answers the calls.
         service: Name of the core for spans and log lines; by default ``weft.`` and the target's name.
         clock_ns: What deadlines are measured on, that of the runtime.

@@ -344,7 +344,6 @@ class Membership:
         self._on_change()
 
     async def _follow(self) -> None:
-        """Keep up with the name."""
         while True:
             await asyncio.sleep(RESOLVE_SOON_S)
             try:

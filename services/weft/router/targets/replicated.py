@@ -35,13 +35,10 @@ class ReplicatedTarget(Target):
     as the budget allows. A sequence stays on the replica that it started on, or fails.
 
     Args:
-        name: As given to the router.
         address: As given to the router.
-        policy: How the calls are spread.
         settings: Where replicas come from and how they are reached.
         by_grpc: Reaches all replicas over one channel on which gRPC chooses; None unless the policy is one of gRPC's.
         clock_ns: Monotonic.
-        generator: Source of chance.
 
     Attributes:
         budget: Pays for calls that are made at another replica.
@@ -249,7 +246,6 @@ class ReplicatedTarget(Target):
         self._end(replica, context, error.code, is_refused=error.is_refused)
 
     def _end(self, replica: Replica, context: CallContext, status: str, *, is_refused: bool = False) -> None:
-        """The call is over, and its outcome noted."""
         replica.num_inflight -= 1
         replica.num_by_status[status] = replica.num_by_status.get(status, 0) + 1
         # A replica that refuses calls itself is no outlier: its health check decides.

@@ -17,8 +17,7 @@ from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition, St
 from weft.language.types.conditions import Purpose
 from weft.language.types.expression import read_expression
 from weft.router.operators.alternatives import AlternativesKind, BuiltAlternative
-from weft.router.operators.cascade.run import CascadeNode
-from weft.router.operators.cascade.run_by_row import CascadeNodeByRow
+from weft.router.operators.cascade.run import CascadeNode, CascadeNodeByRow
 from weft.router.steps import Node, NodeParts, OperatorPlan
 from weft_protos import graph_pb2 as pb
 

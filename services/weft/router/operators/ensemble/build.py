@@ -45,12 +45,7 @@ class Combine:
 
 
 class CombineBuilder:
-    """Compiles combines.
-
-    Args:
-        builder: Compiles steps.
-        scope: The ensemble.
-    """
+    """Compiles combines."""
 
     def __init__(self, builder: NodeBuilder, scope: Scope) -> None:
         self._builder = builder

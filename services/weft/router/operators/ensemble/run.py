@@ -161,7 +161,6 @@ class EnsembleNode(AlternativesNode):
             await self._run_customs(run)
 
     async def _run_customs(self, run: Run) -> None:
-        """Every model that combines has answered; several run at once."""
         frame, ready = run.frame, []
         for combine, step in self._customs:
             sources = [frame[slot] for _, slot in combine.sources]

@@ -24,11 +24,7 @@ from weft.router.steps import Node, NodeParts, OperatorPlan
 
 @dataclass(frozen=True, slots=True)
 class MapPlan(OperatorPlan):
-    """A map; a frame of it holds lists, and that of a chunk rows, in slots of their own.
-
-    Attributes:
-        settings: What it does with rows.
-    """
+    """A map; a frame of it holds lists, and that of a chunk rows, in slots of their own."""
 
     kind: ClassVar[str] = "map"
     path_form: ClassVar[PathForm] = PathForm.of("*(", ")")._replace(shows_nothing=True)
@@ -87,7 +83,6 @@ class MapPlan(OperatorPlan):
     def _described(
         self, title: str, collected: tuple[str, ...], notes: Sequence[str], flows: Sequence[Flow]
     ) -> Description:
-        """A description whose exit has that title."""
         lists = " and ".join(one.name for one in self.settings.over)
         return Description(
             kind=self.kind,

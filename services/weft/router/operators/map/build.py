@@ -28,7 +28,6 @@ class BuiltMap(NamedTuple):
 
     Attributes:
         steps: The step, and its shadows.
-        settings: What is done with rows.
         slots: Of the outputs that are read.
     """
 
@@ -49,9 +48,7 @@ class _MapBuilder:
     """Compiles one use of a map.
 
     Args:
-        builder: Compiles steps.
         scope: The map. A frame of it holds lists, that of a chunk rows, in slots of their own.
-        index: Of the step.
     """
 
     def __init__(self, builder: NodeBuilder, scope: Scope, index: int) -> None:
@@ -171,7 +168,6 @@ class _MapBuilder:
         return known.dims
 
     def _types(self, given: Mapping[str, TensorType]) -> Iterator[tuple[str, TensorType]]:
-        """Types of the outputs."""
         is_batched = self._scope.file.is_batched
         sizes = {dims[0] for dims in self._lists.values() if dims}
         size = sizes.pop() if len(sizes) == 1 else -1
@@ -320,7 +316,6 @@ def chunk_size(file: GraphFile, node: NodeDefinition, names: NodeNames, index: i
 
 
 def _batch(target: Target) -> int:
-    """``max_batch_size`` of a target."""
     if isinstance(target, ModelTarget):
         return target.signature.max_batch_size
     return target.file.message.max_batch_size if isinstance(target, NodeTarget) else 0

@@ -26,10 +26,8 @@ class Chunks:
     Args:
         step: Runs for each chunk.
         shadows: Get copies of each.
-        settings: Of the map.
         clock_ns: What the record's times are read from.
         lists: What is cut into chunks.
-        run: Of the node.
         record: Of the step, for all chunks together.
         is_due: Whether the step runs at all.
 
@@ -103,7 +101,6 @@ class Chunks:
             self._count()
 
     def _open(self) -> None:
-        """The tensors of the node are ready to be cut."""
         frame = self._frame
         for one in self._settings.over:
             if (tensor := frame[one.slot]) is not None:
@@ -157,7 +154,6 @@ class Chunks:
         return error.with_message(f"{error.message} ({shown} of {self._num_rows})")
 
     def _count(self) -> None:
-        """The step's record has the counts of all chunks."""
         record, records = self._record, [one for one in self._records if one is not None]
         num_failed = sum(one.status != "OK" for one in records)
         record.rows = self._num_rows

@@ -99,7 +99,6 @@ class Rows:
         return row * self._row_bytes if self._offsets is None else self._offsets[row]
 
     def _leave_out_padding(self, lists: Lists) -> None:
-        """Close the gaps."""
         pieces, lengths = [], [0]
         for number, length in enumerate(lists.lengths):
             first = number * lists.size
@@ -116,7 +115,6 @@ class Whole:
     """A tensor that goes to every row whole; in a graph with a batch dimension the rows of a list get that list's.
 
     Args:
-        tensor: As in the frame.
         lists: Of the request.
         rank: Of the tensor without batch dimension.
     """

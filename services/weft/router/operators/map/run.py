@@ -26,9 +26,7 @@ class MapNode(Node):
     The step is one in the path and has one span, with the counts of rows, chunks and failures.
 
     Args:
-        plan: What it is made of.
         parts: Its step, with shadows beside it, and what it shares with other nodes.
-        settings: What it does with rows.
     """
 
     def __init__(self, plan: NodePlan, parts: NodeParts, settings: MapSettings) -> None:
@@ -71,7 +69,6 @@ class MapNode(Node):
         return kind(self._step, shadows, self._settings, self._clock_ns, lists, run, record, is_due=is_due), record
 
     async def _run_traced(self, chunks: Chunks, run: Run, record: StepRecord) -> None:
-        """Run the chunks under a span of the step."""
         span = start_step_span(record.path, telemetry.INTERNAL, self._span_attributes, run.context)
         failure: BaseException | None = None
         try:

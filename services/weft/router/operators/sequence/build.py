@@ -172,7 +172,6 @@ def _carry(builder: NodeBuilder, scope: Scope, carried: Mapping[str, str], path:
 
 
 def _check_streams(builder: NodeBuilder, scope: Scope, order: list[int]) -> None:
-    """Check the streams of a sequence."""
     names, waits = scope.names, _waits(scope, range(len(scope.names.steps)))
     steps = [
         StreamStep(

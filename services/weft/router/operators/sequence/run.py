@@ -33,7 +33,6 @@ class Pipeline(PrunableNode):
     cancels the others. Shadows start like steps and hold up nothing.
 
     Args:
-        plan: What it is made of.
         parts: Its steps, and what it shares with other nodes.
     """
 
@@ -118,8 +117,9 @@ class Loop(Pipeline):
         super().__init__(plan, parts)
         self._loop = loop
 
+    @override
     async def run(self, run: Run) -> None:
-        """As ``Node.run``; the outputs are those of the last round."""
+        """The outputs are those of the last round."""
         plan, loop, frame = self.plan, self._loop, run.frame
         num_inputs, num_left = len(plan.inputs), loop.max_iterations
         while True:

@@ -42,8 +42,9 @@ class StagedPipeline(PrunableNode):
     async def run(self, run: Run) -> None:
         await NodeResponses(self.responses(with_own_request(run)), self._output_slots).open(run)
 
+    @override
     def responses(self, run: Run) -> AsyncGenerator[Run, None]:
-        """As ``Node.responses``, in the order of those of the steps that stream."""
+        """In the order of the responses of the steps that stream."""
         return self._responses(0, run)
 
     async def _responses(self, number: int, run: Run) -> AsyncGenerator[Run, None]:

@@ -21,7 +21,6 @@ class SplitterNode(AlternativesNode):
     The same key always draws the same step; a bandit draws by what it has learned.
 
     Args:
-        plan, parts: As of ``AlternativesNode``.
         sticky_by: The key; None, or an empty one: drawn at random.
         salt: As of ``WeightedChoice``.
     """

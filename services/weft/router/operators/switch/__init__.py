@@ -16,8 +16,7 @@ from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.types.conditions import Purpose
 from weft.language.types.expression import read_expression
 from weft.router.operators.alternatives import AlternativesKind, only_branch
-from weft.router.operators.switch.run import SwitchNode
-from weft.router.operators.switch.run_by_row import SwitchNodeByRow
+from weft.router.operators.switch.run import SwitchNode, SwitchNodeByRow
 from weft.router.steps import Node, NodeParts, OperatorPlan
 from weft_protos import graph_pb2 as pb
 

@@ -26,9 +26,6 @@ WEIGHTED_ROUND_ROBIN = PolicyType(
 class LeastOutstanding(Rule):
     """Of two replicas drawn at random the one with fewer calls in flight.
 
-    Args:
-        generator: Source of the draws.
-
     Source:
         M. Mitzenmacher, "The power of two choices in randomized load balancing", IEEE TPDS 2001.
     """
@@ -51,9 +48,6 @@ class LeastResponseTime(Rule):
     """Of two replicas drawn at random the one where response time x (calls in flight + 1) is less.
 
     One that was not measured yet counts as the other does.
-
-    Args:
-        generator: Source of the draws.
     """
 
     def __init__(self, generator: random.Random) -> None:
