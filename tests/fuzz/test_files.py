@@ -16,7 +16,7 @@ from tests.fuzz.messages import any_message, pictures
 from tests.fuzz.test_rpcs import FUZZ, NUM_INPUTS
 
 from weft.backends import BACKENDS
-from weft.backends.preprocess.decoding import FORMATS, ImageDecoder
+from weft.backends.preprocess.image import FORMATS, ImageDecoder
 from weft.base.errors import InternalError, InvalidArgumentError, WeftError
 from weft.base.tensors import encode
 from weft.language.request_scope import RequestScope

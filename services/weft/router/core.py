@@ -197,11 +197,7 @@ class RouterCore:
         entries = [self._graphs.index_entry(graph) for graph in self._graphs]
         entries += (IndexEntry(name, "", "UNAVAILABLE", fault) for name, fault in self._repository.faults.items())
         entries += [_model_entry(entry) for entry in self._catalog.entries() if entry.model.signature.name not in names]
-        entries += (
-            IndexEntry(name, "", "UNAVAILABLE", reason)
-            for name, reason in self._catalog.awaited().items()
-            if name not in names
-        )
+        entries += (entry for name, entry in self._catalog.awaited().items() if name not in names)
         return [entry for entry in entries if not ready_only or entry.state == "READY"]
 
     def statistics(self, name: str, version: str) -> list[ModelStatistics]:
@@ -271,8 +267,9 @@ class RouterCore:
         return any(graph.file.name == name for graph in self._graphs)
 
     async def refresh(self, target: str) -> None:
-        """What a target serves now is known; graphs follow."""
+        """What a target serves now is known, and graphs have followed."""
         await self._catalog.refresh(target)
+        await self._lifecycle.recheck()
 
     async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
         """Load a graph, as ``GraphControl.load``, or else a model, as ``TargetModelControl.load``."""
@@ -371,7 +368,7 @@ class RouterCore:
         """The admission has limits of what serves alone, with the limits that their policies have now."""
         kept = []
         for name in list(self._admission.limits):
-            with contextlib.suppress(NotFoundError, UnavailableError):
+            with contextlib.suppress(WeftError):  # it is gone, or takes no requests now
                 self._served(name, "").limit(self._admission)
                 kept.append(name)
         self._admission.keep(kept)
@@ -397,8 +394,8 @@ class RouterCore:
             version = str(version_number(version))
             entry = self._catalog.entry(name, version)
         if entry is None:
-            if (reason := self._catalog.awaited().get(name)) is not None:
-                raise UnavailableError(f"Request for unknown model: '{name}' is not at ready state; {reason}")
+            if (awaited := self._catalog.awaited().get(name)) is not None:
+                raise UnavailableError(f"Request for unknown model: '{name}' is not at ready state; {awaited.reason}")
             shown = f"'{name}' version {version[:80]}" if version else f"'{name}'"
             silent = self._catalog.unreachable
             hint = f"; targets that do not answer: {', '.join(silent)}" if silent else ""

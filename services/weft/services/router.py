@@ -21,9 +21,8 @@ from weft.router.targets.specification import (
 )
 from weft.router.worker import GREATEST, WorkerCore
 from weft.v2.server import server
-from weft.v2.workers.arguments import add_worker_arguments, settle_worker
 from weft.v2.workers.group import run_group
-from weft.v2.workers.link import WorkerLink
+from weft.v2.workers.link import WorkerLink, add_worker_arguments, settle_worker
 
 
 def main(argv: Sequence[str] | None = None) -> int:

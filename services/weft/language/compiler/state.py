@@ -28,7 +28,7 @@ def stateful_model(steps: Iterable[StepNames], names: NameTable) -> str:
 
 
 def check_rows(scope: Scope, names: NameTable, report: GraphReport, why: str, code: str = CODE) -> None:
-    """Report steps of a node that runs rows apart and that call such a model; ``why`` says how it runs them."""
+    """Report steps that call such a model in a node that does not run them as they come; ``why`` says how it does."""
     for step, own in zip(scope.node.steps, scope.names.steps, strict=True):
         if found := stateful_model([own], names):
             cure = f"call it outside of '{scope.node.name}', or use a model without 'sequence_batching'"

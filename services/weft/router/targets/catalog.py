@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from weft.base.core import IndexEntry
 from weft.base.errors import WeftError
 from weft.base.observing.logs import get_logger
 from weft.base.signature import ModelSignature
@@ -168,16 +169,19 @@ class TargetCatalog:
             return None
         return entry.target, entry.model.signature
 
-    def awaited(self) -> Mapping[str, str]:
+    def awaited(self) -> Mapping[str, IndexEntry]:
         """Models that may be served soon, and why they are not yet: what targets load, and what graphs ask for.
 
         The latter only while a target does not answer, because it may have them.
         """
-        found = {name: f"target '{target}' is loading it" for name, target in self._loading.items()}
+        found = {
+            name: IndexEntry(name, "", "LOADING", f"target '{target}' is loading it")
+            for name, target in self._loading.items()
+        }
         if silent := self.unreachable:
             reason = f"a graph calls it, and these targets do not answer: {', '.join(silent)}"
-            found = dict.fromkeys(self._missed, reason) | found
-        return {name: reason for name, reason in found.items() if name not in self._models}
+            found = {name: IndexEntry(name, "", "UNAVAILABLE", reason) for name in self._missed} | found
+        return {name: entry for name, entry in found.items() if name not in self._models}
 
     def counters(self) -> list[ModelStatistics]:
         """Of every model: its own, where it is in this process, else what was seen of it from here."""

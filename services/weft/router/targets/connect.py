@@ -14,8 +14,7 @@ from weft.router.targets.replicas import Health, MembershipSettings, OnHealth
 from weft.router.targets.replicated import ReplicatedTarget
 from weft.router.targets.specification import BalancingPolicy, channel_address, channel_options, dns_name
 from weft.v2.client.wires import WireName
-from weft.v2.protocol.health import HEALTH, HealthCheckRequest, HealthCheckResponse
-from weft.v2.protocol.services import stub_of
+from weft.v2.protocol.services import HEALTH, HealthCheckRequest, HealthCheckResponse, stub_of
 from weft.v2.security.channel import ChannelSecurity
 from weft.wire.interface import grpc
 

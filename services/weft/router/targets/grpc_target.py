@@ -22,11 +22,9 @@ from weft.v2.client.channels import MAX_TIMEOUT_S
 from weft.v2.client.local_tensors import LocalTensors
 from weft.v2.client.v2_client import RpcFailure, V2Client, metadata_of
 from weft.v2.client.wires import WireName
-from weft.v2.protocol.known_messages import result_of
-from weft.v2.protocol.large_messages import LargeResponse
 from weft.v2.protocol.rpc import response_of
 from weft.v2.protocol.status import CACHE_HIT, from_rpc_error
-from weft.v2.protocol.wire import request_from_call
+from weft.v2.protocol.wire import result_of
 from weft.v2.security.channel import ChannelSecurity
 from weft.v2.server.call_boundary import CLIENT_AHEAD_NS
 from weft.wire.client import UnaryCall
@@ -101,8 +99,8 @@ class GrpcTarget(Target):
                 # in flight, those around its RPC were 9 (AMD EPYC).
                 rpc = self.client.model_infer(call, timeout=timeout_s, metadata=metadata or None)
                 response = await (rpc if type(rpc) is UnaryCall else response_of(rpc))
-                if tensors is not None and type(response) is LargeResponse:
-                    tensors.note(call.model_name)
+                if tensors is not None:
+                    tensors.note(call.model_name, response)
         except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
             raise self._failure(error, call, context, timeout_s, "{} did not answer") from error
         result = result_of(response)
@@ -120,9 +118,7 @@ class GrpcTarget(Target):
         timeout_s = None if context.deadline_ns is None else self._timeout_s(call, context.deadline_ns)
         late = "the stream of {} did not end"
         failed = partial(self._failure, call=call, context=context, timeout_s=timeout_s, late=late)
-        return self.client.stream(
-            request_from_call(call), timeout_s=timeout_s, metadata=metadata_of(context), failed=failed
-        )
+        return self.client.stream(call, timeout_s=timeout_s, metadata=metadata_of(context), failed=failed)
 
     @override
     async def discover(self, *, timeout_s: float) -> list[TargetModel]:

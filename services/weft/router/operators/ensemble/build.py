@@ -7,6 +7,7 @@ from typing import NamedTuple
 from weft.language.compiler.names import describe, target_path
 from weft.language.compiler.nodes import NodeBuilder
 from weft.language.compiler.scope import BuiltStep, Scope, declared_types, declaring
+from weft.language.compiler.state import check_rows
 from weft.language.compiler.uses import declared_uses
 from weft.language.plan import Binding, StepPlan
 from weft.language.types.signatures import TensorType, dims_fit, fits, merged, shape_text
@@ -213,6 +214,8 @@ def build_members(builder: NodeBuilder, scope: Scope) -> tuple[Members | None, d
     A step whose tensors are not read is left out, unless a quorum counts it.
     """
     node, names = scope.node, scope.names.steps
+    if is_race(node):
+        check_rows(scope, builder.names, builder.report, "the first answer of an ensemble cancels the other calls")
     combines = _combines(builder, scope)
     combining = CombineBuilder(builder, scope)
     kept = _kept(scope, combines)
