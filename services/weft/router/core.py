@@ -2,7 +2,8 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from weft.base.core import CallContext, IndexEntry, InferCall, InferResult, Parameters, ParameterValue
@@ -223,11 +224,7 @@ class RouterCore:
             UnavailableError: The graph cannot run; says why.
             WeftError: As validation or a step raised it.
         """
-        try:
-            served = self._served(call.model_name, call.model_version)
-        except WeftError:
-            self._catalog.count_missed()
-            raise
+        served = self._called(call)
         if not served.can_answer_once:
             raise UnsupportedError("ModelInfer RPC doesn't support models with decoupled transaction policy")
         with self._admit(served, call.parameters, context) as permit:
@@ -246,11 +243,7 @@ class RouterCore:
         Raises:
             WeftError: As ``infer``, also after some responses.
         """
-        try:
-            served = self._served(call.model_name, call.model_version)
-        except WeftError:
-            self._catalog.count_missed()
-            raise
+        served = self._called(call)
         if not served.is_decoupled:
             yield await self.infer(call, context)  # a client that is slow to read it holds no place
             return
@@ -273,12 +266,12 @@ class RouterCore:
 
     async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
         """Load a graph, as ``GraphControl.load``, or else a model, as ``TargetModelControl.load``."""
-        if not await self._has_loaded_model(name, parameters):
+        if not await self._load_model(name, parameters):
             await self._control.load(name, parameters)
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
         """Unload a graph, as ``GraphControl.unload``, or else a model, as ``TargetModelControl.unload``."""
-        if not await self._has_unloaded_model(name, unload_dependents=unload_dependents):
+        if not await self._unload_model(name, unload_dependents=unload_dependents):
             await self._control.unload(name, unload_dependents=unload_dependents)
 
     async def _own_statistics(self, name: str, version: str) -> Sequence[pb.ModelStatistics]:
@@ -287,22 +280,19 @@ class RouterCore:
             return ()
         return [one for one in await self._models.statistics(name, version) if not self.has_graph(one.name)]
 
-    async def _has_loaded_model(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> bool:
-        """Load a model of a target; False if there is none of that name, or a graph hides it."""
-        target = "" if self.has_graph(name) else await self._models.holder(name)
-        if target:
-            try:
-                await self._models.load(target, name, parameters)
-            finally:
-                await self.refresh(target)
-        return bool(target)
+    async def _load_model(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> bool:
+        return await self._change_model(name, lambda target: self._models.load(target, name, parameters))
 
-    async def _has_unloaded_model(self, name: str, *, unload_dependents: bool) -> bool:
-        """Unload a model of a target; False if there is none of that name, or a graph hides it."""
+    async def _unload_model(self, name: str, *, unload_dependents: bool) -> bool:
+        unload = partial(self._models.unload, name=name, unload_dependents=unload_dependents)
+        return await self._change_model(name, unload)
+
+    async def _change_model(self, name: str, change: Callable[[str], Awaitable[None]]) -> bool:
+        """Change a model at its target; False if there is none of that name, or a graph hides it."""
         target = "" if self.has_graph(name) else await self._models.holder(name)
         if target:
             try:
-                await self._models.unload(target, name, unload_dependents=unload_dependents)
+                await change(target)
             finally:
                 await self.refresh(target)
         return bool(target)
@@ -372,6 +362,14 @@ class RouterCore:
                 self._served(name, "").limit(self._admission)
                 kept.append(name)
         self._admission.keep(kept)
+
+    def _called(self, call: InferCall) -> Served:
+        """What a call is for; a call for what is not there is counted. Raises as ``_served``."""
+        try:
+            return self._served(call.model_name, call.model_version)
+        except WeftError:
+            self._catalog.count_missed()
+            raise
 
     def _served(self, name: str, version: str) -> Served:
         """The graph of that name, or else the target's model. Raises NotFoundError or InvalidArgumentError."""

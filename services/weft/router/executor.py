@@ -346,7 +346,8 @@ class Assembly:
         key = (inner.graph or graph, inner.name)
         if key not in self._limits:
             self._limits[key] = runtime.inflight_limit(f"node '{inner.name}'", inner.max_inflight)
-        return Limited(action, context, runtime.clock_ns, self._limits[key])
+        shown = None if inner.streams else inner
+        return Limited(action, context, runtime.clock_ns, self._limits[key], node=shown)
 
     def _context(self, is_batched: bool | None) -> ErrorContext:
         """The graph, for what has a batch dimension or not; None: as the graph."""

@@ -102,7 +102,7 @@ class WorkerCore(RouterCore):
             UnavailableError: Another worker could not do it; it can be done again.
         """
         await self._has_started.wait()
-        if await self._has_loaded_model(name, parameters):
+        if await self._load_model(name, parameters):
             return
         # Of parameters that are not supported only the names count.
         body = json.dumps([name, dict(parameters)], default=lambda _: "").encode()
@@ -111,7 +111,7 @@ class WorkerCore(RouterCore):
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
         """As ``RouterCore.unload``, of a graph at every worker. Raises as ``load``."""
         await self._has_started.wait()
-        if await self._has_unloaded_model(name, unload_dependents=unload_dependents):
+        if await self._unload_model(name, unload_dependents=unload_dependents):
             return
         self._check(await self._link.change("unload", json.dumps([name, unload_dependents]).encode()))
 

@@ -15,7 +15,7 @@ from weft.base.tensors import WireTensor
 from weft.language.plan import Condition, Frame, NodePlan, PolicyPlan, StepPlan
 from weft.router.admission import InflightLimit
 from weft.router.reporting.counters import StepCounters
-from weft.router.reporting.path import StepRecord
+from weft.router.reporting.path import NodeRecord, StepRecord
 from weft.router.reporting.spans import Attributes, end_span, start_step_span, step_attributes
 from weft.router.runtime import Runtime
 from weft.router.steps.responses import StepStream, stream_of
@@ -236,6 +236,7 @@ class Limited(PolicyAction):
         inflight: Counts the runs, a stream as long as it is open; None: there may be any number.
         min_remaining_ms: With less time left it fails without acting; 0: no limit.
         timeout_ms: Of the action; 0: none.
+        node: What is limited, where the path shows a node that was refused.
     """
 
     def __init__(
@@ -246,9 +247,11 @@ class Limited(PolicyAction):
         inflight: InflightLimit | None,
         min_remaining_ms: int = 0,
         timeout_ms: int = 0,
+        node: NodePlan | None = None,
     ) -> None:
         super().__init__(action)
         self.kind = action.kind
+        self._node = node
         self._error_context = error_context
         self._clock_ns = clock_ns
         self._inflight = inflight
@@ -262,6 +265,8 @@ class Limited(PolicyAction):
             try:
                 inflight.enter()
             except WeftError as error:
+                if self._node is not None:
+                    record.node = NodeRecord(self._node.name, self._node.path_form)
                 raise self._error_context.wrap(error, self.where) from error
         stream: StepStream | None = None
         try:

@@ -65,7 +65,7 @@ async def test_a_place_is_free_again_however_a_run_ends(ending: str) -> None:
 
 
 async def test_every_use_of_a_node_counts_against_its_limit() -> None:
-    """Though each use is compiled for itself."""
+    """Though each use is compiled for itself; the path names the node that was refused."""
 
     def use() -> Any:
         steps = [make.step("i", "i", {"IN": "X"}, {"OUT": "Y"})]
@@ -73,8 +73,10 @@ async def test_every_use_of_a_node_counts_against_its_limit() -> None:
 
     steps = [make.step(name, use(), {"X": "X"}, {"Y": name}) for name in ("a", "b")]
     plan = make.graph(make.node("root", SEQUENCE, steps, inputs=["X"], outputs=["a", "b"]))
+    context = make.context()
     with pytest.raises(ResourceExhaustedError, match=r"g/1: root/b: node 'inner' has 1 requests in flight, and "):
-        await make.run(plan, FakeTarget(i=answering(after_ms=5)))
+        await make.run(plan, FakeTarget(i=answering(after_ms=5)), context=context)
+    assert "root.a=inner(i~)~;b=inner!" == dict(context.trailing_metadata)["x-graph-path"]
 
 
 async def test_a_refused_run_takes_the_fallback() -> None:
