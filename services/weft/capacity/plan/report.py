@@ -10,11 +10,10 @@ from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.text.suggestion import suggestion
 from weft.capacity.devices.device import DeviceSpec
 from weft.capacity.placement import Device, Problem, Solution, Workload, place
-from weft.capacity.placement.check import Checked, check_change
-from weft.capacity.placement.fleet import read_fleet
-from weft.capacity.placement.mig import mig_profiles
+from weft.capacity.placement.changes import CheckedChange, check_change
+from weft.capacity.placement.fleet import mig_profiles, read_fleet
+from weft.capacity.placement.outputs import load
 from weft.capacity.placement.problem import MAX_REPLICAS
-from weft.capacity.placement.saved import load
 from weft.capacity.plan.declared import with_declared
 from weft.capacity.plan.estimate import Assumptions, Estimate
 from weft.capacity.plan.estimates import estimate
@@ -80,7 +79,7 @@ class PlanReport:
     estimates: tuple[Estimate, ...]
     problem: Problem | None
     solution: Solution | None
-    checked: Checked | None = None
+    checked: CheckedChange | None = None
 
     @property
     def fault(self) -> str:

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from weft.base.errors import InvalidArgumentError
-from weft.capacity.placement.instance_groups import instance_groups
 from weft.capacity.placement.kubernetes import kubernetes_text
-from weft.capacity.placement.saved import save, to_json
+from weft.capacity.placement.outputs import instance_groups, save, to_json
 from weft.capacity.plan.report import PlanReport
 from weft.jobs.atomic_files import replace_file
 
