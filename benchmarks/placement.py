@@ -17,7 +17,7 @@ from typing import NamedTuple
 from benchmarks.kube_scheduler import schedule
 from benchmarks.report import table
 from weft.capacity.placement import Device, Problem, Solution, Workload, place
-from weft.capacity.placement.fleet import MIG_PROFILES
+from weft.capacity.placement.fleet import known_mig
 from weft.capacity.placement.solution import cost_per_hour, faults, use_of
 
 GIB = 1 << 30
@@ -74,7 +74,7 @@ def _partitioned(rng: random.Random) -> Problem:
         )
         for i in range(rng.randint(4, 7))
     )
-    mig = MIG_PROFILES[name]
+    mig = known_mig()[name]
     return Problem(workloads, tuple(Device(f"d{i}", name, 80 * GIB, f"h{i}", "", 0, 1, 2.5, mig) for i in range(8)))
 
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from weft.capacity.machine.figures import EngineTimes, LinearTimes, Runtimes, Times, TorchTimes
 from weft.capacity.machine.gpu_times import measure_device
-from weft.capacity.machine.profile import MachineProfile
+from weft.capacity.machine.profile import EngineTimes, LinearTimes, MachineProfile, Runtimes, Times, TorchTimes
 from weft.capacity.plan.estimate import Assumptions
 from weft.capacity.plan.estimates import estimate
 from weft.capacity.plan.subjects import find_subjects

@@ -4,7 +4,7 @@ import math
 from functools import cached_property
 
 from weft.capacity.costs.operation import BatchCost, Operation, Weights
-from weft.capacity.machine.figures import RESIDENT_BYTES, Times, TorchTimes
+from weft.capacity.machine.profile import RESIDENT_BYTES, Times, TorchTimes
 from weft.capacity.roofline.curves import interpolated, level, on_grid
 from weft.capacity.roofline.timing import Timing
 

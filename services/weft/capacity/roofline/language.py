@@ -5,7 +5,7 @@ from typing import Protocol
 
 from weft.capacity.costs.language_model import LanguageModel
 from weft.capacity.devices.device import DeviceSpec
-from weft.capacity.machine.figures import EngineTimes, LinearTimes
+from weft.capacity.machine.profile import EngineTimes, LinearTimes
 from weft.capacity.roofline.curves import level
 from weft.capacity.roofline.timing import Timing
 

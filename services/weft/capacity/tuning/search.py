@@ -6,10 +6,8 @@ from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 from weft.base.errors import InvalidArgumentError, WeftError
-from weft.capacity.tuning.contest import Bench, Comparison, Contest, Running, TrialError
-from weft.capacity.tuning.measurement import OBJECTIVES, Measurement
-from weft.capacity.tuning.settings import Value
-from weft.capacity.tuning.space import Configuration, Cost, SearchSpace
+from weft.capacity.tuning.measurement import OBJECTIVES, Bench, Comparison, Contest, Measurement, Running, TrialError
+from weft.capacity.tuning.space import Configuration, Cost, SearchSpace, Value
 from weft.capacity.tuning.trials import (
     FAILED,
     HOPELESS,

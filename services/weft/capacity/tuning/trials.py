@@ -10,8 +10,7 @@ import optuna
 
 from weft.base.errors import InvalidArgumentError
 from weft.capacity.tuning.measurement import OBJECTIVES, Measurement
-from weft.capacity.tuning.settings import Value
-from weft.capacity.tuning.space import Configuration, SearchSpace
+from weft.capacity.tuning.space import Configuration, SearchSpace, Value
 
 SAMPLERS = ("nsga2", "tpe")
 #: What became of a trial.

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from weft.base.errors import InvalidArgumentError
-from weft.capacity.tuning.contest import Contest, Load, TrialError
-from weft.capacity.tuning.measurement import Goal, Measurement, parse_limit
+from weft.capacity.tuning.measurement import Contest, Goal, Measurement, TrialError, TrialLoad, parse_limit
 from weft.capacity.tuning.search import Search, SearchLimits, SearchResult
 from weft.capacity.tuning.space import Configuration, Cost, SearchSpace, Setting
 from weft.capacity.tuning.trials import FAILED, HOPELESS, INFEASIBLE, TrialLog, pareto
@@ -30,7 +29,7 @@ SPACE = SearchSpace(
 )
 BEST = {"m.instances": 4, "m.threads": 2, "m.queue_delay_us": 100, "n.execution": "inline", "in_process": "model"}
 GOAL = Goal((parse_limit("p99=50ms"),), "throughput")
-LOAD = Load(levels_vary=False, level=8, duration_s=1.0)
+LOAD = TrialLoad(levels_vary=False, level=8, duration_s=1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +106,7 @@ class RunningFormula:
 
 
 def search(
-    path: Path, bench: Bench, *, num_trials: int = 40, sampler: str = "nsga2", load: Load = LOAD, seed: int = 1
+    path: Path, bench: Bench, *, num_trials: int = 40, sampler: str = "nsga2", load: TrialLoad = LOAD, seed: int = 1
 ) -> tuple[SearchResult, TrialLog]:
     """Search with that many trials in all; every configuration that ran is closed afterwards."""
     trials = TrialLog(path, SPACE, seed=seed, sampler=sampler, setup={"graph": "g"})
@@ -296,13 +295,13 @@ class Curve:
 @pytest.mark.parametrize(("limit", "expected"), [(1000, 64), (40, 32), (8, 8), (5, 4), (1, 1)])
 def test_load_is_the_most_that_keeps_the_limit(limit: int, expected: int) -> None:
     """Found by doubling or halving, and no more of it than throughput gains from."""
-    contest = Contest(GOAL, Load(levels_vary=True, level=8, duration_s=1.0))
+    contest = Contest(GOAL, TrialLoad(levels_vary=True, level=8, duration_s=1.0))
     assert contest.best_level(Curve(limit), 8).level == expected  # type: ignore[arg-type]
 
 
 def test_load_that_was_a_moments_luck_is_halved() -> None:
     """In a comparison, of the one that breaks the limit alone."""
-    contest = Contest(GOAL, Load(levels_vary=True, level=8, duration_s=1.0))
+    contest = Contest(GOAL, TrialLoad(levels_vary=True, level=8, duration_s=1.0))
     found = contest.compare(Curve(40), 64, Curve(100), 64, 2)  # type: ignore[arg-type]
     assert (found.old.level, found.new.level) == (32, 64)
     assert found.gain("throughput") == 2.0

@@ -20,7 +20,7 @@ def run(options: argparse.Namespace) -> int:
     """Search, print what was found; 0 when the search has ended, 1 if it cannot begin or go on, 130 after Ctrl-C."""
     try:
         from weft.capacity.tuning.measurement import parse_limit  # noqa: PLC0415
-        from weft.capacity.tuning.report import text  # noqa: PLC0415
+        from weft.capacity.tuning.tune import text  # noqa: PLC0415
         from weft.capacity.tuning.tune import TuneOptions, tune  # noqa: PLC0415  # Optuna is an extra
     except ModuleNotFoundError as error:
         raise _missing(error) from error

@@ -1,32 +1,131 @@
-"""Runs configurations as real meshes from staged repositories, and measures them under load."""
+"""Runs configurations as real meshes of staged repositories, and measures them under load."""
 
 import asyncio
 import contextlib
+import shutil
+import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from weft.base.errors import WeftError
 from weft.base.processes.memory import available_bytes
 from weft.base.signature import ModelSignature
-from weft.capacity.tuning.contest import TrialError
-from weft.capacity.tuning.graph_models import TunedGraph
-from weft.capacity.tuning.measurement import PERCENTILES, Measurement
+from weft.capacity.tuning.graph_models import TunedGraph, restage, stage_graph
+from weft.capacity.tuning.load import Bounds, Load, caller, closed_loop, planned_loop
+from weft.capacity.tuning.measurement import PERCENTILES, Measurement, TrialError
 from weft.capacity.tuning.requests import RequestSet, arrivals
 from weft.capacity.tuning.space import Configuration, Cost, SearchSpace
-from weft.capacity.tuning.staged_mesh import MAX_REASON, StagedMesh
-from weft.capacity.tuning.traffic import Traffic, caller, closed_loop, open_loop
 from weft.jobs.target import JobTarget
+from weft.mesh.preflight import MeshError
+from weft.mesh.running import last_error, running_mesh
 from weft.v2.client.channels import open_channel
 from weft.v2.client.v2_client import V2Client
 
-T = TypeVar("T")
+#: Most of an error's text that a trial keeps, in characters.
+MAX_REASON = 400
+_START_TIMEOUT_S = 120
+
+
+class StagedMesh:
+    """A mesh of a staged repository, whose models can be loaded with other configurations.
+
+    Args:
+        graph: What is served.
+        place: Folder of the repository, which is made; the log beside it has its name.
+        texts: Content of the ``config.pbtxt`` of each model that differs, by model.
+        arguments: Of ``weft up``.
+
+    Attributes:
+        endpoints: By service.
+        is_sound: Nothing went wrong in it so far.
+
+    Raises:
+        TrialError: It does not start.
+        OSError: The repository cannot be staged.
+    """
+
+    def __init__(self, graph: TunedGraph, place: Path, texts: Mapping[str, str], arguments: Sequence[str]) -> None:
+        self._graph = graph
+        self._texts = dict(texts)
+        self._repository = stage_graph(graph, texts, place)
+        self._log = place.with_name(f"{place.name}.log")
+        self.arguments = tuple(arguments)
+        self.is_sound = True
+        started = [*arguments, "--no-restart", "--exit-on-error", "--start-timeout-s", str(_START_TIMEOUT_S)]
+        started += ["--model-control-mode", "explicit", "--load-model", "*"]
+        with contextlib.ExitStack() as stack:
+            stack.callback(shutil.rmtree, place, ignore_errors=True)
+            try:
+                log = stack.enter_context(self._log.open("w"))
+                self.endpoints = stack.enter_context(running_mesh(self._repository, started, log=log))
+            except MeshError:
+                raise TrialError(f"the mesh does not start: {last_error(self._log)}") from None
+            self._stack = stack.pop_all()
+        router = self.endpoints["router"].pid
+        self._supervisor = int(Path(f"/proc/{router}/stat").read_text().rpartition(")")[2].split()[1])
+
+    def load(self, texts: Mapping[str, str]) -> None:
+        """Serve other configurations: the models whose own differs are loaded again.
+
+        Raises:
+            TrialError: One cannot be loaded.
+        """
+        changed = [name for name in {**self._texts, **texts} if self._texts.get(name) != texts.get(name)]
+        self._texts = dict(texts)
+        try:
+            for name in changed:
+                restage(self._graph, name, texts.get(name), self._repository)
+            asyncio.run(self._load_models(changed))
+        except WeftError as error:
+            self.is_sound = False
+            raise TrialError(f"a model does not load: {error.message[:MAX_REASON]}") from None
+
+    async def _load_models(self, names: Sequence[str]) -> None:
+        for name in names:
+            async with V2Client(self.endpoints[self._graph.models[name].service].grpc) as client:
+                await client.load(name, {}, timeout_s=_START_TIMEOUT_S)
+
+    def cpu_s(self) -> float:
+        """CPU time that its processes have used, ``weft up`` too, seconds. Raises TrialError."""
+        try:
+            return sum(_process_cpu_s(pid) for pid in _process_tree(self._supervisor))
+        except OSError:
+            self.is_sound = False
+            raise TrialError("the mesh has ended") from None
+
+    def stop(self) -> None:
+        """End it; the log stays if something went wrong."""
+        self._stack.close()
+        if self.is_sound:
+            self._log.unlink(missing_ok=True)
+
+
+def _process_cpu_s(pid: int) -> float:
+    """CPU time of a process, in nanoseconds' resolution.
+
+    Source:
+        clock_getcpuclockid(3): the clock of a process is made of its id as the C library makes it.
+    """
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def _process_tree(pid: int) -> list[int]:
+    found = [pid]
+    for parent in found:
+        for thread in Path(f"/proc/{parent}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # the thread has ended
+                found += [int(child) for child in (thread / "children").read_text().split()]
+    return found
+
 
 _CALL_TIMEOUT_S = 30.0
 #: Answers that a run waits for, so that a 99th percentile is more than the slowest of a few.
 _MIN_ANSWERS = 100
 _WARM_UP_CONCURRENCY = 8
+#: Failed requests that end a run.
+_MAX_ERRORS = 100
 #: With less memory left on the machine a run ends before the kernel chooses what does.
 _MIN_MEMORY_BYTES = 128 << 20
 _MEMORY_PERIOD_S = 0.2
@@ -87,7 +186,7 @@ class MeshBench:
         key, mesh = self._mesh(configuration, fresh=fresh)
         try:
             if self.requests is None:
-                signature = _run(_signature(mesh.endpoints["router"].grpc, self._graph.name))
+                signature = asyncio.run(_signature(mesh.endpoints["router"].grpc, self._graph.name))
                 self.requests = self._make_requests(signature)
             under_load = MeshUnderLoad(self, self.requests, mesh, lambda: self._keep(key, mesh))
             under_load.warm_up()
@@ -140,7 +239,7 @@ class MeshUnderLoad:
 
     def warm_up(self) -> None:
         """Load that is not counted."""
-        self._load(_WARM_UP_CONCURRENCY, self._bench.warm_up_s, min_answers=_MIN_ANSWERS)
+        self._load(_WARM_UP_CONCURRENCY, self._bench.warm_up_s)
 
     def measure(self, level: int, duration_s: float) -> Measurement:
         """One run.
@@ -153,13 +252,13 @@ class MeshUnderLoad:
             TrialError: The machine runs out of memory, or the mesh has ended.
         """
         before_s = self._mesh.cpu_s()
-        traffic = self._load(level, duration_s, min_answers=_MIN_ANSWERS)
+        traffic = self._load(level, duration_s)
         cpu_s = self._mesh.cpu_s() - before_s
         num_answers = len(traffic.latencies_s)
         self._mesh.is_sound = self._mesh.is_sound and not traffic.errors
         return Measurement(
             level=level,
-            throughput_per_s=num_answers / traffic.duration_s if traffic.duration_s > 0 else 0.0,
+            throughput_per_s=traffic.rate_per_s,
             cpu_s_per_1000=cpu_s / num_answers * 1000 if num_answers else float("nan"),
             latency_ms={percent: traffic.percentile_ms(percent) for percent in PERCENTILES},
             num_answers=num_answers,
@@ -171,7 +270,7 @@ class MeshUnderLoad:
     def costs(self) -> dict[str, Cost]:
         """What each model has taken of the work, by name, as the services count it. Raises TrialError."""
         try:
-            return _run(self._costs())
+            return asyncio.run(self._costs())
         except WeftError as error:
             raise TrialError(f"the statistics are not answered: {error.message}") from None
 
@@ -193,14 +292,14 @@ class MeshUnderLoad:
         total_ns = sum(computed_ns[name] for name in models)
         return {name: Cost(execution_ns[name] / 1e3, computed_ns[name] / max(total_ns, 1.0)) for name in models}
 
-    def _load(self, level: int, duration_s: float, *, min_answers: int) -> Traffic:
+    def _load(self, level: int, duration_s: float) -> Load:
         try:
-            return _run(_guarded(self._traffic(level, duration_s, min_answers)))
+            return asyncio.run(_guarded(self._traffic(level, duration_s)))
         except BaseException:
             self._mesh.is_sound = False
             raise
 
-    async def _traffic(self, level: int, duration_s: float, min_answers: int) -> Traffic:
+    async def _traffic(self, level: int, duration_s: float) -> Load:
         async with open_channel(self._address) as channel:
             call = caller(channel)
             with contextlib.suppress(Exception):  # connect; what is wrong the run will tell
@@ -209,10 +308,13 @@ class MeshUnderLoad:
                 start = self._num_runs * 97 % len(self._requests.payloads)  # runs of few requests see all of them
                 payloads = self._requests.payloads[start:] + self._requests.payloads[:start]
                 self._num_runs += 1
+                bounds = Bounds(sys.maxsize, duration_s)
                 return await closed_loop(
-                    call, payloads, concurrency=level, duration_s=duration_s, min_answers=min_answers
+                    call, payloads, bounds, concurrency=level, min_answers=_MIN_ANSWERS, max_errors=_MAX_ERRORS
                 )
-            return await open_loop(call, arrivals(self._requests, self._bench.rate_per_s, duration_s, self._bench.seed))
+            return await planned_loop(
+                call, arrivals(self._requests, self._bench.rate_per_s, duration_s, self._bench.seed)
+            )
 
 
 async def _signature(address: str, name: str) -> ModelSignature:
@@ -222,9 +324,9 @@ async def _signature(address: str, name: str) -> ModelSignature:
         return (await target.identify()).signature
 
 
-async def _guarded(load: Awaitable[Traffic]) -> Traffic:
+async def _guarded(load: Coroutine[Any, Any, Load]) -> Load:
     """The load, unless memory runs out first."""
-    task = asyncio.ensure_future(load)
+    task = asyncio.create_task(load)
     while True:
         done, _ = await asyncio.wait((task,), timeout=_MEMORY_PERIOD_S)
         if done:
@@ -234,10 +336,3 @@ async def _guarded(load: Awaitable[Traffic]) -> Traffic:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             raise TrialError(f"memory runs out: the machine has {left_bytes >> 20} MiB left")
-
-
-def _run(work: Awaitable[T]) -> T:
-    async def main() -> T:
-        return await work
-
-    return asyncio.run(main())
