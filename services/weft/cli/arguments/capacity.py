@@ -50,6 +50,7 @@ def _add_plan(commands: "Commands") -> None:
     )
     parser.add_argument(
         "--shape",
+        dest="shapes",
         action="append",
         default=[],
         type=pair,
@@ -58,6 +59,7 @@ def _add_plan(commands: "Commands") -> None:
     )
     parser.add_argument(
         "--rate",
+        dest="rates",
         action="append",
         default=[],
         type=model_rate,
@@ -66,6 +68,7 @@ def _add_plan(commands: "Commands") -> None:
     )
     parser.add_argument(
         "--declare",
+        dest="declared",
         action="append",
         default=[],
         type=pair,
@@ -81,7 +84,12 @@ def _add_plan(commands: "Commands") -> None:
         help="tokens of a prompt and its answer; default: a quarter of what the model can have",
     )
     language.add_argument(
-        "--output-tokens", type=positive_integer, default=128, metavar="N", help="of them the answer's; default: 128"
+        "--output-tokens",
+        dest="num_output_tokens",
+        type=positive_integer,
+        default=128,
+        metavar="N",
+        help="of them the answer's; default: 128",
     )
     parser.add_argument(
         "--cost-per-hour", type=not_negative, default=0.0, metavar="N", help="of a device, in any currency"
@@ -144,6 +152,7 @@ def _add_tune(commands: "Commands") -> None:
     )
     parser.add_argument(
         "--slo",
+        dest="limits",
         action="append",
         required=True,
         metavar="pNN=TIME",
@@ -159,11 +168,14 @@ def _add_tune(commands: "Commands") -> None:
     )
     _add_load(parser)
     search = parser.add_argument_group("search")
-    search.add_argument("--trials", type=positive_integer, default=30, metavar="N", help="at most; default: 30")
+    search.add_argument(
+        "--trials", dest="num_trials", type=positive_integer, default=30, metavar="N", help="at most; default: 30"
+    )
     search.add_argument("--budget-s", type=positive, default=600.0, metavar="N", help="for all of it; default: 600")
     search.add_argument("--run-s", type=positive, default=2.0, metavar="N", help="one run under load; default: 2")
     search.add_argument(
         "--confirm-rounds",
+        dest="num_confirmations",
         type=positive_integer,
         default=5,
         metavar="N",
@@ -190,14 +202,19 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     rows = load.add_mutually_exclusive_group()
     rows.add_argument(
         "--data",
+        default="",
         metavar="PATH",
         help="rows to send: Parquet, JSON Lines or CSV as of weft batch; default: random values",
     )
     rows.add_argument(
-        "--recorded", metavar="PATH", help="the same with a column at_s: rows are sent as they arrived, in seconds"
+        "--recorded",
+        default="",
+        metavar="PATH",
+        help="the same with a column at_s: rows are sent as they arrived, in seconds",
     )
     load.add_argument(
         "--column",
+        dest="column_of",
         action="append",
         default=[],
         type=pair,
@@ -209,10 +226,16 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     )
     pace = load.add_mutually_exclusive_group()
     pace.add_argument(
-        "--rate", type=positive, metavar="N", help="Poisson arrivals a second; of recorded ones their mean rate"
+        "--rate",
+        dest="rate_per_s",
+        default=0.0,
+        type=positive,
+        metavar="N",
+        help="Poisson arrivals a second; of recorded ones their mean rate",
     )
     pace.add_argument(
         "--concurrency",
+        default=0,
         type=positive_integer,
         metavar="N",
         help="requests at once; default: 4 for each core, for throughput as many as keep the latencies",

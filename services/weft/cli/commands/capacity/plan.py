@@ -3,6 +3,8 @@
 import argparse
 import json
 import sys
+from dataclasses import fields
+from typing import Any
 
 from weft.base.errors import UnsupportedError, WeftError
 
@@ -11,35 +13,23 @@ def run(options: argparse.Namespace) -> int:
     """Print the report; 0, or 1 if a model cannot be planned, fits nowhere or has no place."""
     try:
         # optional packages, and slow to import
-        from weft.capacity.plan.report import PlanOptions, make_report  # noqa: PLC0415
+        from weft.capacity.plan import report as plan  # noqa: PLC0415
+        from weft.capacity.plan.estimates import PlanOptions  # noqa: PLC0415
         from weft.capacity.plan.report_text import render_report  # noqa: PLC0415
-        from weft.capacity.plan.written import plan_values, render_instance_groups, write_outputs  # noqa: PLC0415
+        from weft.capacity.plan.subjects import shapes_of  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise UnsupportedError(
             f"{error.name} is not installed; install it with pip install 'weft-mesh[plan,model]'"
         ) from error
+    given = {field.name: getattr(options, field.name) for field in fields(PlanOptions) if hasattr(options, field.name)}
+    parsed: dict[str, Any] = {name: dict(getattr(options, name)) for name in ("declared", "rates", "replicas")}
     try:
-        report = make_report(
-            PlanOptions(
-                repository=options.repository,
-                models=tuple(options.models),
-                device=options.device,
-                num_devices=options.num_devices,
-                batch=options.batch,
-                shapes=dict(options.shape),
-                declared=dict(options.declare),
-                rates=dict(options.rate),
-                context=options.context,
-                num_output_tokens=options.output_tokens,
-                cost_per_hour=options.cost_per_hour,
-                fleet=options.fleet,
-                replicas=dict(options.replicas),
-                max_models=options.max_models,
-                check=options.check,
-            ),
+        parsed["shapes"] = shapes_of(dict(options.shapes))
+        report = plan.make_report(
+            PlanOptions(**given | parsed),
             announce=lambda text: print(f"weft plan: {text}", file=sys.stderr),
         )
-        written = write_outputs(report, options.save, options.kubernetes)
+        written = plan.write_outputs(report, options.save, options.kubernetes)
     except OSError as error:
         print(f"weft plan: '{error.filename}': {error.strerror}", file=sys.stderr)
         return 1
@@ -47,11 +37,11 @@ def run(options: argparse.Namespace) -> int:
         print(f"weft plan: {error.message}", file=sys.stderr)
         return 1
     if options.json:
-        print(json.dumps(plan_values(report)))
+        print(json.dumps(plan.plan_values(report)))
     else:
         print(render_report(report))
         if options.instance_groups:
-            print("\n" + render_instance_groups(report))
+            print("\n" + plan.render_instance_groups(report))
         for path in written:
             print(f"wrote {path}")
     return 0 if report.fits else 1

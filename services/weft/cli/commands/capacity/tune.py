@@ -4,6 +4,7 @@ import argparse
 import json
 import signal
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,38 +21,27 @@ def run(options: argparse.Namespace) -> int:
     """Search, print what was found; 0 when the search has ended, 1 if it cannot begin or go on, 130 after Ctrl-C."""
     try:
         from weft.capacity.tuning.measurement import parse_limit  # noqa: PLC0415
-        from weft.capacity.tuning.tune import text  # noqa: PLC0415
-        from weft.capacity.tuning.tune import TuneOptions, tune  # noqa: PLC0415  # Optuna is an extra
+        from weft.capacity.tuning.tune import (  # noqa: PLC0415  # Optuna is an extra
+            TuneOptions,
+            text,
+            tune,
+        )
     except ModuleNotFoundError as error:
         raise _missing(error) from error
-    if options.recorded is not None and options.concurrency is not None:
+    if options.recorded and options.concurrency:
         raise InvalidArgumentError(
             "--recorded and --concurrency exclude each other; --data sends rows without their times"
         )
-    is_open = options.rate is not None or options.recorded is not None
+    is_open = bool(options.rate_per_s or options.recorded)
     study = options.study or Path(f"tune-{options.graph.replace('/', '-')}")
-    tuned = TuneOptions(
-        graph=options.graph,
-        limits=tuple(parse_limit(limit) for limit in options.slo),
-        study=study,
-        repository=options.repository,
-        objective=options.objective or ("cpu" if is_open else "throughput"),
-        resume=options.resume,
-        data=options.data or "",
-        recorded=options.recorded or "",
-        column_of=dict(options.column),
-        rows_per_request=options.rows_per_request,
-        rate_per_s=options.rate or 0.0,
-        concurrency=options.concurrency or 0,
-        num_trials=options.trials,
-        budget_s=options.budget_s,
-        run_s=options.run_s,
-        num_confirmations=options.confirm_rounds,
-        sampler=options.sampler,
-        seed=options.seed,
-        write=options.write,
-        output=options.output,
-    )
+    given = {field.name: getattr(options, field.name) for field in fields(TuneOptions) if hasattr(options, field.name)}
+    parsed = {
+        "limits": tuple(parse_limit(limit) for limit in options.limits),
+        "study": study,
+        "objective": options.objective or ("cpu" if is_open else "throughput"),
+        "column_of": dict(options.column_of),
+    }
+    tuned = TuneOptions(**given | parsed)
     try:
         outcome = tune(tuned, _show)
     except ModuleNotFoundError as error:
