@@ -66,6 +66,10 @@ class Measurement:
     offered_per_s: float = 0.0
     first_error: str = ""
 
+    def latencies(self) -> dict[str, float]:
+        """Milliseconds by percentile as text, since JSON has no other keys."""
+        return {f"p{percent:g}": latency for percent, latency in self.latency_ms.items() if math.isfinite(latency)}
+
 
 class Goal(NamedTuple):
     """What a configuration is to do.

@@ -24,7 +24,7 @@ from weft.capacity.tuning.mesh import MeshBench
 from weft.capacity.tuning.requests import RequestSet, from_data, generated, open_data
 from weft.capacity.tuning.search import Search, SearchLimits, SearchResult
 from weft.capacity.tuning.space import IN_PROCESS, Machine, SearchSpace, make_space
-from weft.capacity.tuning.trials import TrialLog, TrialRecord, latencies, pareto
+from weft.capacity.tuning.trials import Study, TrialRecord, pareto
 from weft.jobs.atomic_files import check_writable, held, replace_file
 
 _TRIALS, _REPORT = "trials.log", "report.json"
@@ -128,7 +128,7 @@ def tune(options: TuneOptions, on_trial: Callable[[TrialRecord, SearchSpace], No
     with held(options.study):
         _check_study(options)
         setup = _setup(options, graph, load)
-        trials = TrialLog(options.study / _TRIALS, space, seed=options.seed, sampler=options.sampler, setup=setup)
+        trials = Study(options.study / _TRIALS, space, seed=options.seed, sampler=options.sampler, setup=setup)
         bench = MeshBench(
             graph,
             space,
@@ -337,7 +337,7 @@ def _measurement(goal: Goal, measured: Measurement) -> dict[str, Any]:
         "concurrency": measured.level,
         "throughput_per_s": measured.throughput_per_s,
         "cpu_s_per_1000": measured.cpu_s_per_1000,
-        "latency_ms": latencies(measured),
+        "latency_ms": measured.latencies(),
         "violations": goal.violations(measured),
     }
 
