@@ -11,7 +11,7 @@ from weft.base.errors import InvalidArgumentError, NotFoundError, WeftError
 from weft.base.repository.layout import CONFIG_FILENAME, is_ensemble
 from weft.base.text.pbtxt import parse
 from weft.base.text.suggestion import suggestion
-from weft.capacity.tuning.space import TunedModel
+from weft.capacity.tuning.settings import TunedModel
 from weft.jobs.atomic_files import replace_file
 from weft.language.plan import CallPlan, GraphPlan
 from weft.router.repository.readiness import steps_of

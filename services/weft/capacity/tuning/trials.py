@@ -9,7 +9,8 @@ import optuna
 
 from weft.base.errors import InvalidArgumentError
 from weft.capacity.tuning.measurement import OBJECTIVES
-from weft.capacity.tuning.space import Configuration, SearchSpace, Value
+from weft.capacity.tuning.settings import Value
+from weft.capacity.tuning.space import Configuration, SearchSpace
 
 #: What became of a trial.
 SHIPPED, MEASURED, INFEASIBLE, HOPELESS, FAILED = "shipped", "measured", "infeasible", "hopeless", "failed"

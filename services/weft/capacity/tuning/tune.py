@@ -23,7 +23,8 @@ from weft.capacity.tuning.measurement import OBJECTIVES, Comparison, Contest, Go
 from weft.capacity.tuning.mesh import MeshBench
 from weft.capacity.tuning.requests import RequestSet, from_data, generated, open_data
 from weft.capacity.tuning.search import Search, SearchLimits, SearchResult
-from weft.capacity.tuning.space import IN_PROCESS, Machine, SearchSpace, make_space
+from weft.capacity.tuning.settings import Machine
+from weft.capacity.tuning.space import IN_PROCESS, SearchSpace, make_space
 from weft.capacity.tuning.trials import Study, TrialRecord, pareto
 from weft.jobs.atomic_files import check_writable, held, replace_file
 
