@@ -24,108 +24,14 @@ from weft.v2.client.channels import open_channel
 from weft.v2.client.v2_client import V2Client
 
 #: Most of an error's text that a trial keeps, in characters.
-MAX_REASON = 400
+_MAX_REASON = 400
 _START_TIMEOUT_S = 120
-
-
-class StagedMesh:
-    """A mesh of a staged repository, whose models can be loaded with other configurations.
-
-    Args:
-        graph: What is served.
-        place: Folder of the repository, which is made; the log beside it has its name.
-        texts: Content of the ``config.pbtxt`` of each model that differs, by model.
-        arguments: Of ``weft up``.
-
-    Attributes:
-        endpoints: By service.
-        is_sound: Nothing went wrong in it so far.
-
-    Raises:
-        TrialError: It does not start.
-        OSError: The repository cannot be staged.
-    """
-
-    def __init__(self, graph: TunedGraph, place: Path, texts: Mapping[str, str], arguments: Sequence[str]) -> None:
-        self._graph = graph
-        self._texts = dict(texts)
-        self._repository = stage_graph(graph, texts, place)
-        self._log = place.with_name(f"{place.name}.log")
-        self.arguments = tuple(arguments)
-        self.is_sound = True
-        started = [*arguments, "--no-restart", "--exit-on-error", "--start-timeout-s", str(_START_TIMEOUT_S)]
-        started += ["--model-control-mode", "explicit", "--load-model", "*"]
-        with contextlib.ExitStack() as stack:
-            stack.callback(shutil.rmtree, place, ignore_errors=True)
-            try:
-                log = stack.enter_context(self._log.open("w"))
-                self.endpoints = stack.enter_context(running_mesh(self._repository, started, log=log))
-            except MeshError:
-                raise TrialError(f"the mesh does not start: {last_error(self._log)}") from None
-            self._stack = stack.pop_all()
-        router = self.endpoints["router"].pid
-        self._supervisor = int(Path(f"/proc/{router}/stat").read_text().rpartition(")")[2].split()[1])
-
-    def load(self, texts: Mapping[str, str]) -> None:
-        """Serve other configurations: the models whose own differs are loaded again.
-
-        Raises:
-            TrialError: One cannot be loaded.
-        """
-        changed = [name for name in {**self._texts, **texts} if self._texts.get(name) != texts.get(name)]
-        self._texts = dict(texts)
-        try:
-            for name in changed:
-                restage(self._graph, name, texts.get(name), self._repository)
-            asyncio.run(self._load_models(changed))
-        except WeftError as error:
-            self.is_sound = False
-            raise TrialError(f"a model does not load: {error.message[:MAX_REASON]}") from None
-
-    async def _load_models(self, names: Sequence[str]) -> None:
-        for name in names:
-            async with V2Client(self.endpoints[self._graph.models[name].service].grpc) as client:
-                await client.load(name, {}, timeout_s=_START_TIMEOUT_S)
-
-    def cpu_s(self) -> float:
-        """CPU time that its processes have used, ``weft up`` too, seconds. Raises TrialError."""
-        try:
-            return sum(_process_cpu_s(pid) for pid in _process_tree(self._supervisor))
-        except OSError:
-            self.is_sound = False
-            raise TrialError("the mesh has ended") from None
-
-    def stop(self) -> None:
-        """End it; the log stays if something went wrong."""
-        self._stack.close()
-        if self.is_sound:
-            self._log.unlink(missing_ok=True)
-
-
-def _process_cpu_s(pid: int) -> float:
-    """CPU time of a process, in nanoseconds' resolution.
-
-    Source:
-        clock_getcpuclockid(3): the clock of a process is made of its id as the C library makes it.
-    """
-    return time.clock_gettime((~pid << 3) | 2)
-
-
-def _process_tree(pid: int) -> list[int]:
-    found = [pid]
-    for parent in found:
-        for thread in Path(f"/proc/{parent}/task").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # the thread has ended
-                found += [int(child) for child in (thread / "children").read_text().split()]
-    return found
-
-
 _CALL_TIMEOUT_S = 30.0
 #: Answers that a run waits for, so that a 99th percentile is more than the slowest of a few.
 _MIN_ANSWERS = 100
-_WARM_UP_CONCURRENCY = 8
 #: Failed requests that end a run.
 _MAX_ERRORS = 100
+_WARM_UP_CONCURRENCY = 8
 #: With less memory left on the machine a run ends before the kernel chooses what does.
 _MIN_MEMORY_BYTES = 128 << 20
 _MEMORY_PERIOD_S = 0.2
@@ -163,15 +69,15 @@ class MeshBench:
         self._folder = folder
         self._make_requests = make_requests
         self._mesh_arguments = mesh_arguments
+        self._warm_up_s = warm_up_s
         self._num_started = 0
-        self._idle: list[tuple[object, StagedMesh]] = []
+        self._idle: list[TrialMesh] = []
         self.requests: RequestSet | None = None
         self.space = space
         self.rate_per_s = rate_per_s
-        self.warm_up_s = warm_up_s
         self.seed = seed
 
-    def open(self, configuration: Configuration, *, fresh: bool = False) -> "MeshUnderLoad":
+    def open(self, configuration: Configuration, *, fresh: bool = False) -> "TrialMesh":
         """A mesh that serves and is warm.
 
         Args:
@@ -183,63 +89,105 @@ class MeshBench:
             WeftError: No requests can be made for it.
             OSError: The repository cannot be staged.
         """
-        key, mesh = self._mesh(configuration, fresh=fresh)
+        texts = self.space.texts(configuration)
+        arguments = (*self.space.mesh_arguments(configuration), *self._mesh_arguments)
+        key = (arguments, self.space.process_wide(configuration))
+        mesh = None if fresh else next((mesh for mesh in self._idle if mesh.key == key), None)
+        if mesh is None:
+            self._num_started += 1
+            mesh = TrialMesh(self, self._graph, self._folder / f"mesh-{self._num_started}", texts, key)
+        else:
+            self._idle.remove(mesh)
         try:
+            mesh.load_configurations(texts)
             if self.requests is None:
-                signature = asyncio.run(_signature(mesh.endpoints["router"].grpc, self._graph.name))
-                self.requests = self._make_requests(signature)
-            under_load = MeshUnderLoad(self, self.requests, mesh, lambda: self._keep(key, mesh))
-            under_load.warm_up()
+                self.requests = self._make_requests(asyncio.run(_signature(mesh.address, self._graph.name)))
+            mesh.run_load(_WARM_UP_CONCURRENCY, self._warm_up_s)
         except BaseException:
             mesh.stop()
             raise
-        return under_load
+        return mesh
+
+    def keep(self, mesh: "TrialMesh") -> None:
+        """Keep a mesh for a later configuration, in place of the one that was kept for longest."""
+        if mesh.is_sound:
+            self._idle.append(mesh)
+        else:
+            mesh.stop()
+        while len(self._idle) > _MAX_IDLE:
+            self._idle.pop(0).stop()
 
     def close(self) -> None:
         """End the meshes that are kept."""
         while self._idle:
-            self._idle.pop()[1].stop()
-
-    def _mesh(self, configuration: Configuration, *, fresh: bool) -> tuple[object, StagedMesh]:
-        texts = self.space.texts(configuration)
-        arguments = [*self.space.mesh_arguments(configuration), *self._mesh_arguments]
-        key = (tuple(arguments), self.space.process_wide(configuration))
-        kept = None if fresh else next((mesh for known, mesh in self._idle if known == key), None)
-        if kept is None:
-            self._num_started += 1
-            return key, StagedMesh(self._graph, self._folder / f"mesh-{self._num_started}", texts, arguments)
-        self._idle = [(known, mesh) for known, mesh in self._idle if mesh is not kept]
-        try:
-            kept.load(texts)
-        except BaseException:
-            kept.stop()
-            raise
-        return key, kept
-
-    def _keep(self, key: object, mesh: StagedMesh) -> None:
-        """Keep a mesh for a later configuration, in place of the one that was kept for longest."""
-        if not mesh.is_sound:
-            mesh.stop()
-            return
-        self._idle.append((key, mesh))
-        while len(self._idle) > _MAX_IDLE:
-            self._idle.pop(0)[1].stop()
+            self._idle.pop().stop()
 
 
-class MeshUnderLoad:
-    """A configuration that is served, until it is closed."""
+class TrialMesh:
+    """A mesh of a staged repository, whose models can be loaded with other configurations, under load.
 
-    def __init__(self, bench: MeshBench, requests: RequestSet, mesh: StagedMesh, release: Callable[[], None]) -> None:
+    Args:
+        bench: Has the requests; gets the mesh back when it is closed.
+        graph: What is served.
+        place: Folder of the repository, which is made; the log beside it has its name.
+        texts: Content of the ``config.pbtxt`` of each model that differs, by model.
+        key: Arguments of ``weft up``, and settings that its processes keep.
+
+    Attributes:
+        address: Of the router.
+        is_sound: Nothing went wrong in it so far.
+
+    Raises:
+        TrialError: It does not start.
+        OSError: The repository cannot be staged.
+    """
+
+    def __init__(
+        self,
+        bench: MeshBench,
+        graph: TunedGraph,
+        place: Path,
+        texts: Mapping[str, str],
+        key: tuple[tuple[str, ...], object],
+    ) -> None:
         self._bench = bench
-        self._requests = requests
-        self._mesh = mesh
-        self._release = release
-        self._address = mesh.endpoints["router"].grpc
+        self._graph = graph
+        self._texts = dict(texts)
+        self._repository = stage_graph(graph, texts, place)
+        self._log = place.with_name(f"{place.name}.log")
         self._num_runs = 0
+        self.key = key
+        self.is_sound = True
+        started = [*key[0], "--no-restart", "--exit-on-error", "--start-timeout-s", str(_START_TIMEOUT_S)]
+        started += ["--model-control-mode", "explicit", "--load-model", "*"]
+        with contextlib.ExitStack() as stack:
+            stack.callback(shutil.rmtree, place, ignore_errors=True)
+            try:
+                log = stack.enter_context(self._log.open("w"))
+                self._endpoints = stack.enter_context(running_mesh(self._repository, started, log=log))
+            except MeshError:
+                raise TrialError(f"the mesh does not start: {last_error(self._log)}") from None
+            self._stack = stack.pop_all()
+        self.address = self._endpoints["router"].grpc
+        router = self._endpoints["router"].pid
+        self._supervisor = int(Path(f"/proc/{router}/stat").read_text().rpartition(")")[2].split()[1])
 
-    def warm_up(self) -> None:
-        """Load that is not counted."""
-        self._load(_WARM_UP_CONCURRENCY, self._bench.warm_up_s)
+    def load_configurations(self, texts: Mapping[str, str]) -> None:
+        """Serve others: the models whose own differs are loaded again. Raises TrialError: one cannot be."""
+        changed = [name for name in {**self._texts, **texts} if self._texts.get(name) != texts.get(name)]
+        self._texts = dict(texts)
+        try:
+            for name in changed:
+                restage(self._graph, name, texts.get(name), self._repository)
+            asyncio.run(self._load_models(changed))
+        except WeftError as error:
+            self.is_sound = False
+            raise TrialError(f"a model does not load: {error.message[:_MAX_REASON]}") from None
+
+    async def _load_models(self, names: Sequence[str]) -> None:
+        for name in names:
+            async with V2Client(self._endpoints[self._graph.models[name].service].grpc) as client:
+                await client.load(name, {}, timeout_s=_START_TIMEOUT_S)
 
     def measure(self, level: int, duration_s: float) -> Measurement:
         """One run.
@@ -251,20 +199,20 @@ class MeshUnderLoad:
         Raises:
             TrialError: The machine runs out of memory, or the mesh has ended.
         """
-        before_s = self._mesh.cpu_s()
-        traffic = self._load(level, duration_s)
-        cpu_s = self._mesh.cpu_s() - before_s
-        num_answers = len(traffic.latencies_s)
-        self._mesh.is_sound = self._mesh.is_sound and not traffic.errors
+        before_s = self._cpu_s()
+        load = self.run_load(level, duration_s)
+        cpu_s = self._cpu_s() - before_s
+        num_answers = len(load.latencies_s)
+        self.is_sound = self.is_sound and not load.errors
         return Measurement(
             level=level,
-            throughput_per_s=traffic.rate_per_s,
+            throughput_per_s=load.rate_per_s,
             cpu_s_per_1000=cpu_s / num_answers * 1000 if num_answers else float("nan"),
-            latency_ms={percent: traffic.percentile_ms(percent) for percent in PERCENTILES},
+            latency_ms={percent: load.percentile_ms(percent) for percent in PERCENTILES},
             num_answers=num_answers,
-            errors=dict(traffic.errors),
-            offered_per_s=0.0 if level else traffic.num_planned / duration_s,
-            first_error=traffic.first_error[:MAX_REASON],
+            errors=dict(load.errors),
+            offered_per_s=0.0 if level else load.num_planned / duration_s,
+            first_error=load.first_error[:_MAX_REASON],
         )
 
     def costs(self) -> dict[str, Cost]:
@@ -275,13 +223,44 @@ class MeshUnderLoad:
             raise TrialError(f"the statistics are not answered: {error.message}") from None
 
     def close(self) -> None:
-        """Done with it."""
-        self._release()
+        """Give it back to the bench."""
+        self._bench.keep(self)
+
+    def stop(self) -> None:
+        """End it; the log stays if something went wrong."""
+        self._stack.close()
+        if self.is_sound:
+            self._log.unlink(missing_ok=True)
+
+    def run_load(self, level: int, duration_s: float) -> Load:
+        """Load as of ``measure``. Raises TrialError: the machine runs out of memory."""
+        try:
+            return asyncio.run(_guarded(self._load(level, duration_s)))
+        except BaseException:
+            self.is_sound = False
+            raise
+
+    async def _load(self, level: int, duration_s: float) -> Load:
+        bench, requests = self._bench, self._bench.requests
+        assert requests is not None  # noqa: S101  # made before the first load
+        async with open_channel(self.address) as channel:
+            call = caller(channel)
+            with contextlib.suppress(Exception):  # connect; what is wrong the run will tell
+                await call(requests.payloads[0])
+            if not level:
+                return await planned_loop(call, arrivals(requests, bench.rate_per_s, duration_s, bench.seed))
+            start = self._num_runs * 97 % len(requests.payloads)  # runs of few requests see all of them
+            payloads = requests.payloads[start:] + requests.payloads[:start]
+            self._num_runs += 1
+            bounds = Bounds(sys.maxsize, duration_s)
+            return await closed_loop(
+                call, payloads, bounds, concurrency=level, min_answers=_MIN_ANSWERS, max_errors=_MAX_ERRORS
+            )
 
     async def _costs(self) -> dict[str, Cost]:
         computed_ns: dict[str, float] = {}
         execution_ns: dict[str, float] = {}
-        for address in {endpoint.grpc for endpoint in self._mesh.endpoints.values() if endpoint.grpc}:
+        for address in {endpoint.grpc for endpoint in self._endpoints.values() if endpoint.grpc}:
             async with V2Client(address) as client:
                 for model in await client.statistics("", "", timeout_s=_CALL_TIMEOUT_S):
                     compute = model.inference_stats.compute_infer
@@ -292,29 +271,31 @@ class MeshUnderLoad:
         total_ns = sum(computed_ns[name] for name in models)
         return {name: Cost(execution_ns[name] / 1e3, computed_ns[name] / max(total_ns, 1.0)) for name in models}
 
-    def _load(self, level: int, duration_s: float) -> Load:
+    def _cpu_s(self) -> float:
+        """CPU time that its processes have used, ``weft up`` too, seconds."""
         try:
-            return asyncio.run(_guarded(self._traffic(level, duration_s)))
-        except BaseException:
-            self._mesh.is_sound = False
-            raise
+            return sum(_process_cpu_s(pid) for pid in _process_tree(self._supervisor))
+        except OSError:
+            self.is_sound = False
+            raise TrialError("the mesh has ended") from None
 
-    async def _traffic(self, level: int, duration_s: float) -> Load:
-        async with open_channel(self._address) as channel:
-            call = caller(channel)
-            with contextlib.suppress(Exception):  # connect; what is wrong the run will tell
-                await call(self._requests.payloads[0])
-            if level:
-                start = self._num_runs * 97 % len(self._requests.payloads)  # runs of few requests see all of them
-                payloads = self._requests.payloads[start:] + self._requests.payloads[:start]
-                self._num_runs += 1
-                bounds = Bounds(sys.maxsize, duration_s)
-                return await closed_loop(
-                    call, payloads, bounds, concurrency=level, min_answers=_MIN_ANSWERS, max_errors=_MAX_ERRORS
-                )
-            return await planned_loop(
-                call, arrivals(self._requests, self._bench.rate_per_s, duration_s, self._bench.seed)
-            )
+
+def _process_cpu_s(pid: int) -> float:
+    """CPU time of a process, in nanoseconds' resolution.
+
+    Source:
+        clock_getcpuclockid(3): the clock of a process is made of its id as the C library makes it.
+    """
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def _process_tree(pid: int) -> list[int]:
+    found = [pid]
+    for parent in found:
+        for thread in Path(f"/proc/{parent}/task").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # the thread has ended
+                found += [int(child) for child in (thread / "children").read_text().split()]
+    return found
 
 
 async def _signature(address: str, name: str) -> ModelSignature:
