@@ -25,10 +25,10 @@ from benchmarks.report import table
 from weft.backends.llm.settings import read_settings
 from weft.base.text.pbtxt import parse
 from weft.capacity.costs.language_model import LanguageModel, read_language_model
-from weft.capacity.costs.operation import FILENAMES, cost_model
 from weft.capacity.machine.model_service import ModelService, call_of, running_service, settled_rss_bytes
 from weft.capacity.machine.profile import ENGINE, LINEAR, ONNX, RUNTIMES, TORCH, MachineProfile
 from weft.capacity.machine.runtimes import generation_call
+from weft.capacity.plan.estimates import FILENAMES, cost_model
 from weft.capacity.plan.subjects import Subject, find_subjects
 from weft.capacity.plan.target import ThisMachine
 from weft_protos.model_config_pb2 import ModelConfig, ModelInstanceGroup

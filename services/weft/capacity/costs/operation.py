@@ -2,11 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
-
-from weft.base.errors import NotFoundError, UnsupportedError
-from weft.base.signature import ModelSignature
 
 #: Families of operations whose time depends on the same thing:
 #: ``product`` matrix product with a weight, ``matmul`` of two activations, ``conv`` a convolution;
@@ -101,33 +97,3 @@ class CostModel(Protocol):
         Raises:
             InvalidArgumentError: A dimension is open, or a shape does not fit.
         """
-
-
-#: File of a version folder by backend, unless the configuration names another.
-FILENAMES = {"onnxruntime": "model.onnx", "pytorch": "model.pt2"}
-
-
-def cost_model(backend: str, file: Path, signature: ModelSignature) -> CostModel | None:
-    """The cost of a model in a file; None: of this backend's models nothing can be known from outside.
-
-    Raises:
-        NotFoundError: The file is not there.
-        InvalidArgumentError: It is no such model.
-        UnsupportedError: What reads it is not installed.
-    """
-    if backend not in FILENAMES:
-        return None
-    if not file.is_file():
-        raise NotFoundError(f"there is no {file}; build or fetch the model")
-    try:
-        if backend == "onnxruntime":
-            from weft.capacity.costs.onnx_model import OnnxModel  # noqa: PLC0415  # optional, and slow to import
-
-            return OnnxModel(file, signature)
-        from weft.capacity.costs.torch_model import TorchModel  # noqa: PLC0415  # same
-
-        return TorchModel(file, signature)
-    except ImportError as error:
-        raise UnsupportedError(
-            f"{error.name} is not installed, without which {file} cannot be read; pip install 'weft-mesh[plan,model]'"
-        ) from error

@@ -6,13 +6,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from weft.backends.llm.settings import read_settings
-from weft.base.errors import InvalidArgumentError
+from weft.base.errors import InvalidArgumentError, NotFoundError, UnsupportedError
+from weft.base.signature import ModelSignature
 from weft.capacity.costs.language_model import read_language_model
-from weft.capacity.costs.operation import FILENAMES, BatchCost, CostModel, cost_model
+from weft.capacity.costs.operation import BatchCost, CostModel
 from weft.capacity.devices import DeviceSpec
 from weft.capacity.plan.subjects import Subject
 from weft.capacity.plan.target import DeviceTarget
 from weft.capacity.roofline import Timing
+
+#: File of a version folder by backend, unless the configuration names another.
+FILENAMES = {"onnxruntime": "model.onnx", "pytorch": "model.pt2"}
 
 
 @dataclass(frozen=True)
@@ -354,3 +358,29 @@ def with_declared(each: Estimate, text: str, spec: DeviceSpec, cost_per_hour: fl
         missing_bytes=max(memory.total - spec.memory_bytes, 0),
         notes=("as declared",),
     )
+
+
+def cost_model(backend: str, file: Path, signature: ModelSignature) -> CostModel | None:
+    """The cost of a model in a file; None: of this backend's models nothing can be known from outside.
+
+    Raises:
+        NotFoundError: The file is not there.
+        InvalidArgumentError: It is no such model.
+        UnsupportedError: What reads it is not installed.
+    """
+    if backend not in FILENAMES:
+        return None
+    if not file.is_file():
+        raise NotFoundError(f"there is no {file}; build or fetch the model")
+    try:
+        if backend == "onnxruntime":
+            from weft.capacity.costs.onnx_model import OnnxModel  # noqa: PLC0415  # optional, and slow to import
+
+            return OnnxModel(file, signature)
+        from weft.capacity.costs.torch_model import TorchModel  # noqa: PLC0415  # same
+
+        return TorchModel(file, signature)
+    except ImportError as error:
+        raise UnsupportedError(
+            f"{error.name} is not installed, without which {file} cannot be read; pip install 'weft-mesh[plan,model]'"
+        ) from error

@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from typing_extensions import override
 
 from weft.base.core import CallContext, InferCall, InferResult
-from weft.base.errors import InvalidArgumentError, UnavailableError
+from weft.base.errors import InvalidArgumentError, UnavailableError, WeftError
 from weft.base.tensors import WireTensor
 from weft.base.validation import check_names
 from weft.language.description import slot_name, target_text
@@ -20,13 +20,18 @@ from weft.tools.explain.judge import Judge, Verdict
 from weft.tools.explain.values import SOME_ROWS, Knowledge, Unknown, key_of, placeholder, resolved, vague
 from weft.tools.explain.ways import FAILS, LACKS, LATE, ORDER, STREAM, Call, Evaluation, OpenText, Site, Way
 
-if TYPE_CHECKING:
-    from weft.tools.explain.study import Study
-
 #: The condition that asks for another round of its node.
 AGAIN = "again"
 #: Later than any timer of a node; asyncio waits for a day at most.
 _LATE_S = 80_000.0
+
+
+class NodeOutcome(Protocol):
+    """What a node inside does: ``error`` if it fails for certain, else ``outputs`` by slot, unless it may be empty."""
+
+    error: WeftError | None
+    outputs: Mapping[int, WireTensor | None]
+    may_be_empty: bool
 
 
 @dataclass(slots=True)
@@ -42,7 +47,7 @@ class Scene:
     """
 
     judge: Judge
-    outcome: "Callable[[NodePlan, Frame, int | None], Study | None]"
+    outcome: Callable[[NodePlan, Frame, int | None], NodeOutcome | None]
     gives: Mapping[str, bool]
     way: Way = field(init=False)
 

@@ -1,7 +1,7 @@
 """What a node may do: it runs once for each way, and the runs are laid side by side."""
 
 import contextlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -54,7 +54,9 @@ class Study:
         ended = [way for way in self.counted if way.error is None]
         done = [way for way in ended if not way.is_empty] or ended
         self.may_be_empty = len(done) < len(ended) or any(way.is_empty for way in done)
-        self.outputs = {slot: joined(_given(way, slot, node) for way in done) for _, slot in node.outputs}
+        self.outputs: Mapping[int, WireTensor | None] = {
+            slot: joined(_given(way, slot, node) for way in done) for _, slot in node.outputs
+        }
 
     def runs(self, step: StepPlan) -> list[list[StepRecord]]:
         """For each way, the records of a step that ran."""

@@ -47,7 +47,7 @@ async def test_closed_loop_waits_for_the_answers_of_a_percentile() -> None:
     async def call(payload: bytes) -> bytes:
         await asyncio.sleep(0)
         if payload == b"bad":
-            raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata())
+            raise grpc.aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata())  # type: ignore[call-arg]
         return payload
 
     load = await closed_loop(call, [b"a"], Bounds(10**6, 0.01), concurrency=4, min_answers=10**6)
