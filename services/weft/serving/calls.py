@@ -5,6 +5,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, Protocol
 
 from weft.base.core import CallContext, InferCall, InferResult
@@ -18,7 +19,6 @@ from weft.v2.client.channels import MAX_TIMEOUT_S
 from weft.v2.client.v2_client import V2Client, metadata_of
 from weft.v2.client.wires import WireName
 from weft.v2.protocol.rpc import SEND_EMPTY_FINAL
-from weft.v2.protocol.wire import request_from_call
 from weft.v2.security.channel import ChannelSecurity
 
 #: Headers of the calling request that go along, beside those that begin with ``x-``.
@@ -214,8 +214,7 @@ class RouterCallee:
 
     def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """The responses of a graph or model, which may be decoupled. Raises as ``V2Client``."""
-        request = request_from_call(call)
-        request.parameters[SEND_EMPTY_FINAL].bool_param = True
+        request = replace(call, parameters={**call.parameters, SEND_EMPTY_FINAL: True})
         return self._client.stream(request, timeout_s=_timeout_s(context), metadata=metadata_of(context))
 
     async def close(self) -> None:

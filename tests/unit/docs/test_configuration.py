@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from weft.cli.commands import edge, up
-from weft.gateway.arguments import make_parser as make_gateway_parser
+from weft.gateway.main import make_parser as make_gateway_parser
 from weft.router.arguments import add_arguments as add_router_arguments
 from weft.services.router import make_parser as make_router_parser
 from weft.serving.main import add_arguments as add_serving_arguments
 from weft.v2.server.server import add_arguments as add_service_arguments
-from weft.v2.workers.arguments import add_worker_arguments
+from weft.v2.workers.link import add_worker_arguments
 
 PAGE = (Path(__file__).parents[3] / "docs/configuration.md").read_text()
 Defaults = dict[str, str]

@@ -1,25 +1,32 @@
 """The examples of docs/extending.md run as they stand there."""
 
 import asyncio
+import json
 import os
 import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from google.protobuf.json_format import ParseDict
 from tests.unit.serving.builders import make_request
 
-from weft.base.core import CallContext, InferCall
+from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import DeadlineExceededError, InvalidArgumentError, ResourceExhaustedError, WeftError
-from weft.base.tensors import Array, decode, encode
+from weft.base.tensors import Array, bytes_tensor, decode, encode, split_bytes
 from weft.base.text.pbtxt import PbtxtError
+from weft.gateway.app import Gateway
+from weft.gateway.http.request_context import RequestTracker
+from weft.gateway.http.resources import Limits, Resources
+from weft.gateway.openai import ENDPOINTS
+from weft.gateway.openai.models import Models
 from weft.serving.backends.base import Backend, Batch
 from weft.serving.config import define_model
 from weft.serving.core import ServingCore
@@ -27,9 +34,9 @@ from weft.serving.queues import QUEUES, PolicyQueue
 from weft.serving.queues.settings import SchedulerSettings, WaitPolicy
 from weft.serving.request.request import InferenceResponse, Outcome
 from weft.serving.scheduler.batcher import make_batcher
+from weft_protos.model_config_pb2 import ModelConfig
 
 S = 1_000_000_000
-
 PAGE = (Path(__file__).parents[3] / "docs/extending.md").read_text()
 
 
@@ -212,6 +219,42 @@ def test_a_queue_policy_is_checked(edf: type[PolicyQueue], folder: Path, name: s
         define_model(folder, (1,), {"log": Backend}, num_gpus=0)  # type: ignore[type-abstract]
 
 
+def test_an_llm_architecture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The class reads a folder of transformers, and its logits are those of transformers, in chunks too."""
+    import torch
+    import transformers
+
+    from weft.llm.models import registry
+    from weft.llm.models.model import TransformerModel
+    from weft.llm.models.weights import load_folder
+
+    (code,) = blocks("An LLM architecture", "python")
+    monkeypatch.setattr(registry, "ARCHITECTURES", [*registry.ARCHITECTURES, module(code, "phi3").Phi3])
+    transformers.utils.logging.disable_progress_bar()
+    torch.manual_seed(0)
+    shape = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "pad_token_id": 0}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 9, "attn_implementation": "eager"}
+    theirs = transformers.Phi3ForCausalLM(transformers.Phi3Config(**shape, **heads)).eval()
+    for parameter in theirs.parameters():
+        parameter.data.mul_(6.0 if parameter.dim() == 2 else 1.0)  # so that a wrong mask or rotation shows
+    theirs.save_pretrained(tmp_path)
+    text, block_size = torch.randint(0, 64, (30,)), 32
+    with torch.no_grad():
+        expected = theirs(text.unsqueeze(0)).logits[0]
+    config = registry.read_config(tmp_path)
+    model = TransformerModel(config, load_folder(tmp_path, config), max_model_len=64)
+    kv, logits, first = model.new_kv(2, block_size), [], 0
+    for chunk in text.split([13, 1, 16]):
+        end = first + len(chunk)
+        table, ends = torch.ones(1, 1, dtype=torch.int32), torch.tensor([end], dtype=torch.int32)
+        start = torch.tensor([0, len(chunk)], dtype=torch.int32)
+        places = torch.arange(first, end)
+        hidden = model.forward(chunk, places.int(), kv, table, start, ends, block_size + places, len(chunk), end)
+        logits.append(model.logits(hidden))
+        first = end
+    torch.testing.assert_close(torch.cat(logits), expected, atol=1e-4, rtol=1e-5)
+
+
 COMPARE = """
 import torch, reference, triton_kernel
 for shape in [(1, 1), (3, 33), (2, 1025)]:
@@ -224,6 +267,63 @@ try:
 except ValueError as error:
     print(error)
 """
+
+
+class CountingRouter:
+    """A router with a language model that answers with the number of a prompt's words, and one model without text."""
+
+    async def call(self, method: str, request: object, **_: object) -> None:
+        assert "ServerMetadata" == method
+
+    async def config(self, name: str, **_: object) -> ModelConfig:
+        texts = [] if name == "numbers" else [{"name": "text_input", "data_type": "TYPE_STRING", "dims": [1]}]
+        outputs = [{"name": "text_output", "data_type": "TYPE_STRING", "dims": [1]}]
+        return ParseDict({"name": name, "input": texts, "output": outputs}, ModelConfig())
+
+    async def stream(self, call: InferCall, **_: object) -> AsyncGenerator[InferResult, None]:
+        (prompt,) = split_bytes(call.inputs["text_input"].data, name="text_input")
+        counts = {"num_input_tokens": len(prompt.split()), "num_output_tokens": 1}
+        outputs = {name: encode(np.array([count], np.uint32)) for name, count in counts.items()}
+        yield InferResult(call.model_name, "1", outputs={"text_output": bytes_tensor(["x"], (1,)), **outputs})
+
+
+async def test_an_openai_endpoint() -> None:
+    """The endpoint answers, refuses what it cannot take and models of another kind, and has a name in the metrics."""
+    (code,) = blocks("An OpenAI endpoint", "python")
+    served = module(code, "token_count").ENDPOINT
+    router: Any = CountingRouter()
+    resources = Resources(router, Limits(1000, 1000, 1000, 5.0))
+    gateway = Gateway(resources, Models(router, {}), endpoints=(*ENDPOINTS, served))
+    app = RequestTracker(gateway.app(), gateway.endpoint_of, ())
+
+    async def post(body: Mapping[str, object]) -> tuple[int, dict[str, Any]]:
+        parts, sent = [{"type": "http.request", "body": json.dumps(body).encode()}], list[Any]()
+
+        async def receive() -> Any:
+            return parts.pop() if parts else await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": served.path, "headers": headers, "query_string": b""}
+        async with asyncio.timeout(20):
+            await app(scope, receive, send)
+        return sent[0]["status"], json.loads(b"".join(message["body"] for message in sent[1:]))
+
+    body = {"model": "words", "prompt": "one two three"}
+    assert (200, {"model": "words", "num_tokens": 3}) == await post(body)
+    for wrong, message in (
+        ({"model": "words"}, "'model' and 'prompt' must be strings; give both"),
+        (body | {"promt": 1}, "Unrecognized request argument supplied: 'promt'; did you mean 'prompt'?"),
+        (body | {"model": "numbers"}, "the model 'numbers' does not take and give text"),
+    ):
+        status, answer = await post(wrong)
+        assert 400 == status
+        assert message in answer["error"]["message"]
+    (requests, *_) = app.collect()
+    assert {"/v1/token_count"} == {sample.labels["endpoint"] for sample in requests.samples}
+    resources.close()
 
 
 def test_a_kernel(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_every_metric_is_listed() -> None:
 
 def test_every_file_is_there() -> None:
     """Those that the guide links to, and the engine's."""
-    linked = [ROOT / "docs" / path for path in re.findall(r"\]\(([^)]+)\)", GUIDE)]
+    linked = [ROOT / "docs" / path.partition("#")[0] for path in re.findall(r"\]\(([^)]+)\)", GUIDE)]
     steps = GUIDE.partition("## How the engine works")[2].partition("\n## ")[0]
     package = ROOT / "services/weft"
     own = [package / path if "/" in path else package / "llm" / path for path in re.findall(r"`([\w/]+\.py)`", steps)]

@@ -24,7 +24,6 @@ from weft.cli.arguments import add_json_argument, add_request_arguments, add_rou
 from weft.tools.request import build_inputs, content_of, parameter_value
 from weft.v2.client.channels import MAX_TIMEOUT_S
 from weft.v2.client.v2_client import V2Client
-from weft.v2.protocol.wire import request_from_call
 from weft.v2.security.channel import channel_security
 
 #: The text of gRPC itself when the deadline passes at this end.
@@ -87,7 +86,7 @@ async def _infer(options: argparse.Namespace, named: Mapping[str, str], elements
             if is_decoupled:
                 ask_for_stream(specs, inputs)
             outputs = tuple(RequestedOutput(output, {}) for output in options.output)
-            request = request_from_call(InferCall(name, version, options.request_id, parameters, inputs, outputs))
+            request = InferCall(name, version, options.request_id, parameters, inputs, outputs)
             if is_decoupled:
                 results = client.stream(request, timeout_s=timeout_s, metadata=options.header)
                 ending, duration_ms = await print_stream(name, results, as_json=options.json)

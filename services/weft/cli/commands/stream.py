@@ -26,7 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "example: weft stream triage --from nats://127.0.0.1:4222/tickets --to nats://127.0.0.1:4222/answers"
     )
     parser.add_argument("graph", metavar="GRAPH", help="graph or model; NAME/VERSION for one version")
-    parser.add_argument("--from", dest="source", required=True, metavar="SCHEME://HOST:PORT/TOPIC", help="messages")
+    parser.add_argument(
+        "--from",
+        dest="source",
+        required=True,
+        metavar="SCHEME://HOST:PORT/TOPIC",
+        help="messages; options of the broker behind ?: docs/jobs.md",
+    )
     parser.add_argument("--to", required=True, metavar="SCHEME://HOST:PORT/TOPIC", help="answers")
     parser.add_argument(
         "--dead-letters",
@@ -119,9 +125,9 @@ async def _stream(options: argparse.Namespace) -> None:
     )
     configure()
     metrics = StreamMetrics()
-    source_broker = make_broker(source.server, options.group, options.ack_wait_s)
-    same = source.server == target.server
-    target_broker = source_broker if same else make_broker(target.server, options.group, options.ack_wait_s)
+    source_broker = make_broker(source, options.group, options.ack_wait_s)
+    same = (source.server, source.options) == (target.server, target.options)
+    target_broker = source_broker if same else make_broker(target, options.group, options.ack_wait_s)
     async with V2Client(options.url, security=channel_security(options)) as client:
         stream = MessageStream(client, source_broker, target_broker, job, metrics)
         loop = asyncio.get_running_loop()

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from weft.base.core import ParameterValue
 from weft.base.errors import InvalidArgumentError, NotFoundError
-from weft.base.repository.layout import CONFIG_FILENAME, has_files, is_ensemble, names_backend
+from weft.base.repository.layout import CONFIG_FILENAME, has_files, names_backend, runs_in_router
 from weft.base.versions import is_version
 from weft.serving.lifecycle.background import on_loop
 
@@ -40,7 +40,10 @@ class ModelRepository:
         return sorted(
             entry.name
             for entry in self.root.iterdir()
-            if entry.is_dir() and not entry.name.startswith(".") and entry.name != _SKIPPED and not _is_ensemble(entry)
+            if entry.is_dir()
+            and not entry.name.startswith(".")
+            and entry.name != _SKIPPED
+            and not _runs_in_router(entry)
         )
 
     def directory(self, name: str) -> Path:
@@ -87,10 +90,10 @@ class ModelRepository:
         return not is_named and (name in self._named or not has_files(config.parent))
 
 
-def _is_ensemble(directory: Path) -> bool:
+def _runs_in_router(directory: Path) -> bool:
     """Whether the folder is the router's: an ensemble, or a graph beside models."""
     try:
-        return is_ensemble(directory / CONFIG_FILENAME)
+        return runs_in_router(directory / CONFIG_FILENAME)
     except FileNotFoundError:
         return any(directory.glob("*/graph.pbtxt"))
     except OSError:

@@ -13,7 +13,7 @@ from weft.base.tensors import WireTensor
 from weft.language.plan import OK, Condition, Frame, NodePlan, StepPlan
 from weft.language.request_scope import RequestScope
 from weft.language.types.expression import Use, read_expression
-from weft.router.tensors.rows import split
+from weft.router.tensors import split
 from weft.tools.explain.values import UNKNOWN_VALUE, Knowledge, Unknown, Unread, sized
 
 #: Tensors that may be absent: both ways are tried, for so many of them.

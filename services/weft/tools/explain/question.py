@@ -13,8 +13,7 @@ from weft.base.validation import scheduling_parameters
 from weft.language.plan import CallPlan, GraphPlan
 from weft.language.request_scope import RequestScope
 from weft.language.types.expression import read_expression
-from weft.router.requests.intermediates import Intermediates, steps_within
-from weft.router.requests.routes import ROUTE_HEADER, Routes
+from weft.router.requests import ROUTE_HEADER, Intermediates, Routes, steps_within
 from weft.tools.explain.judge import Judge, conditions_in
 from weft.tools.explain.values import Known, Unknown, placeholder
 from weft.tools.request import content_of, parameter_value, tensor_from_json

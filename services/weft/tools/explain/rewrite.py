@@ -12,10 +12,10 @@ from typing import Any, cast
 from typing_extensions import override
 
 from weft.base.tensors import WireTensor
-from weft.language.plan import BanditPlan, CallPlan, GraphPlan, NodePlan, ShadowPlan, StepPlan
-from weft.router.assembly import Assembly
-from weft.router.budgets.shadow_pool import ShadowPool
-from weft.router.runtime import Runtime
+from weft.language.bandit_algorithms import BanditPlan
+from weft.language.plan import CallPlan, GraphPlan, NodePlan, ShadowPlan, StepPlan
+from weft.router.executor import Assembly
+from weft.router.runtime import Runtime, ShadowPool
 from weft.router.steps import Node
 from weft.tools.explain.stand_ins import OpenCondition, Scene, StandIn, StandInModel, StandInNode
 from weft.tools.explain.values import Known, small

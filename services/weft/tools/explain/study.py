@@ -12,9 +12,8 @@ from weft.base.tensors import NUMPY_BY_DATATYPE, WireTensor, encode
 from weft.language.description import slot_name
 from weft.language.plan import Frame, GraphPlan, NodePlan, StepPlan
 from weft.router.reporting.path import SKIPPED, NodeRecord, StepRecord
-from weft.router.requests.selection import Selections
-from weft.router.steps import GraphRequest, Node, Run
-from weft.router.steps.reshaping import reshape_slots
+from weft.router.requests import Selections
+from weft.router.steps import GraphRequest, Node, Run, reshape_slots
 from weft.tools.explain.question import Question
 from weft.tools.explain.rewrite import OneNode, Rewriter
 from weft.tools.explain.stand_ins import Scene

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from weft.base.errors import WeftError
 from weft.language.plan import GraphPlan, NodePlan, StepPlan
 from weft.router.reporting.path import StepRecord
-from weft.router.requests.routes import ROUTE_HEADER
+from weft.router.requests import ROUTE_HEADER
 from weft.router.steps import ConditionFailedError
 from weft.tools.explain.entry import ExplainedStep, Failure, Fate, LeftOut, entry_of, make_unsure, skipped
 from weft.tools.explain.question import Question, least
@@ -68,11 +68,7 @@ class _Tree:
         self._root = plan.root
         self._question = question
         self._studies = studies
-        self._prefix = (
-            f"in ensemble '{plan.signature.name}', "
-            if plan.is_ensemble
-            else f"{plan.signature.name}/{plan.signature.version}: "
-        )
+        self._prefix = plan.error_prefix
 
     def fill(self, entry: ExplainedStep, node: NodePlan, study: Study, limit: float | None) -> None:
         """What a node does, and all in it."""

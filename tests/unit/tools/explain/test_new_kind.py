@@ -8,11 +8,11 @@ from tests.unit.router.fake_condition import FakeCondition
 from tests.unit.tools.explain.explanation import MAYBE, RUNS, SKIPPED, fates
 
 from weft.base.tensors import WireTensor
-from weft.language.description import Description, End, Flow, given, offered
+from weft.language.description import given, offered
 from weft.language.path_form import PathForm
-from weft.language.plan import Binding, Condition, NodePlan
+from weft.language.plan import Binding, Condition, Description, End, Flow
 from weft.language.request_scope import RequestScope
-from weft.router.steps import Node, NodeParts, Run
+from weft.router.steps import Node, NodeParts, OperatorPlan, Run
 from weft.tools.explain.cost import Calls, count_calls
 from weft.tools.explain.entry import ExplainedStep
 from weft.tools.explain.judge import Judge
@@ -22,7 +22,7 @@ from weft.tools.explain.values import Known, placeholder
 
 
 @dataclass(frozen=True, slots=True)
-class RefinedPlan(NodePlan):
+class RefinedPlan(OperatorPlan):
     """A first step, and a second that replaces its answer unless that is `fine`."""
 
     kind: ClassVar[str] = "refined"
