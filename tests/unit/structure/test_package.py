@@ -22,6 +22,8 @@ OTHERS = {  # module -> what it leaves to others, until a model or graph needs i
     "weft.services.model": ROUTING,
     "weft.services.postprocess": ROUTING,
     "weft.services.router": SERVING,
+    "weft.cli.commands.plan": (),
+    "weft.capacity.plan.report": (),
 }
 
 

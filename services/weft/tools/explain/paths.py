@@ -1,4 +1,4 @@
-"""The ways that one run of a node may take: each is a run of its own, with a script of what is decided on it."""
+"""The paths that one run of a node may take: each is a run of its own, with a script of what is decided on it."""
 
 import asyncio
 import random
@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from weft.base.errors import WeftError
 from weft.language.plan import Frame, StepPlan
 from weft.router.reporting.path import NodeRecord
-from weft.tools.explain.judge import Verdict
+from weft.tools.explain.evaluator import Verdict
 
-#: So many ways are followed whatever they show; beyond, only from ways that showed something new.
+#: So many paths are followed whatever they show; beyond, only from paths that showed something new.
 _NUM_FOLLOWED = 32
-MAX_WAYS = 500
-#: What is asked more often on one way, as in the rounds of a loop, has no other answer after that.
+MAX_PATHS = 500
+#: What is asked more often on one path, as in the rounds of a loop, has no other answer after that.
 _MAX_ASKED = 4
 #: Why a call makes a difference: it may fail, may use up the time, may come after others, may give no response, or no
 #: value of an optional output.
@@ -34,7 +34,7 @@ class Evaluation(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What was decided on a way because it is unknown.
+    """What was decided on a path because it is unknown.
 
     Attributes:
         taken: 0 for the usual option, 1 for the other.
@@ -76,7 +76,7 @@ class Call(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Way:
+class ExecutionPath:
     """One run of a node.
 
     Attributes:
@@ -95,7 +95,7 @@ class Way:
         is_empty: Whether a node that streams has given no response.
         is_unclear: Whether what it gives is not known, because placeholders did not fit together.
         record, frame, error: What the node did, and left.
-        missing: A node inside that must be explained before this way can be followed.
+        missing: A node inside that must be explained before this path can be followed.
     """
 
     script: tuple[int, ...]
@@ -126,7 +126,7 @@ class Way:
         cause: str = "",
         step: StepPlan | None = None,
     ) -> int:
-        """The option that this way takes; ``about`` is what may be asked a few times only."""
+        """The option that this path takes; ``about`` is what may be asked a few times only."""
         self._num_asked[about] += 1
         if self._num_asked[about] > _MAX_ASKED:
             return 0 if cause else 1
@@ -146,107 +146,109 @@ class Way:
         return tuple(decision.taken for decision in self.decisions)
 
 
-def follow(run: Callable[[tuple[int, ...]], Way], facts: Callable[[Way], set[Hashable]]) -> tuple[list[Way], bool]:
-    """The ways, those with the fewest unusual decisions first; and whether there are too many to follow.
+def follow(
+    run: Callable[[tuple[int, ...]], ExecutionPath], facts: Callable[[ExecutionPath], set[Hashable]]
+) -> tuple[list[ExecutionPath], bool]:
+    """The paths, those with the fewest unusual decisions first; and whether there are too many to follow.
 
-    Failures and delays are added to ways that showed something new alone, and so is everything once there are many
-    ways. So any two unusual decisions are tried together; what takes three, none of which shows anything alone or with
+    Failures and delays are added to paths that showed something new alone, and so is everything once there are many
+    paths. So any two unusual decisions are tried together; what takes three, none of which shows anything alone or with
     one other, is missed.
 
     Args:
-        run: Follows the way of a script.
-        facts: What a way shows.
+        run: Follows the path of a script.
+        facts: What a path shows.
     """
-    ways: list[Way] = []
+    paths: list[ExecutionPath] = []
     seen: set[Hashable] = set()
     waiting: list[tuple[int, int, tuple[int, ...]]] = [(0, 0, ())]
     number = 0
-    while waiting and len(ways) < MAX_WAYS:
+    while waiting and len(paths) < MAX_PATHS:
         _, _, script = heappop(waiting)
-        way = run(script)
-        ways.append(way)
-        found = facts(way) - seen
+        path = run(script)
+        paths.append(path)
+        found = facts(path) - seen
         seen |= found
-        taken = way.taken
+        taken = path.taken
         for place in range(len(script), len(taken)):
-            decision = way.decisions[place]
-            if not found and (decision.is_trouble or len(ways) + len(waiting) > _NUM_FOLLOWED):
+            decision = path.decisions[place]
+            if not found and (decision.is_trouble or len(paths) + len(waiting) > _NUM_FOLLOWED):
                 continue
-            if decision.cause == ORDER and way.has_trouble:  # one call at a time
+            if decision.cause == ORDER and path.has_trouble:  # one call at a time
                 continue
             number += 1
             other = (*taken[:place], 1)
             heappush(waiting, (sum(other), number, other))
-    return ways, bool(waiting)
+    return paths, bool(waiting)
 
 
-#: What holds on the ways past a fork, by the unusual decisions that come later.
+#: What holds on the paths past a branch, by the unusual decisions that come later.
 _Outcomes = dict[frozenset[Hashable], set[bool]]
 
 
 def _differ(usual: _Outcomes, other: _Outcomes) -> bool:
-    """Whether it makes a difference on which side of a fork a way is, all later decisions being equal."""
+    """Whether it makes a difference on which side of a branch a path is, all later decisions being equal."""
     alike = usual.keys() & other.keys()
     if alike:
         return any(usual[later] != other[later] for later in alike)
     return bool(usual and other) and set().union(*usual.values()) != set().union(*other.values())
 
 
-class Forks:
-    """Where ways part.
+class Branches:
+    """Where paths part.
 
     Args:
-        ways: All that were followed.
+        paths: All that were followed.
     """
 
-    def __init__(self, ways: Sequence[Way]) -> None:
+    def __init__(self, paths: Sequence[ExecutionPath]) -> None:
         #: By number: what is decided there, and how many decisions come before it.
-        self._forks: list[tuple[Decision, int]] = []
+        self._branches: list[tuple[Decision, int]] = []
         numbers: dict[tuple[int, int], int] = {}
         self._passed: list[list[tuple[int, int]]] = []
-        for way in ways:
+        for path in paths:
             passed: list[tuple[int, int]] = []
-            for decision in way.decisions:
+            for decision in path.decisions:
                 before = passed[-1] if passed else (-1, 0)
                 if before not in numbers:
-                    numbers[before] = len(self._forks)
-                    self._forks.append((decision, len(passed)))
+                    numbers[before] = len(self._branches)
+                    self._branches.append((decision, len(passed)))
                 passed.append((numbers[before], decision.taken))
             self._passed.append(passed)
         unusual = {number for passed in self._passed for number, taken in passed if taken}
-        self._passed = [[fork for fork in passed if fork[0] in unusual] for passed in self._passed]
+        self._passed = [[branch for branch in passed if branch[0] in unusual] for passed in self._passed]
 
     def deciding(self, holds: Sequence[bool | None]) -> list[Decision]:
-        """The decisions that ``holds`` depends on, first things first; None leaves a way out."""
+        """The decisions that ``holds`` depends on, first things first; None leaves a path out."""
         outcomes: dict[int, tuple[_Outcomes, _Outcomes]] = defaultdict(lambda: (defaultdict(set), defaultdict(set)))
         for passed, value in zip(self._passed, holds, strict=True):
             if value is not None:
                 later: frozenset[Hashable] = frozenset()
                 for number, taken in reversed(passed):
                     outcomes[number][taken][later].add(value)
-                    later |= {self._forks[number][0].about} if taken else frozenset()
-        found = [self._forks[number] for number, (usual, other) in outcomes.items() if _differ(usual, other)]
-        return [decision for decision, _ in sorted(found, key=lambda fork: fork[1])]
+                    later |= {self._branches[number][0].about} if taken else frozenset()
+        found = [self._branches[number] for number, (usual, other) in outcomes.items() if _differ(usual, other)]
+        return [decision for decision, _ in sorted(found, key=lambda branch: branch[1])]
 
 
 class OpenText(str):
-    """An unknown text; whether it equals what it is compared with is decided on the way."""
+    """An unknown text; whether it equals what it is compared with is decided on the path."""
 
-    _way: Way
+    _path: ExecutionPath
     _site: Site
     _origins: tuple[str, ...]
     _value: object = None
     __hash__ = str.__hash__
 
     @classmethod
-    def of(cls, way: Way, site: Site, origins: tuple[str, ...]) -> "OpenText":
+    def of(cls, path: ExecutionPath, site: Site, origins: tuple[str, ...]) -> "OpenText":
         """It is empty."""
         text = cls()
-        text._way, text._site, text._origins = way, site, origins
+        text._path, text._site, text._origins = path, site, origins
         return text
 
     def __eq__(self, other: object) -> bool:
-        if self._value is None and self._way.ask((self._site, other), self._origins) == 0:
+        if self._value is None and self._path.ask((self._site, other), self._origins) == 0:
             self._value = other
         return self._value == other
 
@@ -260,24 +262,24 @@ class OpenText(str):
 class OpenDraw(float):
     """A random number that is only known to lie between two others."""
 
-    _way: Way
+    _path: ExecutionPath
     _low: float
     _high: float
 
     @classmethod
-    def of(cls, way: Way, low: float = 0.0, high: float = 1.0) -> "OpenDraw":
-        """It is drawn on ``way``."""
+    def of(cls, path: ExecutionPath, low: float = 0.0, high: float = 1.0) -> "OpenDraw":
+        """It is drawn on ``path``."""
         draw = cls(low)
-        draw._way, draw._low, draw._high = way, low, high
+        draw._path, draw._low, draw._high = path, low, high
         return draw
 
     def __mul__(self, factor: float) -> "OpenDraw":
-        return OpenDraw.of(self._way, self._low * factor, self._high * factor)
+        return OpenDraw.of(self._path, self._low * factor, self._high * factor)
 
     def __lt__(self, limit: float) -> bool:
         if self._low < limit < self._high:
-            self._way.is_drawn = True
-            if self._way.ask("draw", ()) == 0:
+            self._path.is_drawn = True
+            if self._path.ask("draw", ()) == 0:
                 self._high = limit
             else:
                 self._low = limit
@@ -288,19 +290,19 @@ class OpenDraw(float):
 
 
 class OpenChance(random.Random):
-    """A generator whose numbers are decided on the way.
+    """A generator whose numbers are decided on the path.
 
     Args:
-        way: The way that is followed now.
+        path: The path that is followed now.
     """
 
-    def __init__(self, way: Callable[[], Way]) -> None:
+    def __init__(self, path: Callable[[], ExecutionPath]) -> None:
         super().__init__(0)
-        self._way = way
+        self._path = path
 
     def random(self) -> float:
         """Any number."""
-        return OpenDraw.of(self._way())
+        return OpenDraw.of(self._path())
 
 
 class TimelessLoop(asyncio.SelectorEventLoop):

@@ -19,7 +19,7 @@ def test_a_shape_is_enough_for_size():
 def test_an_optional_input_that_was_not_given_is_absent():
     """has() of it is false; of a required input nothing was said of, the values are unknown."""
     root = explained(good("optional"))
-    assert [SKIPPED, RUNS] == [child.fate for child in root.children]
+    assert [SKIPPED, RUNS] == [child.outcome for child in root.children]
 
 
 def test_headers_priority_and_id_count():
@@ -27,19 +27,19 @@ def test_headers_priority_and_id_count():
     branches = """step { name: "a" when: 'request.priority > 3 && headers["x-tier"] == "gold"' model_name: "xlmr" }
                   step { name: "b" when: 'request.id == "7"' model_name: "bert_de" }
                   step { name: "c" otherwise: true model_name: "bert_en" }"""
-    assert RUNS is find(explained(switch(branches), priority=4, headers=[("X-Tier", "gold")]), "a").fate
-    assert RUNS is find(explained(switch(branches), request_id="7"), "b").fate
-    assert RUNS is find(explained(switch(branches)), "c").fate
+    assert RUNS is find(explained(switch(branches), priority=4, headers=[("X-Tier", "gold")]), "a").outcome
+    assert RUNS is find(explained(switch(branches), request_id="7"), "b").outcome
+    assert RUNS is find(explained(switch(branches)), "c").outcome
 
 
 def test_the_time_left_counts():
     """request.remaining_ms is what --remaining-ms says, or the graph's timeout if that is less."""
     branches = """step { name: "a" when: 'request.remaining_ms >= 200' model_name: "xlmr" }
                   step { name: "c" otherwise: true model_name: "bert_en" }"""
-    assert [RUNS, SKIPPED] == [child.fate for child in explained(switch(branches), remaining_ms=200.0).children]
-    assert [SKIPPED, RUNS] == [child.fate for child in explained(switch(branches), remaining_ms=199.0).children]
+    assert [RUNS, SKIPPED] == [child.outcome for child in explained(switch(branches), remaining_ms=200.0).children]
+    assert [SKIPPED, RUNS] == [child.outcome for child in explained(switch(branches), remaining_ms=199.0).children]
     limited = switch(branches).replace("max_batch_size", "policy { timeout_ms: 100 } max_batch_size")
-    assert [SKIPPED, RUNS] == [child.fate for child in explained(limited, remaining_ms=900.0).children]
+    assert [SKIPPED, RUNS] == [child.outcome for child in explained(limited, remaining_ms=900.0).children]
 
 
 def test_a_condition_that_fails():
@@ -52,9 +52,9 @@ def test_a_condition_that_fails():
           step { name: "b" otherwise: true model_name: "xlmr" } } }"""
     )
     root = explained(text)
-    assert (FAILS, True) == (root.fate, root.failure.is_final)
+    assert (FAILS, True) == (root.outcome, root.failure.is_final)
     assert root.failure.message.startswith("INVALID_ARGUMENT: g/1: root/clf/by: on 'parameters.lang' of node 'by': ")
-    assert RUNS is explained(text, parameters=[("lang", "x")]).fate
+    assert RUNS is explained(text, parameters=[("lang", "x")]).outcome
 
 
 def test_an_error_that_depends_on_a_model_is_a_possible_one():
@@ -68,7 +68,7 @@ def test_an_error_that_depends_on_a_model_is_a_possible_one():
     root = explained(text)
     assert {"a": MAYBE, "b": MAYBE} == fates(find(root, "clf"))
     assert ["LANG of lid -> lang_id"] == find(root, "a").depends_on
-    assert RUNS is root.fate
+    assert RUNS is root.outcome
 
 
 def test_a_soft_step_may_be_absent():
@@ -85,4 +85,4 @@ def test_a_soft_step_may_be_absent():
     )
     root = explained(text)
     assert {"a": MAYBE, "b": MAYBE} == fates(find(root, "clf"))
-    assert (MAYBE, ["whether lid answers"]) == (find(root, "post").fate, find(root, "post").depends_on)
+    assert (MAYBE, ["whether lid answers"]) == (find(root, "post").outcome, find(root, "post").depends_on)

@@ -16,7 +16,7 @@ from weft.language.types.expression import Use, read_expression
 from weft.router.tensors import split
 from weft.tools.explain.values import UNKNOWN_VALUE, Knowledge, Unknown, Unread, sized
 
-#: Tensors that may be absent: both ways are tried, for so many of them.
+#: Tensors that may be absent: both paths are tried, for so many of them.
 _MAX_UNSURE = 6
 _NS_PER_MS = 1_000_000
 
@@ -44,7 +44,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class Evaluator:
     """Evaluates conditions of one request.
 
     Attributes:

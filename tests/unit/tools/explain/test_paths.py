@@ -1,4 +1,4 @@
-"""The ways of a node: how many are followed, and what stands in for unknown tensors and draws."""
+"""The paths of a node: how many are followed, and what stands in for unknown tensors and draws."""
 
 import time
 
@@ -8,8 +8,8 @@ from tests.unit.tools.graphs import text_graph
 
 from weft.language.request_scope import RequestScope
 from weft.router.operators.splitter import SplitterPlan
-from weft.tools.explain import ways
-from weft.tools.explain.judge import Judge
+from weft.tools.explain import paths
+from weft.tools.explain.evaluator import Evaluator
 from weft.tools.explain.question import Question
 from weft.tools.explain.tree import explain
 
@@ -23,9 +23,9 @@ MANY = text_graph(
 
 
 def test_nothing_is_certain_where_not_all_ways_are_followed(monkeypatch):
-    """A node with too many ways says so, and its steps only may run."""
+    """A node with too many paths says so, and its steps only may run."""
     assert {"a": MAYBE, "b": MAYBE, "c": RUNS} == fates(explained(MANY))
-    monkeypatch.setattr(ways, "MAX_WAYS", 2)
+    monkeypatch.setattr(paths, "MAX_PATHS", 2)
     root = explained(MANY)
     assert {"a": MAYBE, "b": MAYBE, "c": MAYBE} == fates(root)
     assert root.decisions[-1].endswith("ways to go; not all were followed")
@@ -37,7 +37,7 @@ def test_every_step_that_can_be_drawn_may_run():
     call = make.call_plan("m", [make.spec("X")], [make.spec("Y")])
     steps = [make.step(name, call, {"X": "X"}, {"Y": "Y"}, weight=weight) for name, weight in weights.items()]
     plan = make.graph(make.node("root", SplitterPlan, steps, inputs=["X"], outputs=["Y"]))
-    root = explain(plan, Question(Judge(RequestScope({}, {})), {"X": make.tensor(1.0)}, None, (), {}, ()))
+    root = explain(plan, Question(Evaluator(RequestScope({}, {})), {"X": make.tensor(1.0)}, None, (), {}, ()))
     assert {"a": SKIPPED, "b": MAYBE, "c": MAYBE, "d": SKIPPED} == fates(root)
 
 
