@@ -9,11 +9,10 @@ import numpy as np
 import numpy.typing as npt
 from tests.unit.llm.engine_fixture import VOCAB_SIZE, Answer
 from torch import Tensor
-from typing_extensions import override
 
 from weft.llm.device_state import DeviceState
 from weft.llm.scheduler.plan import ForwardPlan
-from weft.llm.speculation.depth import Acceptance, AdaptiveDepth
+from weft.llm.speculation.depth import FixedDepth
 from weft.llm.speculation.planned_drafts import draft_rows
 from weft.llm.speculation.speculator import Speculator
 
@@ -28,34 +27,6 @@ SAMPLING_KINDS: list[dict[str, Any]] = [
     {"temperature": 1.0, "seed": 7, "stop_token_ids": (1, 2, 3, 4, 5, 6)},
     {"temperature": 1.0, "seed": 8, "n": 3},
 ]
-
-
-class FixedDepth(AdaptiveDepth):
-    """The same number of drafts for all sequences at all times."""
-
-    def __init__(self, num_drafts: int) -> None:
-        self.is_full = False
-        self._num_drafts = num_drafts
-
-    @override
-    def begin(self, num_rows: int, *, is_greedy: bool = True) -> None:
-        pass
-
-    @override
-    def choose(self, acceptance: Acceptance) -> int:
-        return self._num_drafts
-
-    @override
-    def add(self, acceptance: Acceptance, num_drafts: int) -> None:
-        pass
-
-    @override
-    def new_acceptance(self) -> Acceptance:
-        return Acceptance(0.6)
-
-    @override
-    def observe(self, acceptance: Acceptance, num_drafts: int, num_accepted: int) -> None:
-        pass
 
 
 class Oracle:

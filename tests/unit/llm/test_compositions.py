@@ -12,7 +12,6 @@ import pytest
 import torch
 from tests.unit.llm.engine_fixture import MODEL, VOCAB_SIZE, Answer, finish, make_engine
 from tests.unit.llm.speculation import proposers
-from tests.unit.llm.speculation_fixture import FixedDepth
 
 from weft.base.errors import DeadlineExceededError, InternalError
 from weft.llm.engine import Engine
@@ -20,6 +19,7 @@ from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
 from weft.llm.request import Delta
 from weft.llm.scheduler.plan import ForwardPlan
+from weft.llm.speculation.depth import FixedDepth
 from weft.llm.speculation.device_proposer import DeviceProposer
 from weft.llm.speculation.draft_model import DraftModelProposer
 from weft.llm.speculation.lookahead import LookaheadProposer

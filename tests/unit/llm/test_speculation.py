@@ -16,13 +16,14 @@ from tests.unit.llm.engine_fixture import (
     serve,
 )
 from tests.unit.llm.permutation_model import permutation, permutation_weights
-from tests.unit.llm.speculation_fixture import SAMPLING_KINDS, FixedDepth, Oracle, device_options
+from tests.unit.llm.speculation_fixture import SAMPLING_KINDS, Oracle, device_options
 
 from weft.base.errors import InvalidArgumentError
 from weft.llm.config import EngineConfig
 from weft.llm.engine import Engine
 from weft.llm.models.model import TransformerModel
 from weft.llm.sampling_params import SamplingParams
+from weft.llm.speculation.depth import FixedDepth
 from weft.llm.speculation.ngram import NgramProposer
 from weft.llm.speculation.speculator import Speculator
 

@@ -4,6 +4,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 
+from typing_extensions import override
+
 #: Weight of a draft in the moving average of acceptance: of the first one, and of each after a number of them.
 _FIRST_WEIGHT, _LAST_WEIGHT = 1 / 3, 0.1
 #: Acceptance that a proposer is assumed to have before the first draft.
@@ -179,3 +181,31 @@ class AdaptiveDepth:
             if gain >= price * _MARGIN and gain - price > best_surplus:
                 best, best_surplus = number, gain - price
         return best
+
+
+class FixedDepth(AdaptiveDepth):
+    """The same number of drafts for all sequences at all times, for tests and measurements."""
+
+    def __init__(self, num_drafts: int) -> None:
+        self.is_full = False
+        self._num_drafts = num_drafts
+
+    @override
+    def begin(self, num_rows: int, *, is_greedy: bool = True) -> None:
+        pass
+
+    @override
+    def choose(self, acceptance: Acceptance) -> int:
+        return self._num_drafts
+
+    @override
+    def add(self, acceptance: Acceptance, num_drafts: int) -> None:
+        pass
+
+    @override
+    def new_acceptance(self) -> Acceptance:
+        return Acceptance(_PRIOR)
+
+    @override
+    def observe(self, acceptance: Acceptance, num_drafts: int, num_accepted: int) -> None:
+        pass

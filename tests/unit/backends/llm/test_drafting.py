@@ -10,7 +10,6 @@ import pytest
 from tests.unit.llm.engine_fixture import Answer, finish
 from tests.unit.llm.permutation_model import permutation
 from tests.unit.llm.speculation.folders import CONFIG, write_model
-from tests.unit.llm.speculation_fixture import FixedDepth
 
 from weft.backends.llm import loading
 from weft.backends.llm.loading import load_engine
@@ -18,6 +17,7 @@ from weft.backends.llm.settings import Settings
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.llm.config import EngineConfig
 from weft.llm.engine import Engine
+from weft.llm.speculation.depth import FixedDepth
 from weft.tools.train_heads import train_heads
 
 

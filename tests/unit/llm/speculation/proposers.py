@@ -9,12 +9,11 @@ import numpy as np
 import torch
 from tests.unit.llm.engine_fixture import MODEL, SHAPES
 from tests.unit.llm.permutation_model import permutation
-from tests.unit.llm.speculation_fixture import FixedDepth
 from typing_extensions import override
 
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
-from weft.llm.speculation.depth import AdaptiveDepth
+from weft.llm.speculation.depth import AdaptiveDepth, FixedDepth
 from weft.llm.speculation.draft_model import DraftModelProposer
 from weft.llm.speculation.head_training import HeadTraining, train_heads
 from weft.llm.speculation.lookahead import LookaheadProposer

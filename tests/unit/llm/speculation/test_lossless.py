@@ -17,11 +17,12 @@ from tests.unit.llm.engine_fixture import (
 )
 from tests.unit.llm.permutation_model import permutation, permutation_weights
 from tests.unit.llm.speculation.proposers import NAMES, Scripted, options, trained_heads
-from tests.unit.llm.speculation_fixture import SAMPLING_KINDS, FixedDepth
+from tests.unit.llm.speculation_fixture import SAMPLING_KINDS
 
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
 from weft.llm.request import Delta
+from weft.llm.speculation.depth import FixedDepth
 from weft.llm.speculation.draft_model import DraftModelProposer
 from weft.llm.speculation.medusa import MedusaProposer
 from weft.llm.speculation.speculator import Speculator
