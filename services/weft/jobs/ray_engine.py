@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from weft.base.errors import InternalError, RemoteError, UnavailableError, WeftError
+from weft.base.observing.logs import get_logger
 from weft.jobs.atomic_files import held
 from weft.jobs.dataset import Dataset, Shard, ShardSpan
 from weft.jobs.job import (
@@ -41,6 +42,7 @@ import ray.exceptions
 #: Opens a client of a router; Ray sends it to the workers.
 OpenClient = Callable[[], AbstractAsyncContextManager[V2Client]]
 
+_log = get_logger("weft.jobs")
 #: How often a shard is begun; each time but the last the worker died.
 _MAX_TRIES = 5
 _LOCAL = "local"
@@ -89,6 +91,8 @@ class _SpanReport(NamedTuple):
     failed_status: str = ""
     message: str = ""
     error: str = ""
+    bad_file: str = ""  # that is damaged in this span
+    damage: str = ""
 
     def plus(self, shard: Shard, failed: Sequence[FailedRow], window: int) -> "_SpanReport":
         report = self._replace(
@@ -154,7 +158,7 @@ def run_batch_on_ray(
         job = _SharedJob(options, manifest, plan, dataset, progress.num_failed, open_client)
         progress = _run(job, tasks, ray_options, progress, on_progress)
         folder.remove_unfinished()
-        return progress
+        return progress._replace(num_bad_files=len(dataset.bad_files))
 
 
 async def _plan(open_client: OpenClient, options: BatchOptions) -> JobPlan:
@@ -174,6 +178,11 @@ def _run(
         for report in _reports(job, tasks, ray_options.num_workers):
             if report.error:
                 raise RemoteError(report.error, report.message)
+            if report.bad_file and report.bad_file not in job.dataset.bad_files:
+                job.dataset.bad_files[report.bad_file] = report.damage
+                _log.warning("rows of '%s' are passed over: %s", report.bad_file, report.damage)
+            if not report.num_rows:
+                continue
             if report.num_failed:
                 row = FailedRow(report.failed_row, report.failed_file, report.failed_status, report.message)
                 check_failures(job.options, progress.num_failed + report.num_failed - 1, [row])
@@ -280,7 +289,10 @@ class _RayWorker:
                 self._worker = await self._start()
         shards = job.dataset.read(task.span, job.plan.layout.columns)
         for place in range(len(task.span.num_rows)):
-            shard = await asyncio.to_thread(next, shards)
+            shard = await asyncio.to_thread(next, shards, None)
+            if shard is None:
+                path = job.dataset.files[task.span.file].path
+                return report._replace(bad_file=path, damage=job.dataset.bad_files[path])
             if place in task.done:
                 continue
             self._check_folder()

@@ -191,7 +191,7 @@ class MessageStream:
         shard = _shard_of(messages, self._layout, self._options.order_by)
         keys = {str(key) for key in shard.columns[self._options.order_by]} if self._options.order_by else set()
         before = {task for key in keys if (task := self._last_of.get(key)) is not None and not task.done()}
-        task = asyncio.create_task(self._answer(messages, shard, before))
+        task = asyncio.create_task(self._answer_or_give_back(messages, shard, before))
         self._tasks.add(task)
         for key in keys:
             self._last_of[key] = task
@@ -204,10 +204,21 @@ class MessageStream:
             for message in messages:
                 self._inflight.pop(message.id, None)
             self._has_room.set()
-            if not task.cancelled() and (error := task.exception()) is not None:
-                _log.error("messages are left to be delivered again", exc_info=error)
 
         task.add_done_callback(finished)
+
+    async def _answer_or_give_back(
+        self, messages: Sequence[Message], shard: Shard, before: set[asyncio.Task[None]]
+    ) -> None:
+        try:
+            await self._answer(messages, shard, before)
+        except Exception:
+            _log.exception("messages are given back, to be delivered again")
+            await asyncio.sleep(_RETRY_S)
+            for message in messages:
+                self._inflight.pop(message.id, None)
+            with contextlib.suppress(UnavailableError):
+                await self._source.give_back(messages)
 
     async def _answer(self, messages: Sequence[Message], shard: Shard, before: set[asyncio.Task[None]]) -> None:
         """Answer messages once those before them are done, publish what came of each in their order, acknowledge."""
@@ -219,8 +230,9 @@ class MessageStream:
                 shard.faults[row] = f"delivered {message.num_deliveries} times without an answer"
         result = await run_shard(shard, self._layout, self._send)
         failed = {each.row: each for each in result.failed}
+        values = shard.columns.get(self._options.order_by, [None] * len(messages))
         answers = {
-            row: Publication(messages[row].id, json.dumps(answer, ensure_ascii=False).encode(), messages[row].headers)
+            row: _answer_to(messages[row], values[row], answer)
             for row, answer in zip(result.columns[ROW].to_pylist(), _rows_of(result.columns), strict=True)
         }
         failed |= await self._publish_answers(answers)
@@ -253,11 +265,12 @@ class MessageStream:
             "weft-source": message.id,
         }
         topic = self._options.dead_letters
-        letter = Publication(message.id, message.payload, headers)
+        letter = Publication(message.id, message.payload, headers, message.key)
         try:
             await self._insist(lambda: self._source.publish(topic, [letter]))
         except InvalidArgumentError:  # with its headers it is larger than the broker takes; it stays in the source
-            bare = Publication(message.id, b"", {name: headers[name] for name in ("weft-status", "weft-source")})
+            known = {name: headers[name] for name in ("weft-status", "weft-source")}
+            bare = Publication(message.id, b"", known, message.key)
             await self._insist(lambda: self._source.publish(topic, [bare]))
 
     async def _send(
@@ -324,6 +337,12 @@ def _shard_of(messages: Sequence[Message], layout: Layout, order_by: str) -> Sha
         for name, column in columns.items():
             column.append(record.get(name))
     return Shard(0, 0, len(messages), "", columns, faults=faults)
+
+
+def _answer_to(message: Message, order_value: Any, answer: Mapping[str, Any]) -> Publication:
+    """With the key of its message, or the value that messages are ordered by: what has one key stays in order."""
+    key = str(order_value).encode() if message.key is None and order_value is not None else message.key
+    return Publication(message.id, json.dumps(answer, ensure_ascii=False).encode(), message.headers, key)
 
 
 def _rows_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:

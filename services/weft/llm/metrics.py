@@ -3,7 +3,6 @@
 The engine's thread writes; any thread may read, and may see values from the middle of a step.
 """
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,48 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.base.statistics import FINE_BUCKETS_S, LatencyHistogram
 from weft.llm.config import EngineConfig, TransformerConfig
 from weft.llm.models.model_config import DTYPE_BYTES
 from weft.llm.request import EngineRequest
 from weft.llm.scheduler.plan import ForwardPlan
 from weft.llm.scheduler.scheduler import StepResult
 from weft.llm.scheduler.sequence import Sequence
-
-#: Upper bounds of the buckets: four per doubling, from 100 us to 23 minutes.
-BOUNDS_S: tuple[float, ...] = tuple(1e-4 * 2 ** (i / 4) for i in range(96))
-
-
-class Histogram:
-    """Counts durations in buckets, with their exact sum.
-
-    Attributes:
-        counts: Durations in the bucket up to each of ``BOUNDS_S``, inclusive; the last counts those above all bounds.
-        count: Number of durations.
-        sum_s: Sum of the durations.
-    """
-
-    __slots__ = ("count", "counts", "sum_s")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(BOUNDS_S) + 1)
-        self.count = 0
-        self.sum_s = 0.0
-
-    def add(self, seconds: float, count: int = 1) -> None:
-        """Count ``count`` durations of ``seconds`` each."""
-        self.counts[bisect_left(BOUNDS_S, seconds)] += count
-        self.count += count
-        self.sum_s += seconds * count
-
-    def quantile(self, share: float) -> float:
-        """The duration that ``share`` of the durations do not exceed, in seconds, to 20 %; 0 if there are none."""
-        rank = share * self.count
-        for index, count in enumerate(self.counts):
-            rank -= count
-            if count and rank <= 0:
-                return BOUNDS_S[min(index, len(BOUNDS_S) - 1)]
-        return 0.0
-
 
 #: Outcomes of requests that completed.
 ANSWERED = ("stop", "length")
@@ -233,8 +197,7 @@ class EngineMetrics:
         self._weight_bytes = weight_bytes
         self._timelines: dict[EngineRequest, _Timeline] = {}
         self._num_flops = self._num_bytes = 0
-        self.queue_time, self.ttft, self.itl = Histogram(), Histogram(), Histogram()
-        self.tpot, self.e2e = Histogram(), Histogram()
+        self.queue_time, self.ttft, self.itl, self.tpot, self.e2e = (LatencyHistogram(FINE_BUCKETS_S) for _ in range(5))
         self.outcomes: Counter[str] = Counter()
         self.num_prompt_tokens = self.num_cached_tokens = self.num_computed_tokens = self.num_output_tokens = 0
         self.num_good_requests = self.num_steps = self.num_failed_steps = self.num_non_finite = self.busy_ns = 0
@@ -288,7 +251,7 @@ class EngineMetrics:
         # Few distinct keys: most choices had their last token in the same step.
         for (last_ns, num_new), count in previous.items():
             seconds = (now_ns - last_ns) / 1e9 / num_new
-            self.itl.add(seconds, count)
+            self.itl.observe(seconds, count=count)
             self._observer.on_inter_token(seconds, count)
 
     def record_end(self, request: EngineRequest, outcome: str, now_ns: int, first_scheduled_ns: int = 0) -> None:
@@ -297,10 +260,10 @@ class EngineMetrics:
         record = self._record(request, timeline, outcome, now_ns, first_scheduled_ns)
         self.outcomes[outcome] += 1
         self.num_good_requests += record.is_good
-        self.e2e.add(record.e2e_s)
+        self.e2e.observe(record.e2e_s)
         for choice in timeline.choices:
             if choice.num_tokens > 1:
-                self.tpot.add(choice.tpot_ns / 1e9)
+                self.tpot.observe(choice.tpot_ns / 1e9)
         self._observer.on_request(record)
 
     def record_step(self, plan: ForwardPlan, record: StepMetrics) -> None:
@@ -324,8 +287,8 @@ class EngineMetrics:
         arrival_ns = sequence.request.arrival_ns
         queue_s = (sequence.first_scheduled_ns - arrival_ns) / 1e9
         ttft_s = (now_ns - arrival_ns) / 1e9
-        self.queue_time.add(queue_s)
-        self.ttft.add(ttft_s)
+        self.queue_time.observe(queue_s)
+        self.ttft.observe(ttft_s)
         self._observer.on_first_token(queue_s, ttft_s)
 
     def _record(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tests.unit.llm.engine_fixture import MODEL, Answer, finish, make_engine, random_prompts, serve
 
-from weft.llm.metrics import BOUNDS_S, EngineObserver, Histogram, RequestMetrics, StepMetrics
+from weft.llm.metrics import EngineObserver, RequestMetrics, StepMetrics
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
 from weft.llm.scheduler.plan import ForwardPlan
@@ -191,17 +191,3 @@ def test_bytes_of_matrices_are_those_of_their_codes(num_bits: int) -> None:
         expected = sum(quantize(each, bits.get(name, num_bits)).num_bytes for name, each in matrices.items())
     model = TransformerModel(MODEL, dict(weights), num_bits=num_bits)
     assert expected == model.matrix_bytes
-
-
-def test_a_distribution_counts_and_finds_quantiles():
-    """Sum and count are exact, a quantile is the bound of its bucket, what is above all bounds is counted, too."""
-    histogram = Histogram()
-    assert 0.0 == histogram.quantile(0.5)
-    histogram.add(0.01, 98)
-    histogram.add(1.0)
-    histogram.add(1e6)
-    assert (100, pytest.approx(0.98 + 1.0 + 1e6)) == (histogram.count, histogram.sum_s)  # type: ignore[comparison-overlap]
-    assert 0.01 <= histogram.quantile(0.5) < 0.012
-    assert 1.0 <= histogram.quantile(0.99) < 1.2
-    assert BOUNDS_S[-1] == histogram.quantile(1.0)
-    assert 1 == histogram.counts[-1]

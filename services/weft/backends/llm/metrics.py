@@ -11,7 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 
 from weft.base.signature import ModelSignature
-from weft.llm.metrics import BOUNDS_S, EngineMetrics, Histogram, Rates
+from weft.base.statistics import LatencyHistogram
+from weft.llm.metrics import EngineMetrics, Rates
 from weft.llm.scheduler.blocks import BlockPool
 from weft.llm.speculation.speculator import Speculator
 
@@ -157,8 +158,9 @@ class EngineExport:
         return self._rates
 
 
-def _cumulative(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
+def _cumulative(histogram: LatencyHistogram) -> tuple[list[tuple[str, float]], float]:
     """Cumulative buckets, and the sum in seconds."""
     totals = list(accumulate(list(histogram.counts)))
-    buckets = [(f"{BOUNDS_S[i]:g}", float(totals[i])) for i in range(0, len(BOUNDS_S), _BUCKET_STEP)]
+    bounds_s = histogram.bounds_s
+    buckets = [(f"{bounds_s[i]:g}", float(totals[i])) for i in range(0, len(bounds_s), _BUCKET_STEP)]
     return [*buckets, ("+Inf", float(totals[-1]))], histogram.sum_s
