@@ -5,15 +5,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 from operator import attrgetter as get
-from typing import Any, Protocol
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from weft.base.signature import ModelSignature
 from weft.base.statistics import LatencyHistogram
-from weft.llm.metrics import EngineMetrics, Rates
-from weft.llm.scheduler.blocks import BlockPool
+from weft.llm.metrics import Rates
 from weft.llm.speculation.speculator import Speculator
 
 #: Every fourth of the engine's buckets is exported: bounds double from one to the next.
@@ -22,32 +21,9 @@ _BUCKET_STEP = 4
 _LEAST_INTERVAL_NS = 1_000_000_000
 
 
-class ObservableEngine(Protocol):
-    """The part of ``Engine`` that is read here; its module imports torch."""
-
-    metrics: EngineMetrics
-    speculator: Speculator | None
-
-    @property
-    def num_running(self) -> int:
-        """Sequences with a slot."""
-
-    @property
-    def num_waiting(self) -> int:
-        """Sequences without one."""
-
-    @property
-    def num_preemptions(self) -> int:
-        """Preemptions so far."""
-
-    @property
-    def pool(self) -> BlockPool:
-        """Blocks of the KV cache."""
-
-
 _COUNT, _LEVEL, _TIMES = CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 #: Of each family its type, its name behind ``weft_llm_``, its help, and its value of an engine; None: it has none.
-_FAMILIES: tuple[tuple[Any, str, str, Callable[[ObservableEngine], Any]], ...] = (
+_FAMILIES: tuple[tuple[Any, str, str, Callable[[Any], Any]], ...] = (
     (_TIMES, "time_to_first_token_seconds", "From arrival to the first token", get("metrics.ttft")),
     (
         *(_TIMES, "time_per_output_token_seconds", "Mean time of each token after the first, by choice"),
@@ -116,12 +92,12 @@ class EngineExport:
     """Exports the metric families of one engine.
 
     Args:
-        engine: The engine.
+        engine: An ``Engine``, whose module imports torch.
         signature: Signature of its model.
         instance: Name of its instance.
     """
 
-    def __init__(self, engine: ObservableEngine, signature: ModelSignature, instance: str) -> None:
+    def __init__(self, engine: Any, signature: ModelSignature, instance: str) -> None:
         self._engine = engine
         self._labels = {"model": signature.name, "version": signature.version}
         self._instance = instance
