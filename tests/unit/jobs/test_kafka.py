@@ -17,7 +17,7 @@ from tests.certificates import Authority
 from weft.base.errors import FailedPreconditionError, InvalidArgumentError, UnauthenticatedError, UnavailableError
 from weft.jobs.brokers import make_broker, parse_address
 from weft.jobs.brokers.broker import Broker, Message, Publication
-from weft.jobs.brokers.kafka import PartitionProgress
+from weft.jobs.brokers.kafka_progress import PartitionProgress
 
 TOPIC = "orders"
 #: Keys of the protocol's requests.
@@ -181,7 +181,7 @@ def test_a_text_of_another_client_says_nothing() -> None:
         ("?sasl=GSSAPI", "must be one of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, got 'GSSAPI'"),
         ("?sasl=PLAIN", "must have a user"),
         ("?ca=ca.pem", "ca of kafka://a:1 needs TLS: kafka\\+ssl://"),
-        ("?idempotence=maybe", "must be yes or no, got 'maybe'"),
+        ("?idempotence=maybe", "must be one of yes, no, got 'maybe'"),
         ("?retries=3", "has no option 'retries'; it has password-file, sasl, ca, cert, key, idempotence"),
         ("?sasl=PLAIN&password-file=/none", "password-file=/none of kafka://a:1 must be a file"),
     ],

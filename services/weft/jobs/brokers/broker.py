@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
 from weft.base.errors import InvalidArgumentError
@@ -121,7 +121,12 @@ class Broker(Protocol):
 
     Not thread-safe; a method that is cancelled has no effect or its whole one. Each raises UnavailableError while the
     broker cannot be reached.
+
+    Attributes:
+        OPTIONS: Of an address, with the values that each may have; none: any.
     """
+
+    OPTIONS: ClassVar[Mapping[str, Sequence[str]]] = MappingProxyType({})
 
     async def connect(self, source: str | None) -> None:
         """Connect, and become a consumer of the topic ``source``.
