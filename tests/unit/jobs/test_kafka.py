@@ -142,7 +142,7 @@ async def test_a_message_that_is_too_large_says_so(hosts: str) -> None:
     async with consumer(hosts) as broker:
         with pytest.raises(InvalidArgumentError, match="takes no message of such a size"):
             await broker.publish(TOPIC, [Publication("0", b"small", {}), Publication("1", b"x" * 2_000_000, {})])
-        assert [each.payload for each in await take(broker, 2)] == [b"first", b"small"]
+        assert {each.payload for each in await take(broker, 2)} == {b"first", b"small"}
 
 
 def test_a_commit_says_what_was_delivered_and_answered() -> None:
