@@ -189,9 +189,9 @@ def test_a_text_of_another_client_says_nothing() -> None:
 def test_an_option_that_cannot_be_is_refused(options: str, message: str) -> None:
     """Before anything is connected, and with what is allowed."""
     with pytest.raises(InvalidArgumentError, match=message):
-        make_broker(parse_address(f"kafka://a:1/orders{options}"), "group")
+        make_broker(parse_address(f"kafka://a:1/orders{options}"), "group", 6.0)
     with pytest.raises(InvalidArgumentError, match="must say how it logs in"):
-        make_broker(parse_address("kafka://user@a:1/orders"), "group")
+        make_broker(parse_address("kafka://user@a:1/orders"), "group", 6.0)
 
 
 async def test_a_broker_without_idempotent_producers_needs_an_option(tansu: Any) -> None:

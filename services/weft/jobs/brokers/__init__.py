@@ -7,8 +7,6 @@ from urllib.parse import parse_qsl, urlsplit
 from weft.base.errors import InvalidArgumentError, UnsupportedError
 from weft.jobs.brokers.broker import PASSWORD_FILE, Address, Broker
 
-#: The default of ``make_broker``.
-ACK_WAIT_S = 30.0
 #: Module and class of each broker, imported when it is used: its client is a package of its own.
 BROKERS = {
     "nats": ("weft.jobs.brokers.nats_jetstream", "NatsBroker"),
@@ -36,7 +34,7 @@ def parse_address(text: str) -> Address:
     return Address(f"{parts.scheme}://{parts.netloc}", topic, options)
 
 
-def make_broker(address: Address, group: str, ack_wait_s: float = ACK_WAIT_S) -> Broker:
+def make_broker(address: Address, group: str, ack_wait_s: float) -> Broker:
     """A broker that is not connected.
 
     Args:
