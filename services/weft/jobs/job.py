@@ -167,10 +167,6 @@ class JobPlan(NamedTuple):
 async def plan_job(client: V2Client, options: BatchOptions) -> tuple[JobTarget, JobPlan]:
     """Ask what the graph is, and lay out the columns.
 
-    Args:
-        client: To the router.
-        options: What to do.
-
     Returns:
         Where the requests go, with the lowest priority that all models know, and what was found.
 
@@ -261,10 +257,6 @@ class ShardWorker:
     """Answers and writes shards, several at once; owned by one event loop.
 
     Args:
-        options: What to do; ``max_inflight`` is for this worker.
-        target: Where requests go.
-        plan: What the job runs.
-        folder: What it writes.
         num_failed: Rows that have failed before.
         on_rows: Called with a shard, how many of its rows are answered, and how many of these were before this worker.
     """
@@ -326,16 +318,7 @@ class ShardWorker:
 
 
 def check_failures(options: BatchOptions, num_failed: int, failed: Sequence[FailedRow]) -> None:
-    """End the job if more rows have failed than may.
-
-    Args:
-        options: Of the job.
-        num_failed: Rows that have failed before.
-        failed: And these.
-
-    Raises:
-        InvalidArgumentError: They are too many.
-    """
+    """Raise InvalidArgumentError if more rows have failed, with the ``num_failed`` before, than may."""
     limit = options.max_failures
     if limit is not None and failed and num_failed + len(failed) > limit:
         first = failed[0]

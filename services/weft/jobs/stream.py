@@ -121,11 +121,8 @@ class MessageStream:
     """At least once: a message is acknowledged after its answer, or its dead letter, is written.
 
     Args:
-        client: To the router.
         source: Broker of ``options.source``, not connected.
         target: Broker of ``options.target``, not connected; may be the same object.
-        options: What to do.
-        metrics: Counts.
     """
 
     def __init__(

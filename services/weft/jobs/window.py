@@ -32,9 +32,6 @@ class Window:
         maximum: Never more than these.
         clock_ns: Monotonic.
         yields: Others go first: it begins with few requests, and these set off one by one.
-
-    Attributes:
-        maximum: As given.
     """
 
     def __init__(self, maximum: int, clock_ns: Callable[[], int], *, yields: bool = False) -> None:

@@ -85,8 +85,6 @@ class Message:
 
     Attributes:
         id: What the broker calls it; the same each time that it is delivered.
-        payload: Its content.
-        headers: Its headers.
         num_deliveries: Times that it was delivered to the group, this one included.
         handle: The broker's own.
         key: Messages of one key are in order; None: the broker has no keys, or this message none.
@@ -105,8 +103,6 @@ class Publication(NamedTuple):
 
     Attributes:
         id: The same for each attempt to write it, which tells the broker of a duplicate.
-        payload: Its content.
-        headers: Its headers.
         key: Messages of one key stay in order at brokers with partitions; None: any partition.
     """
 
