@@ -213,9 +213,9 @@ def _generation_s(model: LanguageModel, timer: Any, num_at_once: int, prompt: in
 
 
 def _float32(folder: Path) -> Any:
-    from weft.llm.models.model_config import TransformerConfig  # noqa: PLC0415
+    from weft.llm.models.registry import read_config  # noqa: PLC0415
 
-    return TransformerConfig.from_folder(folder)
+    return read_config(folder)
 
 
 def _write_llamas(root: Path) -> None:

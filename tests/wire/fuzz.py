@@ -250,7 +250,7 @@ class Fuzzer:
 
     async def _to_server(self, generator: random.Random) -> None:
         stream = mutated(generator.choice(self._clients), self._clients, generator)
-        protocol = ServerProtocol(self._server, self._server.limits)
+        protocol = ServerProtocol(self._server, self._server.options)
         transport = FakeTransport(protocol)
         protocol.connection_made(transport)
         await self._feed(protocol, transport, cut(stream, generator), generator)
@@ -316,7 +316,7 @@ class Fuzzer:
     async def _neighbour_is_answered(self) -> None:
         """One good call, over a connection of its own."""
         peer = Peer(h2.socket.socket())
-        protocol = ServerProtocol(self._server, self._server.limits)
+        protocol = ServerProtocol(self._server, self._server.options)
         transport = FakeTransport(protocol)
         protocol.connection_made(transport)
         sent = PREFACE + h2.settings_frame() + peer.request("/test.Echo/Unary", b"neighbour")

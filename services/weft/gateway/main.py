@@ -22,23 +22,136 @@ from weft.base.observing import logs, telemetry
 from weft.base.observing.watchdog import LoopWatchdog
 from weft.base.processes.event_loop import new_event_loop
 from weft.base.processes.malloc import keep_freed_memory
-from weft.gateway.app import Gateway, endpoint_of
-from weft.gateway.arguments import fault_of, make_parser
-from weft.gateway.http.allowed_hosts import AllowedHosts
+from weft.base.security.arguments import add_channel_arguments, add_server_arguments, server_fault
+from weft.base.text.argument_types import is_metadata_name, positive
+from weft.gateway.app import Gateway
 from weft.gateway.http.endpoint import Handler
 from weft.gateway.http.http_server import HttpServer, bound_socket
-from weft.gateway.http.request_context import RequestContext, RequestTracker
+from weft.gateway.http.request_context import AllowedHosts, RequestContext, RequestTracker
 from weft.gateway.http.resources import Limits, Resources
+from weft.gateway.openai import ENDPOINTS
 from weft.gateway.openai.chat_template import read_template
 from weft.gateway.openai.models import Models
 from weft.jobs.atomic_files import held
 from weft.v2.client.channels import is_one_endpoint
 from weft.v2.client.v2_client import V2Client
+from weft.v2.client.wires import add_wire_argument
 from weft.v2.security.channel import channel_security, is_local
 from weft.v2.security.tls import ServerTls, server_tls_files
+from weft.v2.server.arguments import add_process_arguments
 from weft.v2.server.listening import exposure, host_and_port
 from weft.v2.server.metrics import DroppedLogsCollector, start_metrics_server
 from weft.v2.server.server import stop_event
+
+DEFAULT_PORT = 8000
+DEFAULT_METRICS_PORT = 8003
+_MAX_BODY_BYTES = 64 << 20
+_MAX_JSON_BYTES = 16 << 20
+_MAX_BYTES_IN_WORK = 256 << 20
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The argument parser."""
+    parser = argparse.ArgumentParser(
+        prog="weft.gateway", description="Serve V2 over HTTP and OpenAI's interface in front of a router."
+    )
+    parser.add_argument("--router", required=True, metavar="ADDRESS", help="the router, for example 127.0.0.1:8001")
+    add_process_arguments(parser, metrics_port=DEFAULT_METRICS_PORT)
+    parser.add_argument(
+        "--port", type=int, default=DEFAULT_PORT, help="of HTTP; 0: chosen by the system (default %(default)s)"
+    )
+    parser.add_argument(
+        "--chat-template",
+        type=_template,
+        action="append",
+        default=[],
+        metavar="MODEL=FILE",
+        help="chat template of a model in place of its own; may be repeated",
+    )
+    parser.add_argument(
+        "--timeout-s",
+        type=positive,
+        default=600.0,
+        metavar="N",
+        help="longest time for an answer, whatever a request asks for (default %(default)g)",
+    )
+    parser.add_argument(
+        "--max-body-bytes", type=int, default=_MAX_BODY_BYTES, metavar="N", help="largest body (default %(default)s)"
+    )
+    parser.add_argument(
+        "--max-json-bytes",
+        type=int,
+        default=_MAX_JSON_BYTES,
+        metavar="N",
+        help="most JSON in a body; the rest may be binary tensors (default %(default)s)",
+    )
+    parser.add_argument(
+        "--max-bytes-in-work",
+        type=int,
+        default=_MAX_BYTES_IN_WORK,
+        metavar="N",
+        help="bodies of all requests in work; more are refused with 429 (default %(default)s)",
+    )
+    parser.add_argument(
+        "--forward-header",
+        type=_header,
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="HTTP header that goes on to the router as metadata, for example x-client-id; may be repeated",
+    )
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="with a loopback --host: a name, besides localhost, in the header 'host' of requests, as behind a proxy; "
+        "* allows all; may be repeated",
+    )
+    parser.add_argument(
+        "--batch-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder of OpenAI's files and batches, held by one gateway; default: neither is offered",
+    )
+    add_wire_argument(parser)
+    add_server_arguments(parser.add_argument_group("security of its own ports"), takes_keys=False)
+    called = parser.add_argument_group("security of its calls; keys are those of its clients")
+    add_channel_arguments(called, "router-", "the router", takes_key=False)
+    return parser
+
+
+def fault_of(options: argparse.Namespace) -> str:
+    """Error message for inconsistent arguments; "" if they are valid."""
+    if fault := server_fault(options):
+        return fault
+    for name in ("max_body_bytes", "max_json_bytes", "max_bytes_in_work"):
+        if getattr(options, name) < 1:
+            return f"--{name.replace('_', '-')} must be at least 1, got {getattr(options, name)}"
+    if options.max_bytes_in_work < options.max_body_bytes:
+        return (
+            f"--max-bytes-in-work {options.max_bytes_in_work} is less than --max-body-bytes {options.max_body_bytes}, "
+            "so that no body of that size would ever be taken; raise it, or lower --max-body-bytes"
+        )
+    models = [model for model, _ in options.chat_template]
+    if len(models) != len(set(models)):
+        return f"--chat-template: each model may be given once, got {', '.join(models)}"
+    return ""
+
+
+def _template(text: str) -> tuple[str, Path]:
+    model, separator, path = text.partition("=")
+    if not (model and separator and path):
+        raise argparse.ArgumentTypeError(f"'{text}' is not of the form MODEL=FILE")
+    return model, Path(path)
+
+
+def _header(text: str) -> str:
+    name = text.lower()
+    if not is_metadata_name(name):
+        raise argparse.ArgumentTypeError(f"'{text}' cannot be metadata: a name is of letters, digits, '-', '_' and '.'")
+    return name
+
 
 #: A router that was started again is noticed soon.
 _RECONNECT_OPTIONS: list[tuple[str, Any]] = [("grpc.max_reconnect_backoff_ms", 500)]
@@ -106,9 +219,9 @@ async def _serve(options: argparse.Namespace) -> None:
         if options.batch_dir is not None:
             background = _Background(options.batch_dir, resources, waits=options.take_over)
         routes = () if background is None else background.routes
-        app = Gateway(resources, Models(router, templates), routes).app()
+        gateway = Gateway(resources, Models(router, templates), routes)
         hosts = AllowedHosts(options.allow_host) if is_local(options.host) else None
-        calls = RequestTracker(app, endpoint_of, options.forward_header, hosts)
+        calls = RequestTracker(gateway.app(), gateway.endpoint_of, options.forward_header, hosts)
         if background is not None:
             await background.start(calls)
         shares_ports = options.share_ports or options.take_over
@@ -181,7 +294,8 @@ class _Background:
             raise UnavailableError(f"--batch-dir: {error}") from error
         self._app: ASGIApp | None = None
         self._runner = BackgroundRunner(store, self._call)
-        routes = Batches(store, self._runner, resources).routes()
+        paths = [one.path for one in ENDPOINTS]
+        routes = Batches(store, self._runner, resources, paths).routes()
         self.routes = [(method, path, self._when_held(handle)) for method, path, handle in routes]
 
     async def start(self, app: ASGIApp) -> None:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from weft.optimize.report import CandidateReport, Report
 from weft.optimize.repository.provenance import with_provenance
-from weft.optimize.repository.publishing import publish
 from weft.optimize.repository.source import RepositoryModel, sha256_of
 
 
@@ -22,11 +21,6 @@ def config_with_note(model: RepositoryModel, number: int, report: Report, best: 
         _facts(model, report, best, files),
         best.parameters,
     )
-
-
-def write_version(model: RepositoryModel, number: int, files: Path, config_text: str) -> None:
-    """Add the version. Raises as ``publish``."""
-    publish(model.folder, number, files, config_text)
 
 
 def _facts(model: RepositoryModel, report: Report, best: CandidateReport, files: Path) -> dict[str, object]:
@@ -49,6 +43,7 @@ def _facts(model: RepositoryModel, report: Report, best: CandidateReport, files:
         "max_loss": report.max_loss,
         "objective": report.objective,
         "time_ratio": {str(rows): round(cost.time_ratio, 3) for rows, cost in best.costs.items()},
+        "busy_time_ratio": {str(rows): round(cost.busy_time_ratio, 3) for rows, cost in best.costs.items()},
         "cpu_time_ratio": {str(rows): round(cost.ratio, 3) for rows, cost in best.costs.items()},
         "created": report.created,
         "software": dict(report.software),

@@ -18,12 +18,12 @@ from weft.optimize.methods import METHODS
 from weft.optimize.methods.method import Inputs, OptimizationMethod
 from weft.optimize.metrics import make_metric
 from weft.optimize.metrics.metric import MetricOptions
-from weft.optimize.new_version import advice, config_with_note, write_version
+from weft.optimize.new_version import advice, config_with_note
 from weft.optimize.recording import recording_mesh
 from weft.optimize.report import Report
 from weft.optimize.repository.graphs import check_pinned, choose_graph, graphs_that_call
 from weft.optimize.repository.provenance import noted_versions
-from weft.optimize.repository.publishing import check_publishable, held_model
+from weft.optimize.repository.publishing import check_publishable, held_model, publish
 from weft.optimize.repository.source import find_model, model_files
 from weft.optimize.rows import read_rows
 from weft.optimize.trial_mesh import TrialMesh
@@ -169,7 +169,7 @@ def _run(
         report.advice = advice(mesh.model, number, best)
         if not options.is_dry_run:
             tell(f"writing version {number}")
-            write_version(mesh.model, number, files, text)
+            publish(mesh.model.folder, number, files, text)
             report.written = number
     return report
 

@@ -14,15 +14,18 @@ from weft.router.bandits.sharing import BanditSharing
 from weft.router.core import RouterCore
 from weft.router.feedback import rewarded
 from weft.router.repository.handover import GraphHandover
-from weft.v2.protocol.wire import statistics_message
+from weft.v2.protocol.statistics import statistics_message
 from weft.v2.server.server import Extension
 from weft.v2.workers.link import WorkerLink
-from weft.v2.workers.results import Answer
+from weft.v2.workers.peer import Answer
 from weft_protos import graph_service_pb2 as graph_pb
 from weft_protos import grpc_service_pb2 as pb
 
-#: Gauges that are no sums over workers: what one of them has, they all have.
-GREATEST = ("weft_graph_degraded", "weft_graph_load_failed", "weft_endpoint_state", "weft_target_serving_replicas")
+#: Families that are no sums over workers: what one of them has, they all have.
+GREATEST = (
+    *("weft_graph_degraded", "weft_graph_load_failed", "weft_endpoint_state", "weft_target_serving_replicas"),
+    *("weft_graph_load_failures", "weft_bandit_pulls", "weft_bandit_rewards", "weft_bandit_reward_sum"),
+)
 
 
 class WorkerCore(RouterCore):
@@ -40,10 +43,10 @@ class WorkerCore(RouterCore):
     """
 
     def __init__(self, link: WorkerLink, *arguments: Any, **settings: Any) -> None:
-        if link.index > 1:
+        if link.place.index > 1:
             settings["state_dir"] = None  # the first worker writes what all have learned
         settings["metrics_from"] = ()  # the parent asks for them: they are no sums over workers
-        super().__init__(*arguments, num_workers=link.num_workers, **settings)
+        super().__init__(*arguments, num_workers=link.place.num_workers, **settings)
         self._link = link
         self._handover = GraphHandover(self._graphs, self._lifecycle)
         self._sharing = BanditSharing(self._runtime.bandits, lambda news: link.tell("learned", news))
@@ -73,7 +76,7 @@ class WorkerCore(RouterCore):
             self._bandit_file.is_read = not is_known
         await super().start()
         await self._link.settle()
-        self._sharing.tell()
+        self._sharing.publish()
         self._sharing.start()
         self._has_started.set()
 
@@ -122,12 +125,12 @@ class WorkerCore(RouterCore):
     def _check(self, answers: Sequence[Answer]) -> None:
         """Raise what this worker has raised at a change, else what another one has."""
         failures = {worker: error for worker, _, error in answers if error is not None}
-        if (own := failures.get(self._link.index)) is not None:
+        if (own := failures.get(self._link.place.index)) is not None:
             raise own
         if failures:
             worker, error = min(failures.items())
             raise UnavailableError(
-                f"worker {worker} of {self._link.num_workers} failed, send it again: {error.message}"
+                f"worker {worker} of {self._link.place.num_workers} failed, send it again: {error.message}"
             )
 
     async def _load_here(self, body: bytes) -> bytes:
@@ -173,7 +176,6 @@ class WorkerCore(RouterCore):
         return pb.ModelStatisticsResponse(model_stats=entries).SerializeToString()
 
     async def _statistics_elsewhere(self, name: str, version: str) -> list[pb.ModelStatistics]:
-        """Those of the siblings that answer."""
         answers = await self._link.ask("statistics", json.dumps([name, version]).encode())
         return [
             entry

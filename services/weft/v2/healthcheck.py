@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from weft.base.errors import WeftError
 from weft.base.security.arguments import add_channel_arguments
 from weft.v2.client.channels import open_channel
-from weft.v2.protocol.health import HEALTH, HealthCheckRequest, HealthCheckResponse
-from weft.v2.protocol.services import stub_of
+from weft.v2.protocol.services import HEALTH, HealthCheckRequest, HealthCheckResponse, stub_of
 from weft.v2.security.channel import ChannelSecurity, channel_security
 from weft.wire.interface import grpc
 

@@ -18,16 +18,13 @@ from starlette.datastructures import Headers
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from weft.base.errors import RemoteError, ResourceExhaustedError
-from weft.gateway.app import Gateway, endpoint_of
+from weft.gateway.app import Gateway
 from weft.gateway.errors import RequestError
-from weft.gateway.fair_slots import FairSlots
-from weft.gateway.http.allowed_hosts import AllowedHosts
 from weft.gateway.http.body import BytesInWork, read_body
-from weft.gateway.http.key_check import CACHE_TTL_S, KeyCheck
-from weft.gateway.http.request_context import RequestContext, RequestTracker
-from weft.gateway.http.resources import Limits, Resources
+from weft.gateway.http.request_context import AllowedHosts, RequestContext, RequestTracker
+from weft.gateway.http.resources import CACHE_TTL_S, KeyCheck, Limits, Resources
 from weft.gateway.json_text import MAX_INLINE_BYTES, MAX_INLINE_VALUES, is_large
-from weft.gateway.offload import Offload
+from weft.gateway.offload import FairSlots, Offload
 from weft.gateway.openai.models import Models
 from weft_protos.grpc_service_pb2 import ModelMetadataResponse
 
@@ -70,8 +67,8 @@ async def call(app: Any, path: str, headers: dict[str, str], parts: list[bytes])
 def app_of(router: Router, **limits: int) -> tuple[Resources, RequestTracker]:
     given = {"max_body_bytes": 1000, "max_json_bytes": 1000, "max_bytes_in_work": 1000} | limits
     resources = Resources(router, Limits(**given, timeout_s=1.0))  # type: ignore[arg-type]
-    app = Gateway(resources, Models(router, {})).app()  # type: ignore[arg-type]
-    return resources, RequestTracker(app, endpoint_of, ())
+    gateway = Gateway(resources, Models(router, {}))  # type: ignore[arg-type]
+    return resources, RequestTracker(gateway.app(), gateway.endpoint_of, ())
 
 
 @pytest.mark.parametrize(
@@ -196,8 +193,8 @@ async def test_large_work_of_clients_goes_in_turn() -> None:
 async def test_a_gateway_of_this_machine_is_called_by_its_names_alone(host: str, status: int) -> None:
     """A page whose name resolves to 127.0.0.1 is refused before its body is read; others are read and found wanting."""
     resources, _ = app_of(Router())
-    app = Gateway(resources, Models(Router(), {})).app()  # type: ignore[arg-type]
-    tracker = RequestTracker(app, endpoint_of, (), AllowedHosts(["proxy.example"]))
+    gateway = Gateway(resources, Models(Router(), {}))  # type: ignore[arg-type]
+    tracker = RequestTracker(gateway.app(), gateway.endpoint_of, (), AllowedHosts(["proxy.example"]))
     headers = {"content-type": "application/json", "host": host, **dict(IDENTITY)}
     assert (status, status == 400) == await call(tracker, "/v1/completions", headers, [b"["])
     resources.close()

@@ -10,9 +10,7 @@ import pytest
 from weft.base.errors import InternalError, InvalidArgumentError
 from weft.gateway.errors import RequestError
 from weft.gateway.openai import chat_template as templates
-from weft.gateway.openai import special_tokens
-from weft.gateway.openai.chat_template import ChatTemplate, read_template
-from weft.gateway.openai.special_tokens import BREAK, breaker, special_texts
+from weft.gateway.openai.chat_template import BREAK, ChatTemplate, breaker, read_template, special_texts
 
 MESSAGES = [{"role": "user", "content": "<hi> & ü"}]
 
@@ -57,7 +55,7 @@ def test_special_tokens_of_users_are_text(text: str, expected: str) -> None:
 
 def test_special_tokens_on_the_border_of_two_pieces_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long text is searched by pieces, between which other threads run; wherever a token lies it is broken once."""
-    monkeypatch.setattr(special_tokens, "_PIECE_CHARS", 7)
+    monkeypatch.setattr(templates, "_PIECE_CHARS", 7)
     tokens = ("<s>", "<s>s>", "[INST]", "<|x|>", "<|im_start|>")
     rng = random.Random(1)
     for _ in range(200):

@@ -12,9 +12,15 @@ from weft.base.errors import InternalError, RemoteError, UnavailableError
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import bytes_tensor, encode
 from weft.gateway.errors import RequestError
-from weft.gateway.openai.deltas import ChoiceDelta, DeltaReader, PositionLogprobs, ScoredToken
+from weft.gateway.openai.deltas import (
+    ChoiceDelta,
+    DeltaReader,
+    PositionLogprobs,
+    ScoredToken,
+    chat_logprobs,
+    completion_logprobs,
+)
 from weft.gateway.openai.generate import Usage, collect, generate, merge
-from weft.gateway.openai.logprobs import chat_logprobs, completion_logprobs
 from weft.gateway.openai.text_model import TextModel
 from weft.gateway.openai.text_request import TextRequest
 

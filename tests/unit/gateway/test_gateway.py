@@ -15,10 +15,11 @@ from weft.base.errors import (
     UnsupportedError,
     WeftError,
 )
-from weft.gateway.arguments import fault_of, make_parser
 from weft.gateway.errors import RequestError, error_response
 from weft.gateway.http.disconnect import ClientDisconnectedError, run_until_disconnect
+from weft.gateway.main import fault_of, make_parser
 from weft.gateway.openai.models import Models
+from weft.gateway.openai.text_model import TextModel
 from weft_protos.grpc_service_pb2 import RepositoryIndexResponse
 from weft_protos.model_config_pb2 import ModelConfig
 
@@ -77,25 +78,25 @@ async def test_what_is_known_of_a_model_is_kept_for_its_caller() -> None:
     now, router = [0.0], Router()
     models = Models(router, {}, clock_s=lambda: now[0])  # type: ignore[arg-type]
     for _ in range(2):
-        assert "text" == (await models.find("text", ())).name
+        assert "text" == (await models.find(TextModel, "text", ())).name
     assert 1 == len(router.asked)
-    await models.find("text", (("authorization", "x"),))
+    await models.find(TextModel, "text", (("authorization", "x"),))
     now[0] = 1.9
-    await models.find("text", ())
+    await models.find(TextModel, "text", ())
     assert 2 == len(router.asked)
     now[0] = 2.0
-    await models.find("text", ())
+    await models.find(TextModel, "text", ())
     assert 3 == len(router.asked)
     for _ in range(2):
         with pytest.raises(RequestError) as caught:
-            await models.find("gone", ())
+            await models.find(TextModel, "gone", ())
         assert (404, "model_not_found") == (caught.value.http_status, caught.value.reason)
     with pytest.raises(RemoteError, match="no"):
-        await models.find("secret", ())
+        await models.find(TextModel, "secret", ())
     assert 6 == len(router.asked)
-    assert ["text"] == await models.names(())
+    assert ["text"] == await models.names([TextModel], ())
     for number in range(3000):
-        await models.find("text", (("authorization", str(number)),))
+        await models.find(TextModel, "text", (("authorization", str(number)),))
     assert len(models._cache) <= 1024
 
 

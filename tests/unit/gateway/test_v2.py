@@ -14,20 +14,20 @@ from google.protobuf import json_format
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.base.core import InferResult
+from weft.base.core import InferCall, InferResult
 from weft.base.errors import InvalidArgumentError, ResourceExhaustedError
 from weft.base.tensors import DATATYPE_BY_NUMPY, WireTensor, bytes_tensor, encode
-from weft.gateway.app import Gateway, endpoint_of
+from weft.gateway.app import Gateway
 from weft.gateway.errors import RequestError
-from weft.gateway.http.content_encoding import accepted_encoding, compressed, decompressed
+from weft.gateway.http.body import accepted_encoding, compressed, decompressed
 from weft.gateway.http.request_context import RequestTracker
 from weft.gateway.http.resources import Limits, Resources
 from weft.gateway.openai.models import Models
-from weft.gateway.v2 import messages
-from weft.gateway.v2.generate import generate_request, generate_response, raw_request
-from weft.gateway.v2.request import cut, parse_head
-from weft.gateway.v2.response import make_body
+from weft.gateway.v2 import control as messages
+from weft.gateway.v2.inference import make_body
+from weft.gateway.v2.request import cut, generate_request, generate_response, parse_head, raw_request
 from weft.gateway.v2.values import bytes_of, json_of
+from weft.v2.protocol.codec import InferMessage
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.model_config_pb2 import ModelConfig
 
@@ -37,7 +37,7 @@ NUMBERS = [datatype for datatype in DATATYPE_BY_NUMPY.values() if datatype != "B
 ALL_BINARY = {"binary_data_output": True}
 
 
-def head_of(body: Any) -> pb.ModelInferRequest:
+def head_of(body: Any) -> InferMessage:
     """The request of a body without binary data."""
     return parse_head(json.dumps(body).encode(), "m", "").request([])
 
@@ -117,11 +117,11 @@ def test_a_request_has_everything_that_json_says() -> None:
         "3",
     )
     request = head.request([memoryview(b"\0\0"), memoryview(b"\x80\x3f")])
-    assert ("m", "3", "7") == (request.model_name, request.model_version, request.id)
+    assert ("m", "3", "7") == (request.model_name, request.model_version, request.request_id)
     assert {"sequence_id", "priority", "s", "f", "b"} == set(request.parameters)
-    assert [np.array([1, 2], np.int32).tobytes(), b"\0\0\x80\x3f"] == list(request.raw_input_contents)
-    assert "r" == request.inputs[2].parameters["shared_memory_region"].string_param
-    assert 3 == request.outputs[0].parameters["classification"].int64_param
+    assert [np.array([1, 2], np.int32).tobytes(), b"\0\0\x80\x3f"] == request.contents
+    assert {"shared_memory_region": "r"} == request.tensors[2].parameters
+    assert {"classification": 3} == request.outputs[0].parameters
     assert (False, True, True) == (head.is_binary("X"), head.is_binary("Y"), head.is_binary("Z"))
     with pytest.raises(RequestError, match=r"has 3 bytes behind its JSON, and .* are 4 in all"):
         head.request([memoryview(b"123")])
@@ -259,9 +259,7 @@ def test_what_no_message_can_have_is_the_clients_mistake(data: str) -> None:
     """Half of a surrogate pair as the id is refused; brackets count no elements, as many as JSON may have."""
     metadata = model(("T", "BYTES", [-1])).SerializeToString()
     if "id" not in data:
-        assert [1] == list(
-            pb.ModelInferRequest.FromString(generate_request(data.encode(), metadata, "")).inputs[0].shape
-        )
+        assert (1,) == generate_request(data.encode(), metadata, "").inputs["T"].shape
         return
     with pytest.raises(RequestError, match="'id' has half of a surrogate pair"):
         generate_request(data.encode(), metadata, "")
@@ -296,7 +294,8 @@ async def test_a_client_that_leaves_cancels_its_call() -> None:
                 has_ended.set()
 
     resources = Resources(Router(), Limits(1000, 1000, 1000, 1.0))  # type: ignore[arg-type]
-    app = RequestTracker(Gateway(resources, Models(Router(), {})).app(), endpoint_of, ())  # type: ignore[arg-type]
+    gateway = Gateway(resources, Models(Router(), {}))  # type: ignore[arg-type]
+    app = RequestTracker(gateway.app(), gateway.endpoint_of, ())
     events = [{"type": "http.request", "body": b"{}", "more_body": False}]
 
     async def receive() -> dict[str, Any]:
@@ -332,13 +331,13 @@ def test_generate_maps_fields_to_inputs_and_parameters() -> None:
         "top": 1,
         "parameters": {"stream": True, "temperature": 0.5},
     }
-    data = generate_request(json.dumps(body).encode(), metadata.SerializeToString(), "2")
-    request = pb.ModelInferRequest.FromString(data)
-    assert ("m", "2", "7", {"top", "temperature"}) == (
-        request.model_name, request.model_version, request.id, set(request.parameters),
-    )  # fmt: skip
-    assert {"text_input": [1, 1], "stream": [1], "ids": [3]} == {one.name: list(one.shape) for one in request.inputs}
-    assert [b"\2\0\0\0hi", np.array([1, 2, 3], np.int32).tobytes(), b"\1"] == list(request.raw_input_contents)
+    call = generate_request(json.dumps(body).encode(), metadata.SerializeToString(), "2")
+    inputs = {
+        "text_input": WireTensor("BYTES", (1, 1), b"\2\0\0\0hi"),
+        "ids": encode(np.array([1, 2, 3], np.int32)),
+        "stream": WireTensor("BOOL", (1,), b"\1"),
+    }
+    assert InferCall("m", "2", "7", {"top": 1, "temperature": 0.5}, inputs) == call
 
 
 @pytest.mark.parametrize(
@@ -368,14 +367,14 @@ def test_a_generated_response_is_flat() -> None:
 
 def test_a_body_without_json_is_the_only_input() -> None:
     """Numbers fill its open dimension; bytes are one string."""
-    request, lead = raw_request(model(("A", "INT32", [-1, 3])), "", 12)
-    assert ([1, 3], b"") == (list(request.inputs[0].shape), lead)
-    request, lead = raw_request(model(("A", "BYTES", [1])), "", 5)
-    assert ([1], b"\5\0\0\0") == (list(request.inputs[0].shape), lead)
+    call = raw_request(model(("A", "INT32", [-1, 3])), "", [bytes(8), bytes(4)])
+    assert {"A": WireTensor("INT32", (1, 3), bytes(12))} == call.inputs
+    call = raw_request(model(("A", "BYTES", [1])), "", [b"hello"])
+    assert {"A": WireTensor("BYTES", (1,), b"\5\0\0\0hello")} == call.inputs
     with pytest.raises(RequestError, match="no whole elements of INT32"):
-        raw_request(model(("A", "INT32", [-1])), "", 5)
+        raw_request(model(("A", "INT32", [-1])), "", [bytes(5)])
     with pytest.raises(RequestError, match="has 2; send JSON"):
-        raw_request(model(("A", "INT32", [1]), ("B", "INT32", [1])), "", 4)
+        raw_request(model(("A", "INT32", [1]), ("B", "INT32", [1])), "", [bytes(4)])
 
 
 def test_messages_are_written_as_triton_writes_them() -> None:
@@ -426,10 +425,12 @@ def test_settings_and_loads_become_messages() -> None:
         messages.log_request({"log_info": -1})
 
 
-def test_paths_have_few_names() -> None:
+async def test_paths_have_few_names() -> None:
     """For metrics and spans, whatever the models are called."""
-    assert ["/v2/infer", "/v2/generate_stream", "/v2", "/v2", "/other", "/v1/models"] == [
-        endpoint_of(path)
+    router: Any = None
+    gateway = Gateway(Resources(router, Limits(1000, 1000, 1000, 1.0)), Models(router, {}))
+    assert ["/v2/infer", "/v2/generate_stream", "/v2", "/v2", "/other", "/v1/models", "/v1/completions"] == [
+        gateway.endpoint_of(path)
         for path in (
             "/v2/models/a/infer",
             "/v2/models/a/versions/1/generate_stream",
@@ -437,5 +438,6 @@ def test_paths_have_few_names() -> None:
             "/v2/x",
             "/v22",
             "/v1/models",
+            "/v1/completions",
         )
     ]

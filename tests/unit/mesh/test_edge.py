@@ -20,7 +20,6 @@ from weft.base.tensors import WireTensor, decode, encode
 from weft.cli.__main__ import main
 from weft.v2.client.v2_client import V2Client
 from weft.v2.client.wires import WireName
-from weft.v2.protocol.wire import request_from_call
 from weft.v2.server.make_server import make_server
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -141,8 +140,7 @@ async def test_an_error_has_its_status(client: V2Client) -> None:
 
 async def test_streams_and_cancelled_calls_leave_it_serving(client: V2Client) -> None:
     """A stream has its one final response; calls whose caller gives up end nothing else."""
-    request = request_from_call(InferCall("simple", inputs=pair()))
-    results = [result async for result in client.stream(request, timeout_s=WAIT_S)]
+    results = [result async for result in client.stream(InferCall("simple", inputs=pair()), timeout_s=WAIT_S)]
     assert [True] == [result.is_final for result in results]
     tasks = [asyncio.ensure_future(client.infer(InferCall("sum", inputs=pair()), timeout_s=WAIT_S)) for _ in range(32)]
     await asyncio.sleep(0)

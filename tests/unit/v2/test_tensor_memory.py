@@ -10,6 +10,7 @@ from weft.base.core import InferResult
 from weft.base.errors import InvalidArgumentError, ResourceExhaustedError
 from weft.base.tensors import WireTensor
 from weft.v2.protocol import tensor_memory
+from weft.v2.protocol.codec import InferMessage
 from weft.v2.protocol.tensor_memory import (
     HALF_BYTES,
     MAX_UNREAD_S,
@@ -21,7 +22,6 @@ from weft.v2.protocol.tensor_memory import (
     make_tensor_memory,
 )
 from weft.v2.server.local_tensors import LocalTensorService
-from weft_protos import grpc_service_pb2 as pb
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no such memory")
 
@@ -194,11 +194,9 @@ def memories(tmp_path):
     caller.close()
 
 
-def request_to(reference: str) -> pb.ModelInferRequest:
+def request_to(reference: str) -> InferMessage:
     """A request that refers to memory."""
-    request = pb.ModelInferRequest(model_name="m")
-    request.parameters[PARAMETER].string_param = reference
-    return request
+    return InferMessage("m", parameters={PARAMETER: reference})
 
 
 def result(contents, parameters=()):
@@ -212,10 +210,10 @@ def test_a_small_request_may_have_a_large_response(memories):
     request, memory = service.received(request_to("t"))
     assert not request.parameters
     small = service.answered(result([b"small"], {PARAMETER: "1 0 5"}), memory)
-    assert ([*small.raw_output_contents], [*small.parameters]) == ([b"small"], [])
+    assert (small.contents, small.parameters) == ([b"small"], {})
     large = service.answered(result([b"x" * 500_000, b"y"]), memory)
-    assert not large.raw_output_contents
-    assert caller.read(large.parameters[PARAMETER].string_param) == [b"x" * 500_000, b"y"]
+    assert not large.contents
+    assert caller.read(large.parameters[PARAMETER]) == [b"x" * 500_000, b"y"]
 
 
 def test_memory_is_no_way_around_the_limit_of_messages(memories):
@@ -224,6 +222,6 @@ def test_memory_is_no_way_around_the_limit_of_messages(memories):
     with pytest.raises(ResourceExhaustedError, match="1000001 vs"):
         service.received(request_to(f"t {caller.write([bytes(1_000_001)])[1]}"))
     request = request_to(f"t {caller.write([b'x'])[1]}")
-    request.raw_input_contents.append(b"y")
+    request.contents.append(b"y")
     with pytest.raises(InvalidArgumentError, match="give one of them"):
         service.received(request)

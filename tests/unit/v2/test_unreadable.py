@@ -11,10 +11,11 @@ from tests.unit.v2.scripted_core import ScriptedCore
 
 from weft.v2.client.channels import open_channel
 from weft.v2.client.wires import WireName
+from weft.v2.protocol.codec import deserialize_call
 from weft.v2.server import make_server as made
 from weft.v2.server.call_boundary import CallBoundary
 from weft.v2.server.server import add_services, set_serving
-from weft.wire.rpc.unreadable import UnreadableRequests
+from weft.wire.rpc.status import UnreadableRequests
 from weft_protos import grpc_service_pb2 as pb
 
 GARBAGE = b"\xff\xff\xff"
@@ -87,7 +88,7 @@ async def test_a_request_without_memory_for_it_is_resource_exhausted(wire, monke
     def read(data):
         if is_short:
             raise MemoryError
-        return pb.ModelInferRequest.FromString(bytes(data))
+        return deserialize_call(data)
 
     monkeypatch.setattr(made, "deserialize_call", read)
     server = made.make_server(wire=wire)

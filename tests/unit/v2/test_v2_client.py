@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +13,6 @@ from weft.base.errors import InternalError, NotFoundError, RemoteError, Unavaila
 from weft.base.signature import ModelSignature
 from weft.base.tensors import encode
 from weft.v2.client.v2_client import V2Client
-from weft.v2.protocol.wire import request_from_call
-from weft_protos import grpc_service_pb2 as pb
 
 MODEL = ModelSignature("m", "1", "p", 0, (), ())
 TIMEOUT_S = 10.0
@@ -52,9 +51,9 @@ class Echo(ListingCore):
             yield InferResult("m", "1", call.request_id, {}, outputs, is_final=is_final)
 
 
-def request(model: str = "m") -> pb.ModelInferRequest:
+def request(model: str = "m") -> InferCall:
     """A request with one tensor."""
-    return request_from_call(InferCall(model, "", "r", {}, {"X": encode(np.ones(2, np.float32))}))
+    return InferCall(model, "", "r", {}, {"X": encode(np.ones(2, np.float32))})
 
 
 async def test_what_a_server_says_of_itself_and_its_models() -> None:
@@ -100,11 +99,10 @@ async def test_the_last_response_of_a_stream_and_no_other_is_final(
 @pytest.mark.parametrize(("num_responses", "is_asked"), [(1, False), (1, True), (2, False)])
 async def test_an_answer_that_leaves_every_output_out_is_one(num_responses: int, is_asked: bool) -> None:
     """The only response; behind others, or asked for, a final one without outputs is taken for the end alone."""
-    message = request()
-    message.parameters["triton_enable_empty_final_response"].bool_param = is_asked
+    call = replace(request(), parameters={"triton_enable_empty_final_response": is_asked})
     with serving(Echo(num_responses=num_responses, leaves_out=True)) as address:
         async with V2Client(address) as client:
-            results = [result async for result in client.stream(message, timeout_s=TIMEOUT_S)]
+            results = [result async for result in client.stream(call, timeout_s=TIMEOUT_S)]
     assert num_responses == len(results)
     assert (results[-1].is_final, num_responses > 1 or is_asked) == (True, results[-1].is_null)
 

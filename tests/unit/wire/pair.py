@@ -5,7 +5,7 @@ from typing import Any
 
 from weft.wire.connection.connection import Http2Connection
 from weft.wire.connection.limits import ConnectionLimits
-from weft.wire.connection.stream import Stream
+from weft.wire.connection.sending import Stream
 from weft.wire.hpack import encode
 
 REQUEST = encode([(":method", "POST"), (":scheme", "http"), (":path", "/a/b"), ("te", "trailers")])
@@ -15,6 +15,8 @@ TRAILERS = encode([("grpc-status", "0")])
 
 class RecordingStream(Stream):
     """Keeps what happens to it; gives credit for all data at once if ``reads``."""
+
+    connection: Http2Connection
 
     def __init__(self, events: list[Any], *, reads: bool = True) -> None:
         self.events = events

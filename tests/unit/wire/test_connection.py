@@ -254,7 +254,7 @@ def test_control_frames_have_a_budget():
 
 def test_rapid_reset_uses_up_the_budget():
     """Streams that are opened and reset at once are not free, although finished streams give tokens back."""
-    end = server(ConnectionLimits(control_burst=100, control_per_s=4, resets_per_s=1))
+    end = server(ConnectionLimits(control_burst=100, control_per_s=4, max_resets_per_s=1))
     for stream_id in range(1, 101, 2):
         end.connection.receive(open_request(stream_id) + frames.rst_stream(stream_id, 8))
     assert ErrorCode.ENHANCE_YOUR_CALM == end.connection.failure.code
@@ -398,8 +398,8 @@ def read_all(end: End, data: bytes) -> int:
 
 
 def test_a_known_peer_may_reset_as_many_calls_as_it_makes():
-    """With `resets_per_s` 0, as for a router, 5,000 resets are read; with the default 40 use up a budget of 160."""
-    known = server(ConnectionLimits(control_burst=160, control_per_s=4000, resets_per_s=0))
+    """With `max_resets_per_s` 0, as for a router, 5,000 resets are read; with the default 40 use up a budget of 160."""
+    known = server(ConnectionLimits(control_burst=160, control_per_s=4000, max_resets_per_s=0))
     read_all(known, resets(5_000))
     assert not known.connection.is_closed
     unknown = server(ConnectionLimits(control_burst=160, control_per_s=4000), clock_s=lambda: 0.0)

@@ -8,12 +8,10 @@ from grpc import StatusCode
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.wire.rpc.compression import compress, decompress
 from weft.wire.rpc.heads import RequestHead, ResponseHead
-from weft.wire.rpc.messages import MessageReader, pack_prefix, whole_message
-from weft.wire.rpc.metadata import decode_metadata, encode_metadata
+from weft.wire.rpc.messages import MessageReader, compress, decompress, pack_prefix, whole_message
+from weft.wire.rpc.metadata import decode_metadata, decode_timeout, encode_metadata, encode_timeout
 from weft.wire.rpc.status import CallError, decode_message, encode_message, status_of_http, status_of_reset
-from weft.wire.rpc.timeouts import decode_timeout, encode_timeout
 
 CALL = (
     (":method", "POST"),

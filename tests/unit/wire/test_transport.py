@@ -163,11 +163,11 @@ def test_progress_is_no_stall():
 def test_age_and_idleness_drain():
     """A connection is drained at its age, or when it was idle for long; after the grace it ends."""
     busy = replace(SEEN, num_streams=1)
-    assert LivenessAction.DRAIN is actions(LivenessOptions(max_age_s=3), [busy] * 3)[-1]
-    assert LivenessAction.DRAIN is actions(LivenessOptions(max_idle_s=3), [SEEN] * 3)[-1]
-    assert {LivenessAction.NOTHING} == set(actions(LivenessOptions(max_idle_s=3), [busy] * 9))
+    assert LivenessAction.DRAIN is actions(LivenessOptions(max_connection_age_s=3), [busy] * 3)[-1]
+    assert LivenessAction.DRAIN is actions(LivenessOptions(max_connection_idle_s=3), [SEEN] * 3)[-1]
+    assert {LivenessAction.NOTHING} == set(actions(LivenessOptions(max_connection_idle_s=3), [busy] * 9))
     draining = replace(busy, is_draining=True, is_drain_finished=True)
-    grace = LivenessOptions(max_age_s=2, max_age_grace_s=2)
+    grace = LivenessOptions(max_connection_age_s=2, max_connection_age_grace_s=2)
     assert LivenessAction.ABORT is actions(grace, [busy, busy, draining, draining, draining])[-1]
 
 

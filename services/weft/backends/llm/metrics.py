@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 
 from weft.base.signature import ModelSignature
-from weft.llm.histogram import BOUNDS_S, Histogram
+from weft.base.statistics import LatencyHistogram
 from weft.llm.metrics import EngineMetrics, Rates
 from weft.llm.scheduler.blocks import BlockPool
 from weft.llm.speculation.speculator import Speculator
@@ -43,7 +43,7 @@ class ObservableEngine(Protocol):
         """Blocks of the KV cache."""
 
 
-_HISTOGRAMS: tuple[tuple[str, str, Callable[[EngineMetrics], Histogram]], ...] = (
+_HISTOGRAMS: tuple[tuple[str, str, Callable[[EngineMetrics], LatencyHistogram]], ...] = (
     ("weft_llm_time_to_first_token_seconds", "From arrival to the first token", lambda m: m.ttft),
     ("weft_llm_time_per_output_token_seconds", "Mean time of each token after the first, by choice", lambda m: m.tpot),
     ("weft_llm_inter_token_latency_seconds", "From each token of a choice to its next", lambda m: m.itl),
@@ -183,8 +183,9 @@ class EngineExport:
         return self._rates
 
 
-def _cumulative(histogram: Histogram) -> tuple[list[tuple[str, float]], float]:
+def _cumulative(histogram: LatencyHistogram) -> tuple[list[tuple[str, float]], float]:
     """Cumulative buckets, and the sum in seconds."""
     totals = list(accumulate(list(histogram.counts)))
-    buckets = [(f"{BOUNDS_S[i]:g}", float(totals[i])) for i in range(0, len(BOUNDS_S), _BUCKET_STEP)]
+    bounds_s = histogram.bounds_s
+    buckets = [(f"{bounds_s[i]:g}", float(totals[i])) for i in range(0, len(bounds_s), _BUCKET_STEP)]
     return [*buckets, ("+Inf", float(totals[-1]))], histogram.sum_s

@@ -9,10 +9,10 @@ import torch
 
 from weft.capacity.machine.figures import LinearTimes
 from weft.llm import ops
-from weft.llm.models.model import LlamaModel
+from weft.llm.models.model import TransformerModel
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.models.weights import random_weights
-from weft_kernels.linear import cpu
+from weft_kernels.linear.products import Product, linear
 
 _ROUNDS, _SIDE = 4, 1024
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -46,7 +46,7 @@ def _products(kind: str, num_threads: int) -> list[tuple[float, float, float]]:
         num_products = max(num_bytes * 8 // bits // _SIDE**2, 1)
         weight = torch.randn(_SIDE, _SIDE).mul_(_SIDE**-0.5).to(dtype)
         options = {"dtype": dtype, "num_bits": bits if bits < 16 else 0}
-        products = [cpu.linear(weight.clone(), **options) for _ in range(num_products)]
+        products = [linear(weight.clone(), **options) for _ in range(num_products)]
         for rows in _ROWS:
             x = torch.randn(rows, _SIDE).to(dtype)
             seconds = best_s(partial(_multiplied, products, x), num_threads)
@@ -54,7 +54,7 @@ def _products(kind: str, num_threads: int) -> list[tuple[float, float, float]]:
     return points
 
 
-def _multiplied(products: Sequence[cpu.Product], x: torch.Tensor) -> None:
+def _multiplied(products: Sequence[Product], x: torch.Tensor) -> None:
     for multiply in products:
         multiply(x)
 
@@ -62,7 +62,7 @@ def _multiplied(products: Sequence[cpu.Product], x: torch.Tensor) -> None:
 def _attention(context: int, num_threads: int) -> tuple[tuple[float, float], tuple[float, float]]:
     """Rate of one new token after ``context``, and of a prompt of ``context`` tokens."""
     config = TransformerConfig(64, _HEADS * _HEAD_DIM, 64, 1, _HEADS, _HEADS, _HEAD_DIM, 4096, rope={"rope_theta": 1e4})
-    model = LlamaModel(config, random_weights(config, 0), max_model_len=4096)
+    model = TransformerModel(config, random_weights(config, 0), max_model_len=4096)
     model.prepare()
     num_blocks = -(-context // _BLOCK)
     layer = model._layers_of(model.new_kv(num_blocks + 1, _BLOCK))[0]

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weft.base.errors import NotFoundError, WeftError
-from weft.base.repository.layout import CONFIG_FILENAME, is_ensemble
+from weft.base.repository.layout import CONFIG_FILENAME, runs_in_router
 from weft.base.text.pbtxt import parse
 from weft.base.text.suggestion import suggestion
 from weft.capacity.tuning.settings import TunedModel
 from weft.language.plan import CallPlan, GraphPlan
-from weft.router.repository.readiness import steps_of
+from weft.router.repository.serving import steps_of
 from weft.tools.compiled import load_plan
 from weft.tools.offline import BACKENDS, GRAPH_FOLDER, model_folders
 from weft_protos.model_config_pb2 import ModelConfig
@@ -80,7 +80,7 @@ def _graph_folders(repository: Path) -> list[Path]:
     if folder.is_dir():
         return [entry for entry in sorted(folder.iterdir()) if entry.is_dir() and not entry.name.startswith(".")]
     configs = sorted(repository.glob(f"*/{CONFIG_FILENAME}"))
-    return [config.parent for config in configs if is_ensemble(config)]
+    return [config.parent for config in configs if runs_in_router(config)]
 
 
 def _has_graph(name: str, repository: Path) -> bool:

@@ -11,7 +11,7 @@ from weft.base.core import InferCall
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import INTEGERS, NUMPY_BY_DATATYPE, Array, WireTensor, encode
-from weft.v2.protocol.wire import request_from_call
+from weft.v2.protocol.codec import serialize_call
 
 if TYPE_CHECKING:
     from weft.jobs.dataset import Dataset
@@ -192,8 +192,7 @@ def _adjacent(rows: Sequence[int], key: Any, most: int) -> Iterator[list[int]]:
 
 
 def _serialized(signature: ModelSignature, tensors: Mapping[str, WireTensor]) -> bytes:
-    call = InferCall(signature.name, signature.version, inputs=dict(tensors))
-    return bytes(request_from_call(call).SerializeToString())
+    return serialize_call(InferCall(signature.name, signature.version, inputs=dict(tensors)))
 
 
 def _random(spec: TensorSpec, shape: tuple[int, ...], numbers: np.random.Generator) -> Array:

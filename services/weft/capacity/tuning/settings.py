@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from weft.capacity.tuning.config_text import Edit
-from weft.serving.config.execution import EXECUTION, INLINE, THREAD, execution_of
+from weft.serving.config.placement import EXECUTION, INLINE, THREAD, execution_of
 from weft_protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 #: Of a setting: a number, or text.

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 
 from weft.capacity.tuning.config_text import Edit, edited
 from weft.capacity.tuning.settings import KINDS, OFF, Machine, TunedModel, Value, process_wide
-from weft.serving.config.execution import INLINE
+from weft.serving.config.placement import INLINE
 
 #: Value of every setting, by ``MODEL.SETTING``; that of the mesh is ``IN_PROCESS``.
 Configuration: TypeAlias = Mapping[str, Value]

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse
 from starlette.types import ASGIApp
 
-from weft.gateway.batches.runner import ENDPOINTS, BackgroundRunner, check_requests
+from weft.gateway.batches.runner import BackgroundRunner, check_requests
 from weft.gateway.batches.store import Store
 from weft.gateway.errors import RequestError
 from weft.gateway.http.body import BODY_TIMEOUT_S, too_large
@@ -36,9 +36,11 @@ class Batches:
         store: Where they are.
         runner: Runs batches.
         resources: Check of keys, and limits.
+        endpoints: Paths that a batch may call.
     """
 
-    def __init__(self, store: Store, runner: BackgroundRunner, resources: Resources) -> None:
+    def __init__(self, store: Store, runner: BackgroundRunner, resources: Resources, endpoints: Sequence[str]) -> None:
+        self._endpoints = endpoints
         self._store = store
         self._runner = runner
         self._resources = resources
@@ -104,8 +106,9 @@ class Batches:
         body = b"".join(await self._resources.body(request, context, self._resources.limits.max_json_bytes))
         wanted = parse_json(body)
         owner = await self._owner(context)
-        if (endpoint := wanted.get("endpoint")) not in ENDPOINTS:
-            raise RequestError(f"endpoint must be one of {', '.join(ENDPOINTS)}, got {endpoint!r}", param="endpoint")
+        if (endpoint := wanted.get("endpoint")) not in self._endpoints:
+            known = ", ".join(self._endpoints)
+            raise RequestError(f"endpoint must be one of {known}, got {endpoint!r}", param="endpoint")
         if (window := wanted.get("completion_window")) != _WINDOW:
             raise RequestError(f"completion_window must be '{_WINDOW}', got {window!r}", param="completion_window")
         file_id, metadata = wanted.get("input_file_id"), wanted.get("metadata")

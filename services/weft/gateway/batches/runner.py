@@ -17,8 +17,6 @@ from weft.jobs.atomic_files import replace_file
 from weft.jobs.dataset import Dataset, Shard
 from weft.jobs.window import Place, Window
 
-#: Endpoints that a batch may call.
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 #: Requests of a batch at most, as with OpenAI.
 MAX_REQUESTS = 50_000
 _COLUMNS = ("custom_id", "method", "url", "body")

@@ -1,9 +1,10 @@
 """Context of an HTTP request: its span, its metrics, and the metadata of its calls to the router."""
 
 import contextlib
+import ipaddress
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from opentelemetry.trace import Span
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -16,8 +17,44 @@ from weft.base.errors import InternalError, RequestCancelledError, WeftError
 from weft.base.observing import telemetry
 from weft.base.observing.logs import get_logger
 from weft.gateway.errors import RequestError
-from weft.gateway.http.allowed_hosts import AllowedHosts
 from weft.v2.client.v2_client import Metadata
+
+#: Allows every name.
+ANY = "*"
+
+
+class AllowedHosts:
+    """Names by which a gateway on a loopback address may be called: addresses, ``localhost``, and those given.
+
+    A page can have its own name resolve to 127.0.0.1 (DNS rebinding), and is then of the gateway's origin to the
+    browser, whose user it calls for. The name stays in the header.
+
+    Args:
+        names: Further names, or ``*``.
+    """
+
+    def __init__(self, names: Collection[str] = ()) -> None:
+        self._names = {name.lower() for name in names}
+
+    def check(self, host: str) -> None:
+        """Check the value of the header, with or without a port.
+
+        Raises:
+            RequestError: It is a name that is not allowed (403).
+        """
+        name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+        name = name.strip("[]").lower()
+        if name in self._names or ANY in self._names or name.endswith(".localhost") or name in ("localhost", ""):
+            return
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            raise RequestError(
+                f"the host '{name[:80]}' is not one of this gateway, which is for this machine alone; call localhost, "
+                f"or start it with --allow-host {name[:80]}",
+                http_status=403,
+            ) from None
+
 
 _KEY = "weft_call"
 #: Headers with API keys.

@@ -8,14 +8,16 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.types import ASGIApp
+
 from weft.gateway.errors import RequestError
 from weft.gateway.json_text import parse_json
-from weft.gateway.openai.deltas import ChoiceDelta
+from weft.gateway.openai.deltas import ChoiceDelta, completion_logprobs
+from weft.gateway.openai.endpoint import Endpoint, EndpointCall
 from weft.gateway.openai.fields import Fields, checked_string, shown
-from weft.gateway.openai.generate import CollectedChoice, Usage
-from weft.gateway.openai.logprobs import completion_logprobs
-from weft.gateway.openai.sampling import MAX_INT32, is_token_id, parse_sampling
-from weft.gateway.openai.text_request import Prompt, TextRequest, parse_common
+from weft.gateway.openai.generate import CollectedChoice, Usage, text_response
+from weft.gateway.openai.text_model import TextModel
+from weft.gateway.openai.text_request import MAX_INT32, Prompt, TextRequest, is_token_id, parse_common, parse_sampling
 
 MAX_PROMPTS = 128
 MAX_PROMPT_CHARS = 16 << 20
@@ -30,6 +32,11 @@ class CompletionRequest:
 
     common: TextRequest
     prompts: Sequence[Prompt]
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+        return self.common.model
 
 
 def parse(body: Mapping[str, Any], headers: Mapping[str, str]) -> CompletionRequest:
@@ -147,3 +154,12 @@ class CompletionWriter:
 
 def _choice(index: int, text: str, finish_reason: str | None, logprobs: Any) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+async def _respond(request: CompletionRequest, model: TextModel, call: EndpointCall) -> ASGIApp:
+    usage = Usage(request.common.num_choices)
+    writer = CompletionWriter(model.name, usage, has_usage_chunk=request.common.has_usage_chunk)
+    return await text_response(call, model, request.common, request.prompts, writer, usage)
+
+
+ENDPOINT = Endpoint("/v1/completions", TextModel, parse_bytes, _respond)

@@ -4,11 +4,17 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp
 
 from weft.base.cancellation import cancel_and_wait
 from weft.base.errors import InvalidArgumentError, UnavailableError
+from weft.gateway.errors import error_response
+from weft.gateway.http.sse import DONE, EventStream, with_first
 from weft.gateway.openai.deltas import ChoiceDelta, DeltaReader, PositionLogprobs, invalid_response
+from weft.gateway.openai.endpoint import EndpointCall
 from weft.gateway.openai.text_model import TextModel
 from weft.gateway.openai.text_request import Prompt, TextRequest
 from weft.v2.client.v2_client import Metadata, V2Client
@@ -173,3 +179,48 @@ async def collect(deltas: AsyncGenerator[ChoiceDelta, None], num_choices: int, u
             usage.add(delta)
             choices[delta.choice].add(delta)
     return choices
+
+
+class ResponseWriter(Protocol):
+    """Formats the response to one request, as one object or in chunks."""
+
+    id: str
+
+    def full_response(self, choices: Sequence[CollectedChoice]) -> dict[str, Any]:
+        """The response as one object."""
+
+    def chunks(self, deltas: AsyncGenerator[ChoiceDelta, None]) -> AsyncGenerator[dict[str, Any], None]:
+        """The response as a stream of objects; closes ``deltas``."""
+
+
+async def text_response(
+    call: EndpointCall,
+    model: TextModel,
+    request: TextRequest,
+    prompts: Sequence[Prompt],
+    writer: ResponseWriter,
+    usage: Usage,
+) -> ASGIApp:
+    """The full response, or a stream with its first chunk: earlier errors get an HTTP status of their own."""
+    (resources, context), limit_s = call, call.resources.limits.timeout_s
+    deltas = generate(
+        resources.router,
+        model,
+        request,
+        prompts,
+        request_id=writer.id,
+        metadata=(*context.identity(), *context.trace_metadata()),
+        timeout_s=min(request.timeout_s or limit_s, limit_s),
+    )
+    headers = {"x-request-id": writer.id}
+    if not request.is_stream:
+        choices = await collect(deltas, len(prompts) * request.num_choices, usage)
+        return JSONResponse(writer.full_response(choices), headers=headers)
+    return EventStream(
+        await with_first(writer.chunks(deltas)),
+        context,
+        resources.stopping,
+        headers,
+        error_body=lambda error: error_response(error).body,
+        end=DONE,
+    )

@@ -1,14 +1,17 @@
-"""Lookup and listing of the text models behind the router."""
+"""Lookup and listing of the models behind the router, by their kinds."""
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
 
 from weft.base.caching.expiring import ExpiringCache
 from weft.base.errors import NotFoundError, RemoteError
 from weft.gateway.errors import RequestError
-from weft.gateway.openai.text_model import TextModel
+from weft.gateway.openai.endpoint import ServedModel
 from weft.v2.client.v2_client import Metadata, V2Client
+
+Kind = TypeVar("Kind", bound=ServedModel)
 
 #: How long the router has for a list or a configuration, in seconds.
 LOOKUP_TIMEOUT_S = 5.0
@@ -32,50 +35,51 @@ class Models:
     ) -> None:
         self._router = router
         self._templates = templates
-        #: By name and the caller's metadata, so that permissions are never shared between callers.
-        self._cache = ExpiringCache[tuple[str, Metadata], TextModel | None](CACHE_TTL_S, _MAX_CACHED, clock_s)
+        #: By kind, name and the caller's metadata, so that permissions are never shared between callers.
+        self._cache = ExpiringCache[tuple[type[ServedModel], str, Metadata], Any](CACHE_TTL_S, _MAX_CACHED, clock_s)
 
-    async def find(self, name: str, metadata: Metadata) -> TextModel:
+    async def find(self, kind: type[Kind], name: str, metadata: Metadata) -> Kind:
         """Look up a model.
 
         Raises:
-            RequestError: There is none (404), or it is not a text model (400).
+            RequestError: There is none (404), or it is of another kind (400).
             RemoteError: The router is unreachable, or the key does not allow access.
         """
         try:
-            model = await self._lookup(name, metadata)
+            model = await self._lookup(kind, name, metadata)
         except RemoteError as error:
             if error.code == NotFoundError.code:
                 raise _no_such_model(name) from error
             raise
         if model is None:
             raise RequestError(
-                f"the model '{name}' does not take and give text: it needs the tensors text_input and text_output; GET "
-                "/v1/models lists those that have them",
-                param="model",
+                f"the model '{name}' {kind.lacks}; GET /v1/models lists those that have them", param="model"
             )
         return model
 
-    async def names(self, metadata: Metadata) -> Sequence[str]:
-        """Names of the ready text models that the caller may use. Raises RemoteError."""
+    async def names(self, kinds: Collection[type[ServedModel]], metadata: Metadata) -> Sequence[str]:
+        """Names of the ready models of these kinds that the caller may use. Raises RemoteError."""
         names = await self._ready(metadata)
         free = asyncio.Semaphore(_MAX_LOOKUPS)
 
-        async def is_text_model(name: str) -> bool:
+        async def is_of_kinds(name: str) -> bool:
             async with free:
                 try:
-                    return await self._lookup(name, metadata) is not None
+                    for kind in kinds:
+                        if await self._lookup(kind, name, metadata) is not None:
+                            return True
+                    return False
                 except RemoteError as error:
                     if error.code == NotFoundError.code:  # unloaded in the meantime
                         return False
                     raise
 
-        found = await asyncio.gather(*map(is_text_model, names))
+        found = await asyncio.gather(*map(is_of_kinds, names))
         return [name for name, is_listed in zip(names, found, strict=True) if is_listed]
 
-    async def check_listed(self, name: str, metadata: Metadata) -> None:
+    async def check_listed(self, name: str, kinds: Collection[type[ServedModel]], metadata: Metadata) -> None:
         """Check that the model is listed. Raises RequestError (404) or RemoteError."""
-        if name not in await self.names(metadata):
+        if name not in await self.names(kinds, metadata):
             raise _no_such_model(name)
 
     async def _ready(self, metadata: Metadata) -> list[str]:
@@ -83,14 +87,15 @@ class Models:
         index = await self._router.index(ready_only=True, timeout_s=LOOKUP_TIMEOUT_S, metadata=metadata)
         return list(dict.fromkeys(entry.name for entry in index if entry.state == "READY"))
 
-    async def _lookup(self, name: str, metadata: Metadata) -> TextModel | None:
-        """The cached or fetched model; None: not a text model. Raises RemoteError."""
+    async def _lookup(self, kind: type[Kind], name: str, metadata: Metadata) -> Kind | None:
+        """The cached or fetched model; None: it is of another kind. Raises RemoteError."""
 
-        async def ask() -> TextModel | None:
+        async def ask() -> Kind | None:
             config = await self._router.config(name, timeout_s=LOOKUP_TIMEOUT_S, metadata=metadata)
-            return TextModel.from_config(config, self._templates.get(name))
+            return kind.from_config(config, self._templates.get(name))
 
-        return await self._cache.get((name, metadata), ask)
+        found: Kind | None = await self._cache.get((kind, name, metadata), ask)
+        return found
 
 
 def _no_such_model(name: str) -> RequestError:

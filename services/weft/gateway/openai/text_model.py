@@ -7,13 +7,14 @@ import json
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
+from weft.base.core import InferCall, RequestedOutput
 from weft.base.errors import InternalError, InvalidArgumentError
 from weft.base.signature import ModelSignature, TensorSpec
-from weft.base.tensors import encode_bytes
+from weft.base.tensors import WireTensor, encode_bytes
 from weft.gateway.errors import RequestError
-from weft.gateway.openai.chat_template import ChatTemplate
+from weft.gateway.openai.chat_template import ChatTemplate, special_texts
 from weft.gateway.openai.deltas import (
     FINISH_REASON,
     LOGPROBS,
@@ -23,10 +24,7 @@ from weft.gateway.openai.deltas import (
     OUTPUT_IDS,
     TEXT_OUTPUT,
 )
-from weft.gateway.openai.special_tokens import special_texts
 from weft.gateway.openai.text_request import Prompt, TextRequest
-from weft.v2.protocol.wire import fill_parameters
-from weft_protos import grpc_service_pb2 as pb
 from weft_protos.model_config_pb2 import ModelConfig
 
 TEXT_INPUT = "text_input"
@@ -56,6 +54,8 @@ class TextModel:
         special_tokens: Special tokens of its tokenizer, by their names in templates.
         special_texts: Those and the others.
     """
+
+    lacks: ClassVar[str] = "does not take and give text: it needs the tensors text_input and text_output"
 
     signature: ModelSignature
     template_source: str
@@ -106,24 +106,25 @@ class TextModel:
         except InvalidArgumentError as error:
             raise InternalError(f"the chat template of the model '{self.name}' cannot be used") from error
 
-    def make_request(self, text_request: TextRequest, prompt: Prompt, request_id: str) -> pb.ModelInferRequest:
+    def make_request(self, text_request: TextRequest, prompt: Prompt, request_id: str) -> InferCall:
         """The inference request for one prompt.
 
         Raises:
             RequestError: The model does not support the request.
         """
-        request = pb.ModelInferRequest(model_name=self.name, id=request_id)
+        inputs: dict[str, WireTensor] = {}
         specs = {spec.name: spec for spec in self.signature.inputs}
         if isinstance(prompt, str):
-            self._add(request, specs[TEXT_INPUT], _texts(prompt))
+            inputs[TEXT_INPUT] = self._tensor(specs[TEXT_INPUT], _texts(prompt))
         elif INPUT_IDS in specs:
-            self._add(request, specs[INPUT_IDS], _ids(specs[INPUT_IDS], prompt, self.name), len(prompt))
+            ids = _ids(specs[INPUT_IDS], prompt, self.name)
+            inputs[INPUT_IDS] = self._tensor(specs[INPUT_IDS], ids, len(prompt))
         else:
             raise RequestError(
                 f"the model '{self.name}' takes no token ids; send the prompt as a string", param="prompt"
             )
         if SAMPLING in specs:
-            self._add(request, specs[SAMPLING], _texts(json.dumps(text_request.sampling)))
+            inputs[SAMPLING] = self._tensor(specs[SAMPLING], _texts(json.dumps(text_request.sampling)))
         elif text_request.sampling.keys() - {"max_tokens"}:
             names = ", ".join(sorted(text_request.sampling))
             raise RequestError(f"the model '{self.name}' takes no sampling parameters, got {names}; leave them out")
@@ -139,19 +140,15 @@ class TextModel:
         flags = {STREAM: text_request.is_stream, EXCLUDE_INPUT: True} | {f"return_{name}": True for name in outputs}
         for name, value in flags.items():
             if name in specs:
-                self._add(request, specs[name], b"\1" if value else b"\0")
-        for spec in self.signature.outputs:
-            if spec.name in outputs:
-                request.outputs.add(name=spec.name)
-        fill_parameters(request.parameters, text_request.parameters)
-        return request
+                inputs[name] = self._tensor(specs[name], b"\1" if value else b"\0")
+        requested = tuple(RequestedOutput(spec.name, {}) for spec in self.signature.outputs if spec.name in outputs)
+        return InferCall(self.name, "", request_id, text_request.parameters, inputs, requested)
 
-    def _add(self, request: pb.ModelInferRequest, spec: TensorSpec, data: bytes, length: int = 1) -> None:
-        """Add a tensor of one row, of ``length`` elements if the model leaves that open."""
+    def _tensor(self, spec: TensorSpec, data: bytes, length: int = 1) -> WireTensor:
+        """A tensor of one row, of ``length`` elements if the model leaves that open."""
         dims = [length if dim < 0 else dim for dim in spec.dims]
-        shape = [1, *dims] if self.signature.max_batch_size > 0 else dims
-        request.inputs.add(name=spec.name, datatype=spec.datatype, shape=shape)
-        request.raw_input_contents.append(data)
+        shape = (1, *dims) if self.signature.max_batch_size > 0 else tuple(dims)
+        return WireTensor(spec.datatype, shape, data)
 
 
 def _texts(text: str) -> bytes:

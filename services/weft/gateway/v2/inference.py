@@ -3,32 +3,126 @@
 import contextlib
 import json
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weft.base.caching.expiring import ExpiringCache
 from weft.base.core import InferResult
 from weft.base.errors import InvalidArgumentError
+from weft.base.tensors import num_elements
 from weft.gateway.errors import RequestError
-from weft.gateway.http.body import too_large
-from weft.gateway.http.content_encoding import accepted_encoding, decompressed
+from weft.gateway.http.body import MIN_COMPRESSED_BYTES, accepted_encoding, compressed, decompressed, too_large
 from weft.gateway.http.disconnect import run_until_disconnect
 from weft.gateway.http.request_context import RequestContext
 from weft.gateway.http.resources import Resources
 from weft.gateway.http.sse import EventStream, with_first
-from weft.gateway.json_text import is_large
+from weft.gateway.json_text import MAX_INLINE_VALUES, is_large
 from weft.gateway.v2.errors import error_body
-from weft.gateway.v2.generate import generate_request, generate_response, raw_request
-from weft.gateway.v2.request import InferHead, parse_head
-from weft.gateway.v2.response import HEADER_LENGTH, InferResponse, make_body
+from weft.gateway.v2.request import BINARY_SIZE, InferHead, generate_request, generate_response, parse_head, raw_request
+from weft.gateway.v2.values import json_of
 from weft.v2.client.v2_client import Metadata
-from weft.v2.protocol.wire import parameters_from, result_from_response
+from weft.v2.protocol.codec import InferMessage, given
+from weft.v2.protocol.wire import message_of_call, result_of
 from weft_protos import grpc_service_pb2 as pb
+
+HEADER_LENGTH = "inference-header-content-length"
+_MAX_INLINE_TEXT_BYTES = 1 << 20
+
+
+class ResponseBody(NamedTuple):
+    """A response body.
+
+    Attributes:
+        pieces: The JSON, and each binary tensor.
+        header_bytes: Size of the JSON; None: there is nothing else.
+    """
+
+    pieces: list[bytes]
+    header_bytes: int | None
+
+
+async def make_body(
+    result: InferResult,
+    parameters: Mapping[str, Mapping[str, Any]],
+    is_binary: Callable[[str], bool],
+    run: Callable[..., Awaitable[bytes]],
+) -> ResponseBody:
+    """The body of a response.
+
+    Args:
+        result: The response.
+        parameters: Parameters of outputs, by name; those of an output in shared memory, which has no data, name it.
+        is_binary: Whether the client wants an output in binary.
+        run: Makes the JSON of an output, a large one elsewhere: see ``Resources.run``.
+
+    Raises:
+        InvalidArgumentError: A string of an output in JSON is not UTF-8.
+    """
+    outputs: list[bytes] = []
+    tail: list[bytes] = []
+    has_binary = False
+    for name, tensor in result.outputs.items():
+        own = dict(parameters.get(name, {}))
+        fields: dict[str, Any] = {"name": name, "datatype": tensor.datatype, "shape": tensor.shape}
+        data = b""
+        if own:
+            pass
+        elif is_binary(name):
+            has_binary = True
+            own[BINARY_SIZE] = len(tensor.data)
+            tail.append(tensor.data)
+        else:
+            is_large = num_elements(tensor.shape) > MAX_INLINE_VALUES or len(tensor.data) > _MAX_INLINE_TEXT_BYTES
+            data = b',"data":' + await run(is_large, json_of, tensor, name)
+        if own:
+            fields["parameters"] = own
+        outputs.append(_json(fields)[:-1] + data + b"}")
+    head: dict[str, Any] = {"model_name": result.model_name, "model_version": result.model_version}
+    if result.request_id:
+        head["id"] = result.request_id
+    if result.parameters:
+        head["parameters"] = dict(result.parameters)
+    text = _json(head)[:-1] + b',"outputs":[' + b",".join(outputs) + b"]}"
+    return ResponseBody([text, *tail], len(text) if has_binary else None)
+
+
+class InferResponse:
+    """Sends a body in its pieces, compressed if the client takes it.
+
+    Args:
+        body: The body.
+        encoding: ``gzip``, ``deflate`` or "".
+    """
+
+    def __init__(self, body: ResponseBody, encoding: str) -> None:
+        self._body = body
+        self._encoding = encoding
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it; a client that has left is noticed by the server."""
+        pieces, header_bytes = self._body
+        headers = {"content-type": "application/json" if header_bytes is None else "application/octet-stream"}
+        if header_bytes is not None:
+            headers[HEADER_LENGTH] = str(header_bytes)
+        if self._encoding and sum(map(len, pieces)) >= MIN_COMPRESSED_BYTES:
+            pieces = await compressed(pieces, self._encoding)
+            headers["content-encoding"] = self._encoding
+        headers["content-length"] = str(sum(map(len, pieces)))
+        raw = [(name.encode(), value.encode()) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": raw})
+        for piece in pieces:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+
 
 T = TypeVar("T")
 
@@ -65,9 +159,9 @@ class InferenceHandlers:
             response = await self._resources.router.infer_message(
                 message, timeout_s=self._resources.limits.timeout_s, metadata=metadata
             )
-            parameters = {output.name: parameters_from(output.parameters) for output in response.outputs}
+            parameters = {output.name: given(output.parameters) for output in response.tensors}
             run = partial(self._resources.run, context)
-            made = await make_body(result_from_response(response), parameters, is_binary, run)
+            made = await make_body(result_of(response), parameters, is_binary, run)
             return InferResponse(made, accepted_encoding(request.headers.get("accept-encoding", "")))
 
         return await run_until_disconnect(request.receive, self._resources.stopping, respond())
@@ -125,26 +219,19 @@ class InferenceHandlers:
 
     async def _request(
         self, request: Request, context: RequestContext, header: str | None, body: list[bytes]
-    ) -> tuple[pb.ModelInferRequest, Callable[[str], bool]]:
+    ) -> tuple[InferMessage, Callable[[str], bool]]:
         """The message of a request, and whether an output is wanted in binary."""
         name, version = request.path_params["name"], request.path_params.get("version", "")
         size = sum(map(len, body))
         json_size = size if header is None else _header_size(header, size)
         if not json_size and header is not None:
-            return await self._raw_request(name, version, context, body), lambda _: True
+            model = await self._model(name, version, context.identity())
+            return message_of_call(raw_request(model, version, body)), lambda _: True
         if json_size > self._resources.limits.max_json_bytes:
             raise too_large(f"{json_size} bytes of JSON", self._resources.limits.max_json_bytes)
         text, tail = _split(body, json_size)
         head: InferHead = await self._resources.run(context, is_large(text), parse_head, text, name, version)
         return head.request(tail), head.is_binary
-
-    async def _raw_request(
-        self, name: str, version: str, context: RequestContext, body: list[bytes]
-    ) -> pb.ModelInferRequest:
-        model = await self._model(name, version, context.identity())
-        message, lead = raw_request(model, version, sum(map(len, body)))
-        message.raw_input_contents.append(b"".join((lead, *body)))
-        return message
 
     async def _results(
         self, request: Request, context: RequestContext, body: list[bytes]
@@ -155,11 +242,11 @@ class InferenceHandlers:
             raise too_large(f"{len(text)} bytes of JSON", self._resources.limits.max_json_bytes)
         name, version = request.path_params["name"], request.path_params.get("version", "")
         model = await self._model(name, version, context.identity())
-        data = await self._resources.run(
+        call = await self._resources.run(
             context, is_large(text), generate_request, text, model.SerializeToString(), version
         )
         results = self._resources.router.stream(
-            pb.ModelInferRequest.FromString(data),
+            call,
             timeout_s=self._resources.limits.timeout_s,
             metadata=(*context.identity(), *context.trace_metadata()),
         )

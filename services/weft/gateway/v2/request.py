@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from weft.base.core import InferCall, InferResult, RequestedOutput
 from weft.base.errors import InvalidArgumentError
+from weft.base.tensors import WireTensor
 from weft.gateway.errors import RequestError
 from weft.gateway.json_text import json_type, parse_json, whole
-from weft.gateway.v2.values import bytes_of
-from weft.v2.protocol.large_messages import request_with
-from weft.v2.protocol.wire import fill_parameters
+from weft.gateway.v2.values import bytes_of, elements
+from weft.v2.protocol.codec import InferMessage, TensorHead, fill_parameters
+from weft.v2.protocol.wire import check_sendable
 from weft_protos import grpc_service_pb2 as pb
 
 BINARY_SIZE = "binary_data_size"
@@ -23,14 +25,14 @@ class InferHead:
     """The JSON of a request.
 
     Attributes:
-        message: The request without the data of its inputs, serialized.
+        message: The request without the data of its inputs.
         contents: Of each input that is not in shared memory its data, or how many bytes of it follow the JSON.
         binary: Whether a requested output is wanted in binary, by name.
         is_all_binary: Whether the others are.
     """
 
-    message: bytes
-    contents: list[bytes | int]
+    message: InferMessage
+    contents: list[bytes | int] = field(default_factory=list)
     binary: dict[str, bool] = field(default_factory=dict)
     is_all_binary: bool = False
 
@@ -38,7 +40,7 @@ class InferHead:
         """Whether an output is wanted in binary."""
         return self.binary.get(output, self.is_all_binary)
 
-    def request(self, tail: Sequence[memoryview]) -> pb.ModelInferRequest:
+    def request(self, tail: Sequence[memoryview]) -> InferMessage:
         """The request, with the data that follows the JSON. Raises RequestError."""
         sizes = [content for content in self.contents if isinstance(content, int)]
         got, wanted = sum(map(len, tail)), sum(sizes)
@@ -48,8 +50,8 @@ class InferHead:
                 "they must be the same, and Inference-Header-Content-Length the size of the JSON"
             )
         pieces = iter(cut(tail, sizes))
-        contents = [next(pieces) if isinstance(content, int) else content for content in self.contents]
-        return request_with(pb.ModelInferRequest.FromString(self.message), contents)
+        self.message.contents = [next(pieces) if isinstance(one, int) else one for one in self.contents]
+        return self.message
 
 
 def cut(parts: Sequence[memoryview], sizes: Sequence[int]) -> list[bytes]:
@@ -78,35 +80,41 @@ def parse_head(data: bytes, model: str, version: str) -> InferHead:
         InvalidArgumentError: A parameter is neither a string, a number nor a boolean.
     """
     body = parse_json(data, is_finite=False)
-    message = pb.ModelInferRequest(model_name=model, model_version=version)
-    head = InferHead(b"", [])
-    message.id = _typed(body, "id", str, "")
-    parameters = dict(_typed(body, "parameters", dict, {}))
-    head.is_all_binary = _flag(parameters, ALL_BINARY)
-    fill_parameters(message.parameters, parameters)
+    message = InferMessage(model, version, _typed(body, "id", str, ""), _parameters(body))
+    head = InferHead(message, is_all_binary=_flag(message.parameters, ALL_BINARY))
+    _check(message.parameters)
     for tensor in _objects(body, "inputs"):
-        _add_input(message, head, tensor)
+        _add_input(head, tensor)
     for output in _objects(body, "outputs"):
         name = _name(output, "output")
-        own = dict(_typed(output, "parameters", dict, {}))
+        own = _parameters(output)
         own.pop(BINARY_SIZE, None)
         if BINARY in own:
             head.binary[name] = _flag(own, BINARY)
-        fill_parameters(message.outputs.add(name=name).parameters, own)
-    head.message = message.SerializeToString()
+        _check(own)
+        message.outputs.append(RequestedOutput(name, own))
     return head
 
 
-def _add_input(message: pb.ModelInferRequest, head: InferHead, tensor: dict[str, Any]) -> None:
+def _parameters(value: dict[str, Any]) -> dict[str, Any]:
+    return dict(_typed(value, "parameters", dict, {}))
+
+
+def _check(parameters: dict[str, Any]) -> None:
+    """Raise InvalidArgumentError for a parameter that is neither a string, a number nor a boolean."""
+    fill_parameters(pb.ModelInferRequest().parameters, parameters)
+
+
+def _add_input(head: InferHead, tensor: dict[str, Any]) -> None:
     name = _name(tensor, "input")
     datatype = _typed(tensor, "datatype", str, None)
     shape = _typed(tensor, "shape", list, None)
     if any(type(dim) is not int or not 0 <= dim < 1 << 63 for dim in shape):
         raise RequestError(f"the shape of input '{name}' must be of integers from 0 on, got {shape!r:.80}")
-    parameters = dict(_typed(tensor, "parameters", dict, {}))
+    parameters = _parameters(tensor)
     size = parameters.pop(BINARY_SIZE, None)
-    target = message.inputs.add(name=name, datatype=datatype, shape=shape)
-    fill_parameters(target.parameters, parameters)
+    _check(parameters)
+    head.message.tensors.append(TensorHead(name, datatype, tuple(shape), parameters))
     if sum((size is not None, "data" in tensor, _REGION in parameters)) != 1:
         raise RequestError(
             f"input '{name}' needs exactly one of 'data', the parameter '{BINARY_SIZE}' and the parameter '{_REGION}'"
@@ -154,3 +162,128 @@ def _typed(value: dict[str, Any], name: str, kind: type, default: Any) -> Any:
     if isinstance(found, str):
         whole(found, name)
     return found
+
+
+_NESTED = "parameters"
+_ID = "id"
+
+
+def generate_request(data: bytes, metadata: bytes, version: str) -> InferCall:
+    """The request of a body.
+
+    A field with the name of an input is its data, ``id`` that of the request, any other a parameter; the fields of the
+    object ``parameters`` are read in the same way.
+
+    Args:
+        data: The body.
+        metadata: Of the model, serialized: what is known of its inputs.
+        version: Of the model; "" for any.
+
+    Raises:
+        RequestError: The body is not a JSON object, or a value does not fit its input.
+        InvalidArgumentError: A parameter is neither a string, a number nor a boolean.
+    """
+    model = pb.ModelMetadataResponse.FromString(metadata)
+    known = {tensor.name: tensor for tensor in model.inputs}
+    inputs: dict[str, WireTensor] = {}
+    parameters: dict[str, Any] = {}
+    request_id = ""
+
+    def read(fields: dict[str, Any], *, is_nested: bool) -> None:
+        nonlocal request_id
+        for name, value in fields.items():
+            if name in known:
+                if name in inputs:
+                    raise RequestError(f"input '{name}' is given twice; give it once", param=name)
+                inputs[name] = _tensor(known[name], value)
+            elif name == _NESTED and not is_nested:
+                if not isinstance(value, dict):
+                    raise RequestError(f"'{_NESTED}' must be an object, got {json_type(value)}", param=_NESTED)
+                read(value, is_nested=True)
+            elif name == _ID and not is_nested:
+                request_id = whole(value if isinstance(value, str) else str(value), _ID)
+            elif value is not None:
+                parameters[name] = value
+
+    read(parse_json(data), is_nested=False)
+    call = InferCall(model.name, version, request_id, parameters, inputs)
+    check_sendable(call)
+    return call
+
+
+def generate_response(result: InferResult) -> dict[str, Any]:
+    """The object of one response: an output of one element is that element, others are flat arrays."""
+    response: dict[str, Any] = {"model_name": result.model_name, "model_version": result.model_version}
+    if result.request_id:
+        response[_ID] = result.request_id
+    response |= dict(result.parameters)
+    for name, tensor in result.outputs.items():
+        values = elements(tensor, name)
+        response[name] = values[0] if len(values) == 1 else values
+    return response
+
+
+def raw_request(model: pb.ModelMetadataResponse, version: str, body: Sequence[bytes]) -> InferCall:
+    """The request whose body is the data of a model's only input.
+
+    Args:
+        model: Metadata of the model.
+        version: Of the model; "" for any.
+        body: The data, in parts.
+
+    Raises:
+        RequestError: The model has several inputs, or the data does not fit.
+    """
+    if len(model.inputs) != 1:
+        raise RequestError(
+            f"a body without JSON is the data of a model's only input, and model '{model.name}' has "
+            f"{len(model.inputs)}; send JSON with their names"
+        )
+    tensor = model.inputs[0]
+    size = sum(map(len, body))
+    if tensor.datatype == "BYTES":
+        num_elements, lead = 1, size.to_bytes(4, "little")
+    else:
+        item = len(bytes_of([0] if tensor.datatype != "BOOL" else [False], tensor.datatype, tensor.name))
+        if size % item:
+            raise RequestError(f"the body has {size} bytes, which are no whole elements of {tensor.datatype}")
+        num_elements, lead = size // item, b""
+    data = WireTensor(tensor.datatype, _shape(tensor, num_elements), b"".join((lead, *body)))
+    return InferCall(model.name, version, inputs={tensor.name: data})
+
+
+def _tensor(tensor: Any, value: Any) -> WireTensor:
+    values = value if isinstance(value, list) else [value]
+    data = bytes_of(values, tensor.datatype, tensor.name)
+    return WireTensor(tensor.datatype, _shape(tensor, _count(values)), data)
+
+
+def _count(values: list[Any]) -> int:
+    count, waiting = 0, list(values)
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting += value
+        else:
+            count += 1
+    return count
+
+
+def _shape(tensor: Any, num_elements: int) -> tuple[int, ...]:
+    """The shape of so many elements: the batch has one row, and one other dimension may be open."""
+    shape = list(tensor.shape)
+    if len(shape) > 1 and shape[0] < 0:
+        shape[0] = 1
+    fixed = 1
+    for dim in shape:
+        fixed *= dim if dim >= 0 else 1
+    num_open = sum(dim < 0 for dim in shape)
+    if num_open == 1 and fixed and num_elements % fixed == 0:
+        return tuple(dim if dim >= 0 else num_elements // fixed for dim in shape)
+    if num_open == 0 and fixed == num_elements:
+        return tuple(shape)
+    raise RequestError(
+        f"input '{tensor.name}' has {num_elements} elements, which do not fit its shape {list(tensor.shape)}"
+        + ("; several of its dimensions are open, so send it to /infer with its shape" if num_open > 1 else ""),
+        param=tensor.name,
+    )

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from weft.language.description import Description, End, target_text
-from weft.language.plan import GraphPlan, NodePlan, StepPlan
+from weft.language.description import target_text
+from weft.language.plan import Description, End, GraphPlan, NodePlan, StepPlan
 from weft.tools.draw.caption import Caption
 from weft.tools.draw.diagram import Edge, Group, Item, Role, Stroke
 from weft.tools.draw.tensors import Tensors

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from weft.language.description import Description, TensorUse, slot_name
-from weft.language.plan import CallPlan, NodePlan
+from weft.language.description import slot_name
+from weft.language.plan import CallPlan, Description, NodePlan, TensorUse
 from weft.tools.wording import tensor_text
 
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from weft.tools.explain.entry import ExplainedStep, Fate
+from weft.tools.explain.entry import ExplainedStep, StepOutcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,10 @@ class Calls:
 
 def count_calls(entry: ExplainedStep) -> Calls:
     """Calls of a step or of the root, on the path that calls most."""
-    if entry.fate is Fate.SHADOW:
+    if entry.outcome is StepOutcome.SHADOW:
         inner = _inner_calls(entry)
         return Calls(shadows=inner.worst + inner.shadows)
-    if not entry.fate.can_run:
+    if not entry.outcome.can_run:
         return Calls()
     inner = _inner_calls(entry)
     step = entry.step
@@ -75,7 +75,7 @@ class Span:
 
 def longest(entry: ExplainedStep) -> Span:
     """The path that may take longest, by the timeouts of steps and nodes alone."""
-    if not entry.fate.can_run:
+    if not entry.outcome.can_run:
         return Span()
     step, node = entry.step, entry.node
     if node is None:

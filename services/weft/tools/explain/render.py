@@ -7,18 +7,18 @@ from typing import Any
 
 from weft.language.description import counted
 from weft.tools.explain.cost import count_calls, longest
-from weft.tools.explain.entry import ExplainedStep, Fate
+from weft.tools.explain.entry import ExplainedStep, StepOutcome
 
 _MARKS = {
-    Fate.RUNS: "+",
-    Fate.MAYBE: "?",
-    Fate.SKIPPED: "-",
-    Fate.PRUNED: "-",
-    Fate.FAILS: "!",
-    Fate.ON_ERROR: "~",
-    Fate.SHADOW: "~",
+    StepOutcome.RUNS: "+",
+    StepOutcome.MAYBE: "?",
+    StepOutcome.SKIPPED: "-",
+    StepOutcome.PRUNED: "-",
+    StepOutcome.FAILS: "!",
+    StepOutcome.ON_ERROR: "~",
+    StepOutcome.SHADOW: "~",
 }
-_NAMED = (Fate.SKIPPED, Fate.PRUNED, Fate.FAILS, Fate.ON_ERROR)
+_NAMED = (StepOutcome.SKIPPED, StepOutcome.PRUNED, StepOutcome.FAILS, StepOutcome.ON_ERROR)
 _MAX_PATHS = 3
 _MAX_CHARS = 200
 _LEGEND = "+ runs   ? may run   - does not   ! fails   ~ after a failure, or a copy"
@@ -42,7 +42,7 @@ def render_text(entry: ExplainedStep, num_rows: int | None) -> str:
 
 def _units(entry: ExplainedStep) -> Iterator[str]:
     """What steps run once for, each, where only the data says how many there are."""
-    if entry.fate.can_run:
+    if entry.outcome.can_run:
         yield from filter(None, (entry.stream and f"response of {entry.stream}", entry.each))
         for child in entry.children:
             yield from _units(child)
@@ -51,9 +51,9 @@ def _units(entry: ExplainedStep) -> Iterator[str]:
 def _lines(entry: ExplainedStep, head: str, indent: str, *, is_root: bool = False) -> Iterator[str]:
     what = entry.kind if is_root else f"-> {entry.target}"
     kind = f" [{entry.kind}]" if not is_root and entry.kind != "model" else ""
-    fate = entry.fate.value if entry.fate in _NAMED else ""
-    reasons = ": ".join(filter(None, (fate, "; ".join(entry.why))))
-    mark = "" if is_root and entry.fate is Fate.RUNS else f"{_MARKS[entry.fate]} "
+    outcome = entry.outcome.value if entry.outcome in _NAMED else ""
+    reasons = ": ".join(filter(None, (outcome, "; ".join(entry.why))))
+    mark = "" if is_root and entry.outcome is StepOutcome.RUNS else f"{_MARKS[entry.outcome]} "
     yield _cut(f"{head}{mark}{entry.name} {what}{kind}{'  ' * bool(reasons)}{reasons}")
     bar = f"{indent}{'│' if entry.children else ' '}    "
     for text in _details(entry, is_root=is_root):
@@ -125,7 +125,7 @@ def _as_json(entry: ExplainedStep) -> dict[str, Any]:
         "path": entry.path,
         "target": entry.target,
         "kind": entry.kind,
-        "fate": entry.fate.value,
+        "fate": entry.outcome.value,
         "why": entry.why,
         "depends_on": entry.depends_on,
         "stream": entry.stream or None,

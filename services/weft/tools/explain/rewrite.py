@@ -12,21 +12,21 @@ from typing import Any, cast
 from typing_extensions import override
 
 from weft.base.tensors import WireTensor
-from weft.language.plan import BanditPlan, CallPlan, GraphPlan, NodePlan, ShadowPlan, StepPlan
-from weft.router.assembly import Assembly
-from weft.router.budgets.shadow_pool import ShadowPool
-from weft.router.runtime import Runtime
+from weft.language.bandit_algorithms import BanditPlan
+from weft.language.plan import CallPlan, GraphPlan, NodePlan, ShadowPlan, StepPlan
+from weft.router.executor import Assembly
+from weft.router.runtime import Runtime, ShadowPool
 from weft.router.steps import Node
-from weft.tools.explain.stand_ins import OpenCondition, Scene, StandIn, StandInModel, StandInNode
+from weft.tools.explain.paths import OpenChance
+from weft.tools.explain.stand_ins import Environment, OpenCondition, StandIn, StandInModel, StandInNode
 from weft.tools.explain.values import Known, small
-from weft.tools.explain.ways import OpenChance
 
 
 class Rewriter:
     """Rewrites the nodes of a plan.
 
     Args:
-        scene: What the stand-ins share.
+        environment: What the stand-ins share.
 
     Attributes:
         targets: The stand-ins of models.
@@ -34,8 +34,8 @@ class Rewriter:
         places: Where the rewritten nodes inside stand, by their identity.
     """
 
-    def __init__(self, scene: Scene) -> None:
-        self._scene = scene
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
         self.targets: dict[str, StandInModel] = {}
         self.nodes: dict[int, NodePlan] = {}
         self.places: dict[int, StandIn] = {}
@@ -50,13 +50,13 @@ class Rewriter:
         action: CallPlan | NodePlan
         if isinstance(step.action, CallPlan):
             target, signature = str(len(self.targets)), step.action.signature
-            self.targets[target] = StandInModel(target, StandIn(self._scene, step, node, is_tried), step.action)
+            self.targets[target] = StandInModel(target, StandIn(self._environment, step, node, is_tried), step.action)
             outputs = tuple(replace(spec, dims=small(spec.dims)) for spec in signature.outputs)
             action = replace(step.action, target=target, signature=replace(signature, outputs=outputs))
         else:
             action = self.node(step.action)
             self.nodes[id(step)] = action
-            self.places[id(action)] = StandIn(self._scene, step, node, is_tried)
+            self.places[id(action)] = StandIn(self._environment, step, node, is_tried)
         fallback = None if step.fallback is None else self._step(step.fallback, node, is_tried=step.is_soft or is_tried)
         shadow = None if step.shadow is None else ShadowPlan(100, 0)
         kept = {"action": action, "fallback": fallback, "shadow": shadow}
@@ -76,7 +76,7 @@ class Rewriter:
     def _part(self, value: Any, name: str, owner: StepPlan | NodePlan, node: NodePlan) -> Any:
         """What is in a field."""
         if hasattr(value, "evaluate_rows"):
-            return OpenCondition(value, (id(owner), name), self._scene)
+            return OpenCondition(value, (id(owner), name), self._environment)
         if isinstance(value, StepPlan):
             return self._step(value, node)
         if isinstance(value, WireTensor):
@@ -97,15 +97,15 @@ class OneNode(Assembly):
     Args:
         plan: The graph, its root rewritten.
         rewriter: Has rewritten it.
-        scene: What the stand-ins share.
+        environment: What the stand-ins share.
     """
 
-    def __init__(self, plan: GraphPlan, rewriter: Rewriter, scene: Scene) -> None:
+    def __init__(self, plan: GraphPlan, rewriter: Rewriter, environment: Environment) -> None:
         self.plan = plan
         self._rewriter = rewriter
-        shadows = _LaterShadows(scene)
-        chance = OpenChance(lambda: scene.way)
-        super().__init__(plan, Runtime(rewriter.targets, lambda: scene.way.clock_ns, chance, shadows=shadows))
+        shadows = _LaterShadows(environment)
+        chance = OpenChance(lambda: environment.path)
+        super().__init__(plan, Runtime(rewriter.targets, lambda: environment.path.clock_ns, chance, shadows=shadows))
         self._opened: NodePlan | None = None
 
     def opened(self, plan: NodePlan) -> Node:
@@ -119,10 +119,10 @@ class OneNode(Assembly):
 
 
 class _LaterShadows(ShadowPool):
-    def __init__(self, scene: Scene) -> None:
+    def __init__(self, environment: Environment) -> None:
         super().__init__()
-        self._scene = scene
+        self._environment = environment
 
     def start(self, work: Coroutine[Any, Any, None], on_end: Callable[[asyncio.Task[None]], None]) -> None:
         """``work`` is done when the node has run."""
-        self._scene.way.copies.append(work)
+        self._environment.path.copies.append(work)

@@ -8,10 +8,10 @@ from itertools import takewhile
 from weft.language.description import cases_text, condition_text
 from weft.language.plan import Condition, NodePlan, StepPlan
 from weft.router.steps import ConditionFailedError
-from weft.tools.explain.judge import Verdict, conditions_in
+from weft.tools.explain.evaluator import Verdict, conditions_in
+from weft.tools.explain.paths import Evaluation
 from weft.tools.explain.stand_ins import AGAIN
 from weft.tools.explain.study import Study
-from weft.tools.explain.ways import Evaluation
 
 #: What stands before a condition, where that is not the name of its field.
 _WORDS = {"sticky_by": "sticky by", "accept": "accepted if", AGAIN: "again while"}
@@ -22,7 +22,7 @@ def reasons(step: StepPlan, node: NodePlan, study: Study, limit: float | None) -
     description = node.describe()
     tested = study.evaluations(step, "when")
     index = next(index for index, one in enumerate(description.steps) if one is step)
-    why = description.notes_to(index)[:1] if any(way.is_drawn for way in study.ways) else []
+    why = description.notes_to(index)[:1] if any(path.is_drawn for path in study.paths) else []
     has_time = limit is None or limit >= step.min_remaining_ms
     earlier = _answers_before(step, node, study) if has_time and not tested else None
     if earlier is not None and earlier.accept is not None:
@@ -46,11 +46,11 @@ def reasons(step: StepPlan, node: NodePlan, study: Study, limit: float | None) -
 
 
 def _answers_before(step: StepPlan, node: NodePlan, study: Study) -> StepPlan | None:
-    """The last of the steps before one that does not run, if some of these is taken on each way."""
+    """The last of the steps before one that does not run, if some of these is taken on each path."""
     if study.error is not None or any(study.runs(step)):
         return None
     before = [(one, study.runs(one)) for one in takewhile(lambda one: one is not step, node.steps)]
-    is_taken = all(any(runs[number] for _, runs in before) for number in range(len(study.ways)))
+    is_taken = all(any(runs[number] for _, runs in before) for number in range(len(study.paths)))
     return next((one for one, runs in reversed(before) if any(runs)), None) if is_taken else None
 
 
@@ -84,7 +84,7 @@ def verdict_text(name: str, condition: Condition, verdict: Verdict) -> str:
 
 def _rows_of(step: StepPlan, node: NodePlan, study: Study) -> str | None:
     """``rows 0, 2-3 of 4``: those that come to a step; None where they are not known, or always go together."""
-    if not any(one.rows for way in study.ways for found in way.verdicts.values() for one in found):
+    if not any(one.rows for path in study.paths for found in path.verdicts.values() for one in found):
         return None
     on = _rows_by_value([one for name, _, _ in own_conditions(node) for one in study.evaluations(node, name)])
     tests = {one.name: _rows_by_value(study.evaluations(one, "when")) for one in node.steps}

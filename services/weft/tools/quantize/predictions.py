@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from weft.llm.models.model import LlamaModel
+from weft.llm.models.model import TransformerModel
 from weft.tools.quantize.sequence_input import BLOCK_SIZE, sequence_input
 
 _MAX_LOSS = 700.0  # nats; its exponential is a number yet
@@ -28,7 +28,7 @@ class Predictions(NamedTuple):
         return float((self.greedy == other.greedy).double().mean())
 
 
-def evaluate(model: LlamaModel, rows: Sequence[torch.Tensor], kv_dtype: torch.dtype | None = None) -> Predictions:
+def evaluate(model: TransformerModel, rows: Sequence[torch.Tensor], kv_dtype: torch.dtype | None = None) -> Predictions:
     """Predict each token of each row from those before it.
 
     Args:

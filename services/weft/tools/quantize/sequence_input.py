@@ -8,7 +8,7 @@ BLOCK_SIZE = 16
 
 
 class SequenceInput(NamedTuple):
-    """As the arguments of ``LlamaModel.forward``; the row has the blocks from 1 on.
+    """As the arguments of ``TransformerModel.forward``; the row has the blocks from 1 on.
 
     Attributes:
         positions: int32 ``[T]``.

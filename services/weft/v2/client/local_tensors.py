@@ -7,12 +7,11 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 from urllib.parse import unquote
 
-from weft.base.core import InferCall
-from weft.v2.protocol.large_messages import LargeResponse, request_with
-from weft.v2.protocol.local_socket import is_same_user, tensors_path
+from weft.base.core import InferCall, InferResult
+from weft.v2.protocol.codec import LARGE_BYTES, InferMessage
 from weft.v2.protocol.rpc import response_of
 from weft.v2.protocol.tensor_memory import (
     LOCAL_BYTES,
@@ -20,11 +19,12 @@ from weft.v2.protocol.tensor_memory import (
     UNKNOWN,
     TensorMemory,
     TensorMemoryError,
+    is_same_user,
     make_tensor_memory,
+    tensors_path,
 )
-from weft.v2.protocol.wire import fill_request
+from weft.v2.protocol.wire import message_of_call
 from weft.wire.interface import grpc
-from weft_protos import grpc_service_pb2 as pb
 
 #: Time between two attempts, in seconds.
 _RETRY_S = 5.0
@@ -69,15 +69,17 @@ class _SharedMemory:
         self._socket = connection
         asyncio.get_running_loop().add_reader(connection.fileno(), self._on_data)
 
-    async def infer(self, request: Any, contents: list[bytes], invoke: Callable[[Any], Any]) -> pb.ModelInferResponse:
-        """As ``LocalTensors.infer``, with a request without its tensors."""
+    async def infer(self, request: InferMessage, invoke: Callable[[Any], Any]) -> Any:
+        """As ``LocalTensors.infer``."""
         self._num_calls += 1
+        contents = request.contents
         written = self.memory.write(contents) if sum(map(len, contents)) >= LOCAL_BYTES else None
         try:
-            offer = request.parameters[PARAMETER]
-            offer.string_param = self.token if written is None else f"{self.token} {written[1]}"
-            response = await response_of(invoke(request_with(request, contents) if written is None else request))
-            return _unpacked(response, self.memory)
+            request.parameters[PARAMETER] = self.token
+            if written is not None:
+                request.parameters[PARAMETER] = f"{self.token} {written[1]}"
+                request.contents = []
+            return _unpacked(await response_of(invoke(request)), self.memory)
         finally:
             if written is not None:
                 self.memory.free(written[0])
@@ -144,22 +146,28 @@ class LocalTensors:
         shared = self._open() if self.is_for(call) else None
         if shared is not None:
             try:
-                return await shared.infer(*_split(call), invoke)
+                return await shared.infer(message_of_call(call), invoke)
             except grpc.aio.AioRpcError as error:
                 if error.details() != UNKNOWN:
                     raise
             if self._shared is shared:
                 self._drop()  # the service is another process by now
-        response: Any = await response_of(invoke(call))
-        if type(response) is LargeResponse:
-            self.note(call.model_name)
+        response = await response_of(invoke(call))
+        self.note(call.model_name, response)
         return response
 
-    def note(self, model: str) -> None:
-        """A model has had a large answer: the next ones are for this memory."""
-        if len(self._large_answers) >= _MAX_MODELS:
-            self._large_answers.clear()
-        self._large_answers.add(model)
+    def note(self, model: str, response: InferResult | InferMessage) -> None:
+        """Once a model has had a large answer, its next ones are for this memory."""
+        num_bytes = 0
+        if isinstance(response, InferResult):
+            for tensor in response.outputs.values():
+                num_bytes += len(tensor.data)
+        else:
+            num_bytes = sum(map(len, response.contents))
+        if num_bytes >= LARGE_BYTES:
+            if len(self._large_answers) >= _MAX_MODELS:
+                self._large_answers.clear()
+            self._large_answers.add(model)
 
     def close(self) -> None:
         """Share no more."""
@@ -183,24 +191,15 @@ class LocalTensors:
             self._shared = None
 
 
-def _split(call: InferCall) -> tuple[pb.ModelInferRequest, list[bytes]]:
-    """The request of a call without its tensors, and these."""
-    request = pb.ModelInferRequest()
-    contents: list[bytes] = []
-    fill_request(request, call, contents)
-    return request, contents
-
-
-def _unpacked(response: pb.ModelInferResponse, memory: TensorMemory) -> pb.ModelInferResponse:
+def _unpacked(response: InferResult | InferMessage, memory: TensorMemory) -> InferResult | InferMessage:
     """The response with its tensors."""
-    if PARAMETER not in response.parameters:
+    if isinstance(response, InferResult) or PARAMETER not in response.parameters:
         return response
-    reference = response.parameters[PARAMETER].string_param
-    del response.parameters[PARAMETER]
     try:
-        return cast(pb.ModelInferResponse, LargeResponse(response, memory.read(reference)))
+        response.contents = memory.read(str(response.parameters.pop(PARAMETER)))
     except TensorMemoryError:
         text = "the response was not read in time, or the service has gone"
         raise grpc.aio.AioRpcError(
             grpc.StatusCode.UNAVAILABLE, grpc.aio.Metadata(), grpc.aio.Metadata(), text, None
         ) from None
+    return response

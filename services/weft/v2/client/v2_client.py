@@ -11,9 +11,14 @@ from weft.base.errors import RemoteError, UnavailableError, WeftError
 from weft.base.observing import telemetry
 from weft.v2.client.channels import open_channel
 from weft.v2.client.wires import WireName
-from weft.v2.protocol.health import HEALTH, HealthCheckRequest, HealthCheckResponse
-from weft.v2.protocol.known_messages import deserialize_result, result_of, serialize_call
-from weft.v2.protocol.large_messages import deserialize_response, serialize_request
+from weft.v2.protocol.codec import (
+    InferMessage,
+    deserialize_response,
+    deserialize_result,
+    deserialize_stream_answer,
+    fill_parameters,
+    serialize_call,
+)
 from weft.v2.protocol.rpc import (
     EOF,
     SEND_EMPTY_FINAL,
@@ -24,9 +29,9 @@ from weft.v2.protocol.rpc import (
     stream_result,
     wait_started,
 )
-from weft.v2.protocol.services import stub_of
+from weft.v2.protocol.services import HEALTH, HealthCheckRequest, HealthCheckResponse, stub_of
 from weft.v2.protocol.status import from_rpc_error
-from weft.v2.protocol.wire import fill_parameters
+from weft.v2.protocol.wire import check_sendable, result_of
 from weft.v2.security.channel import ChannelSecurity
 from weft.wire.interface import grpc
 from weft_protos import graph_service_pb2 as graph_pb
@@ -44,6 +49,7 @@ RpcFailure: TypeAlias = grpc.aio.AioRpcError | grpc.aio.UsageError
 _SERVICE = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 _GRAPH_SERVICE = graph_pb.DESCRIPTOR.services_by_name["GraphService"]
 _MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
+_MODEL_STREAM_INFER = "/inference.GRPCInferenceService/ModelStreamInfer"
 
 
 class V2Client:
@@ -82,7 +88,10 @@ class V2Client:
             _MODEL_INFER, request_serializer=serialize_call, response_deserializer=deserialize_result
         )
         self._infer_message: grpc.aio.UnaryUnaryMultiCallable[Any, Any] = self.channel.unary_unary(
-            _MODEL_INFER, request_serializer=serialize_request, response_deserializer=deserialize_response
+            _MODEL_INFER, request_serializer=serialize_call, response_deserializer=deserialize_response
+        )
+        self._stream_infer: grpc.aio.StreamStreamMultiCallable[Any, Any] = self.channel.stream_stream(
+            _MODEL_STREAM_INFER, request_serializer=serialize_call, response_deserializer=deserialize_stream_answer
         )
         self._health = stub_of(self.channel, HEALTH)
         self._where = where or f"'{address}'"
@@ -113,6 +122,8 @@ class V2Client:
             metadata: Sent with the call.
             trailer: Receives the trailing metadata, also of an error.
         """
+        if isinstance(request, InferCall):
+            check_sendable(request)
         with self._failures(trailer):
             rpc: Any = self.model_infer(request, timeout=timeout_s, metadata=tuple(metadata))
             response = await response_of(rpc)
@@ -121,15 +132,18 @@ class V2Client:
         return result_of(response)
 
     async def infer_message(
-        self, request: pb.ModelInferRequest, *, timeout_s: float | None, metadata: Metadata = ()
-    ) -> pb.ModelInferResponse:
-        """As ``infer``, with the message as it came, whose outputs have parameters; large contents lie beside it."""
+        self, request: InferMessage, *, timeout_s: float | None, metadata: Metadata = ()
+    ) -> InferMessage:
+        """As ``infer``, with the message as it came, whose outputs have parameters."""
         with self._failures():
-            return await response_of(self._infer_message(request, timeout=timeout_s, metadata=tuple(metadata)))
+            response: InferMessage = await response_of(
+                self._infer_message(request, timeout=timeout_s, metadata=tuple(metadata))
+            )
+        return response
 
     async def stream(
         self,
-        request: pb.ModelInferRequest,
+        request: InferCall,
         *,
         timeout_s: float | None,
         metadata: Metadata = (),
@@ -147,18 +161,19 @@ class V2Client:
             metadata: Sent with the call.
             failed: Converts the error to raise; None: ``failure``.
         """
+        check_sendable(request)
         rpc: Any = None
         is_final = False
         version = request.model_version
-        asked = request.parameters
-        may_be_whole = SEND_EMPTY_FINAL not in asked or not asked[SEND_EMPTY_FINAL].bool_param
+        may_be_whole = request.parameters.get(SEND_EMPTY_FINAL) is not True
         try:
-            rpc = self.stub.ModelStreamInfer(iter((request,)), timeout=timeout_s, metadata=(*metadata, SEND_STATUS))
+            rpc = self._stream_infer(iter((request,)), timeout=timeout_s, metadata=(*metadata, SEND_STATUS))
             await wait_started(rpc)
-            while not is_final and (message := await rpc.read()) is not EOF:
-                if message.error_message:
-                    raise RemoteError("UNKNOWN", message.error_message)
-                result = stream_result(message.infer_response, may_be_whole=may_be_whole)
+            while not is_final and (answer := await rpc.read()) is not EOF:
+                error_message, message = answer
+                if error_message:
+                    raise RemoteError("UNKNOWN", error_message)
+                result = stream_result(message, may_be_whole=may_be_whole)
                 is_final, version, may_be_whole = result.is_final, result.model_version, False
                 yield result
             if is_final:
@@ -169,7 +184,7 @@ class V2Client:
             if rpc is not None:
                 cancel(rpc)
         if not is_final:
-            yield InferResult(request.model_name, version, request.id, is_null=True)
+            yield InferResult(request.model_name, version, request.request_id, is_null=True)
 
     async def is_serving(self, *, timeout_s: float) -> bool:
         """Whether ``grpc.health.v1`` of the server is SERVING."""

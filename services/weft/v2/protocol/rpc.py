@@ -5,9 +5,9 @@ import contextlib
 from typing import Any
 
 from weft.base.core import InferResult
-from weft.v2.protocol.wire import result_from_response
+from weft.v2.protocol.codec import InferMessage
+from weft.v2.protocol.wire import result_of
 from weft.wire.interface import grpc
-from weft_protos import grpc_service_pb2 as pb
 
 #: Timeout for the status of a stream after its final response, in seconds; then the stream is cancelled.
 STATUS_WAIT_S = 1.0
@@ -21,7 +21,7 @@ SEND_STATUS = ("triton_grpc_error", "true")
 _FINAL = "triton_final_response"
 
 
-async def response_of(rpc: Any) -> pb.ModelInferResponse:
+async def response_of(rpc: Any) -> Any:
     """The response of a started call; cancelling the awaiting task cancels the call.
 
     Awaiting the call itself would do the same, but ``grpc.aio`` leaks 1 kB each time its own task is cancelled (grpcio
@@ -35,8 +35,7 @@ async def response_of(rpc: Any) -> pb.ModelInferResponse:
         except asyncio.CancelledError:
             cancel(rpc)
             raise
-    response: pb.ModelInferResponse = await rpc
-    return response
+    return await rpc
 
 
 async def wait_started(rpc: Any) -> None:
@@ -68,14 +67,14 @@ async def drain(rpc: Any) -> None:
                 pass
 
 
-def stream_result(response: pb.ModelInferResponse, *, may_be_whole: bool = False) -> InferResult:
+def stream_result(response: InferMessage, *, may_be_whole: bool = False) -> InferResult:
     """Convert a response of a stream; removes the final flag from its parameters.
 
     Args:
         response: One without outputs that is final only tells the end.
         may_be_whole: Unless it has no parameters either: then it is an answer whose outputs are all left out.
     """
-    result = result_from_response(response)
+    result = result_of(response)
     parameters = dict(result.parameters)
     result.is_final = parameters.pop(_FINAL, False) is True
     result.is_null = result.is_final and not result.outputs and not (may_be_whole and not parameters)

@@ -11,11 +11,28 @@ import fcntl
 import itertools
 import mmap
 import os
+import socket
 import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
+
+_CREDENTIALS = struct.Struct("3i")  # process, user, group
+
+
+def tensors_path(path: str) -> str:
+    """Path of the socket over which the memory for tensors is passed, beside that of a service."""
+    return f"{path}.tensors"
+
+
+def is_same_user(connection: socket.socket) -> bool:
+    """Whether the process at the other end belongs to the user of this one."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return False
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(data)[1] == os.getuid())
+
 
 #: Parameter of a request: the token of a memory, and what was written there; of a response: what was written there.
 PARAMETER: Final = "weft_tensors"

@@ -1,7 +1,7 @@
-"""Conversion between protobuf messages and domain types; the only module that knows both."""
+"""Calls and results of the messages of ``ModelInfer``, whose bytes are the codec's matter."""
 
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from weft.base.core import InferCall, InferResult, Parameters, RequestedOutput
@@ -16,8 +16,6 @@ from weft.base.limits import (
     check_count,
     check_parameters,
 )
-from weft.base.signature import ModelSignature, TensorSpec
-from weft.base.statistics import DurationCount, ModelStatistics
 from weft.base.tensors import (
     DATATYPES,
     ITEMSIZE_BYTES,
@@ -26,6 +24,17 @@ from weft.base.tensors import (
     WireTensor,
     encode_bytes,
     num_elements,
+)
+from weft.v2.protocol.codec import (
+    InferMessage,
+    TensorHead,
+    deserialize_request,
+    deserialize_response,
+    fill_parameters,
+    given,
+    serialize_call,
+    serialize_result,
+    values_of,
 )
 from weft.v2.protocol.shared_memory import DISABLED, REGION_PARAMETER, SharedMemory, TensorLocation, location_of
 from weft_protos import grpc_service_pb2 as pb
@@ -48,48 +57,11 @@ _CONTENTS = {
 _RESERVED_PREFIX = "triton_"
 _ALLOWED_RESERVED = "triton_enable_empty_final_response"
 _NO_LOCATIONS: Mapping[str, TensorLocation] = {}
+_NO_PARAMETERS: Parameters = {}
 
 
-def parameters_from(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain values of a map of InferParameter or ModelRepositoryParameter; entries without a value are omitted."""
-    values: dict[str, Any] = {}
-    for key, parameter in message.items():
-        choice = parameter.WhichOneof("parameter_choice")
-        if choice is not None:
-            values[key] = getattr(parameter, choice)
-    return values
-
-
-def fill_parameters(message: Any, parameters: Parameters) -> None:
-    """Write plain values into a parameter map of a message.
-
-    ``priority`` is written as uint64, as tritonclient does; other integers as int64.
-
-    Raises:
-        InvalidArgumentError: An integer does not fit, or a value is of another type.
-    """
-    for key, value in parameters.items():
-        target = message[key]
-        try:
-            if isinstance(value, bool):
-                target.bool_param = value
-            elif isinstance(value, int):
-                if key == "priority" or value > 0x7FFF_FFFF_FFFF_FFFF:
-                    target.uint64_param = value
-                else:
-                    target.int64_param = value
-            elif isinstance(value, float):
-                target.double_param = value
-            else:
-                target.string_param = value
-        except (ValueError, OverflowError, TypeError) as error:
-            raise InvalidArgumentError(
-                f"parameter '{key}' has value {value!r}, which the protocol cannot carry"
-            ) from error
-
-
-def call_from_request(request: pb.ModelInferRequest, memory: SharedMemory | None = None) -> InferCall:
-    """Convert a request message; typed ``contents`` and tensors in ``memory`` become raw bytes.
+def call_of(message: InferMessage, memory: SharedMemory | None = None) -> InferCall:
+    """The call of a request; typed contents and tensors in ``memory`` become raw bytes.
 
     Raises:
         InvalidArgumentError: Data is missing, given twice, or does not fit its datatype; a reserved parameter is set; a
@@ -97,155 +69,83 @@ def call_from_request(request: pb.ModelInferRequest, memory: SharedMemory | None
         NotFoundError: A region of shared memory is not registered.
         UnsupportedError: An input is in shared memory, which is disabled.
     """
-    parameters = _checked_parameters("the request", request.parameters) if request.parameters else {}
+    model, tensors, raw = message.model_name, message.tensors, message.contents
+    parameters = _checked_parameters("the request", message.parameters)
     for key in parameters:
         if key.startswith(_RESERVED_PREFIX) and key != _ALLOWED_RESERVED:
             raise InvalidArgumentError(
                 f"parameter '{key}' is reserved: keys that start with '{_RESERVED_PREFIX}' may not be set; "
                 "use another name"
             )
-    tensors, requested, raw = request.inputs, request.outputs, request.raw_input_contents  # each access makes an object
-    num_inputs, num_raw = len(tensors), len(raw)
-    if num_inputs > MAX_TENSORS or len(requested) > MAX_TENSORS:
-        check_count("the request", num_inputs, MAX_TENSORS, "inputs")
-        check_count("the request", len(requested), MAX_TENSORS, "requested outputs")
+    check_count("the request", len(tensors), MAX_TENSORS, "inputs")
+    check_count("the request", len(message.outputs), MAX_TENSORS, "requested outputs")
     inputs: dict[str, WireTensor] = {}
     position = -1  # index among the inputs with data in the message
     for tensor in tensors:
         name = tensor.name
         if name in inputs:
-            raise InvalidArgumentError(f"input '{name}' is given twice in a request for model '{request.model_name}'")
+            raise InvalidArgumentError(f"input '{name}' is given twice in a request for model '{model}'")
+        location = None
         if tensor.parameters:
             location = location_of(memory, _checked_parameters("an input", tensor.parameters), name)
-            if location is not None:
-                data = _data_at(location, tensor, request.model_name)
-                inputs[name] = WireTensor(tensor.datatype, tuple(tensor.shape), data)
-                continue
-        position += 1
-        if num_raw:
-            if tensor.HasField("contents"):
+        if location is not None:
+            data = _data_at(location, tensor, model)
+        elif not raw:
+            position += 1
+            data = _typed_contents(tensor, "input", model)
+        else:
+            position += 1
+            if tensor.typed is not None:
                 raise InvalidArgumentError(
-                    "contents field must not be specified when using raw_input_contents for "
-                    f"'{name}' for model '{request.model_name}'"
+                    f"contents field must not be specified when using raw_input_contents for '{name}' for "
+                    f"model '{model}'"
                 )
-            if position >= num_raw:
+            if position >= len(raw):
                 raise InvalidArgumentError(
-                    f"unable to find data for input tensor '{name}' for model '{request.model_name}' in request: "
-                    f"{num_inputs} inputs, but raw_input_contents has {num_raw} entries"
+                    f"unable to find data for input tensor '{name}' for model '{model}' in request: "
+                    f"{len(tensors)} inputs, but raw_input_contents has {len(raw)} entries"
                 )
             data = raw[position]
-        else:
-            data = _typed_contents(tensor, "input", request.model_name)
-        inputs[name] = WireTensor(tensor.datatype, tuple(tensor.shape), data)
-    if num_raw > position + 1:
+        inputs[name] = WireTensor(tensor.datatype, tensor.shape, data)
+    if len(raw) > position + 1:
         raise InvalidArgumentError(
-            f"raw_input_contents has {num_raw} entries for {position + 1} inputs of model "
-            f"'{request.model_name}'; give one entry for each input that is not in shared memory"
+            f"raw_input_contents has {len(raw)} entries for {position + 1} inputs of model "
+            f"'{model}'; give one entry for each input that is not in shared memory"
         )
-    outputs = tuple(
-        [
-            _requested_output(output, is_memory_allowed=memory is not None)
-            if output.parameters
-            else RequestedOutput(output.name, {})
-            for output in requested
-        ]
-    )
-    call = InferCall(request.model_name, request.model_version, request.id, parameters, inputs, outputs)
+    outputs = tuple([_requested(output, is_memory_allowed=memory is not None) for output in message.outputs])
+    call = InferCall(model, message.model_version, message.request_id, parameters, inputs, outputs)
     check_call(call)
     return call
 
 
-def request_from_call(call: InferCall) -> pb.ModelInferRequest:
-    """The request message of a call, with raw contents."""
-    request = pb.ModelInferRequest()
-    fill_request(request, call)
-    return request
-
-
-def fill_request(request: pb.ModelInferRequest, call: InferCall, contents: list[bytes] | None = None) -> None:
-    """Write a call into an empty message; raw contents are added to ``contents``, if given, in place of the message."""
-    raw: Any = request.raw_input_contents if contents is None else contents
-    request.model_name = call.model_name
-    request.model_version = call.model_version
-    request.id = call.request_id
-    if call.parameters:
-        fill_parameters(request.parameters, call.parameters)
-    for name, tensor in call.inputs.items():
-        request.inputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
-        raw.append(tensor.data if contents is not None else bytes(tensor.data))  # protobuf takes no views
-    for output in call.outputs:
-        message = request.outputs.add(name=output.name)
-        if output.parameters:
-            fill_parameters(message.parameters, output.parameters)
-
-
-def output_locations(request: pb.ModelInferRequest, memory: SharedMemory) -> dict[str, TensorLocation]:
+def output_locations(message: InferMessage, memory: SharedMemory) -> dict[str, TensorLocation]:
     """Shared-memory locations of requested outputs; others are sent in the message.
 
     Raises:
         WeftError: See ``location_of``.
     """
     locations: dict[str, TensorLocation] = {}
-    for output in request.outputs:
-        if output.parameters:
-            parameters = parameters_from(output.parameters)
-            if (location := location_of(memory, parameters, output.name)) is not None:
-                if "classification" in parameters:
-                    raise InvalidArgumentError(
-                        f"shared memory can't be used in conjunction with classification for output '{output.name}'"
-                    )
-                locations[output.name] = location
+    for name, parameters in message.outputs:
+        if parameters and (location := location_of(memory, given(parameters), name)) is not None:
+            if "classification" in given(parameters):
+                raise InvalidArgumentError(
+                    f"shared memory can't be used in conjunction with classification for output '{name}'"
+                )
+            locations[name] = location
     return locations
 
 
-def response_from_result(
-    result: InferResult, locations: Mapping[str, TensorLocation] = _NO_LOCATIONS
-) -> pb.ModelInferResponse:
-    """The response message of a result, see ``fill_response``."""
-    response = pb.ModelInferResponse()
-    fill_response(response, result, locations)
-    return response
-
-
-def fill_response(
-    response: pb.ModelInferResponse,
-    result: InferResult,
-    locations: Mapping[str, TensorLocation],
-    contents: list[bytes] | None = None,
-) -> None:
-    """Write a result into an empty message, with raw contents; outputs with a location are written there.
-
-    Raw contents are added to ``contents``, if given, in place of the message.
-
-    Raises:
-        InvalidArgumentError: A location is too small.
-    """
-    response.model_name = result.model_name
-    response.model_version = result.model_version
-    response.id = result.request_id
-    if result.parameters:
-        fill_parameters(response.parameters, result.parameters)
-    raw: Any = response.raw_output_contents if contents is None else contents
-    for name, tensor in result.outputs.items():
-        output = response.outputs.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
-        location = locations.get(name) if locations else None
-        if location is None:
-            raw.append(tensor.data)
-        else:
-            location.write(tensor.data, name)
-            fill_parameters(output.parameters, location.parameters(len(tensor.data)))
-            raw.append(b"")  # clients find their data by position
-
-
-def result_from_response(response: pb.ModelInferResponse) -> InferResult:
-    """Convert a response message; outputs are paired with their bytes by position.
+def result_of(response: InferResult | InferMessage) -> InferResult:
+    """The result of a response; outputs are paired with their bytes by position.
 
     Raises:
         RemoteError: INTERNAL, since the client did nothing wrong: an output has no data, or data of another datatype.
     """
-    raw = response.raw_output_contents
+    if isinstance(response, InferResult):
+        return response
+    raw = response.contents
     outputs: dict[str, WireTensor] = {}
-    for position, tensor in enumerate(response.outputs):
+    for position, tensor in enumerate(response.tensors):
         if position < len(raw):
             data = raw[position]
         else:
@@ -254,81 +154,15 @@ def result_from_response(response: pb.ModelInferResponse) -> InferResult:
             except InvalidArgumentError as error:
                 message = f"bad answer of model '{response.model_name}': {error.message}"
                 raise RemoteError("INTERNAL", message) from error
-        outputs[tensor.name] = WireTensor(tensor.datatype, tuple(tensor.shape), data)
+        outputs[tensor.name] = WireTensor(tensor.datatype, tensor.shape, data)
     return InferResult(
-        response.model_name,
-        response.model_version,
-        response.id,
-        parameters_from(response.parameters) if response.parameters else {},
-        outputs,
+        response.model_name, response.model_version, response.request_id, given(response.parameters), outputs
     )
 
 
-def metadata_from_signature(signature: ModelSignature, versions: Iterable[str]) -> pb.ModelMetadataResponse:
-    """The metadata message of a model with these versions; shapes include the batch dimension as a leading -1."""
-
-    def tensor(spec: TensorSpec) -> pb.ModelMetadataResponse.TensorMetadata:
-        return pb.ModelMetadataResponse.TensorMetadata(
-            name=spec.name, datatype=spec.datatype, shape=signature.full_shape(spec)
-        )
-
-    return pb.ModelMetadataResponse(
-        name=signature.name,
-        versions=versions,
-        platform=signature.platform,
-        inputs=map(tensor, signature.inputs),
-        outputs=map(tensor, signature.outputs),
-    )
-
-
-def statistics_message(entry: ModelStatistics) -> pb.ModelStatistics:
-    """The message of the counters of one model version; batch sizes ascend."""
-    return pb.ModelStatistics(
-        name=entry.name,
-        version=entry.version,
-        last_inference=entry.last_inference_ms,
-        inference_count=entry.inference_count,
-        execution_count=entry.execution_count,
-        inference_stats=pb.InferStatistics(
-            success=_duration(entry.success),
-            fail=_duration(entry.fail),
-            queue=_duration(entry.queue),
-            compute_input=_duration(entry.compute_input),
-            compute_infer=_duration(entry.compute_infer),
-            compute_output=_duration(entry.compute_output),
-            cache_hit=_duration(entry.cache_hit),
-            cache_miss=_duration(entry.cache_miss),
-        ),
-        batch_stats=[
-            pb.InferBatchStatistics(
-                batch_size=size,
-                compute_input=_duration(batch.compute_input),
-                compute_infer=_duration(batch.compute_infer),
-                compute_output=_duration(batch.compute_output),
-            )
-            for size, batch in sorted(entry.batches.items())
-        ],
-        response_stats={
-            str(number): pb.InferResponseStatistics(
-                compute_infer=_duration(response.compute_infer),
-                compute_output=_duration(response.compute_output),
-                success=_duration(response.success),
-                fail=_duration(response.fail),
-                empty_response=_duration(response.empty_response),
-                cancel=_duration(response.cancel),
-            )
-            for number, response in list(entry.responses.items())
-        },
-    )
-
-
-def _duration(count: DurationCount) -> pb.StatisticDuration:
-    return pb.StatisticDuration(count=count.count, ns=count.total_ns)
-
-
-def _requested_output(
-    output: pb.ModelInferRequest.InferRequestedOutputTensor, *, is_memory_allowed: bool
-) -> RequestedOutput:
+def _requested(output: RequestedOutput, *, is_memory_allowed: bool) -> RequestedOutput:
+    if not output.parameters:
+        return output
     if REGION_PARAMETER in output.parameters:
         if not is_memory_allowed:
             raise UnsupportedError(DISABLED)
@@ -336,17 +170,17 @@ def _requested_output(
     return RequestedOutput(output.name, _checked_parameters("a requested output", output.parameters))
 
 
-def _checked_parameters(what: str, message: Mapping[str, Any]) -> dict[str, Any]:
-    """``parameters_from``, checked against the limits."""
-    check_count(what, len(message), MAX_PARAMETERS, "parameters")
-    parameters = parameters_from(message)
-    check_parameters(what, parameters)
-    return parameters
+def _checked_parameters(what: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that have a value, within the limits."""
+    check_count(what, len(parameters), MAX_PARAMETERS, "parameters")
+    values = given(parameters)
+    check_parameters(what, values)
+    return values
 
 
-def _data_at(location: TensorLocation, tensor: pb.ModelInferRequest.InferInputTensor, model_name: str) -> bytes:
+def _data_at(location: TensorLocation, tensor: TensorHead, model_name: str) -> bytes:
     """Raw bytes of an input in shared memory, which are not read if their size is none that its shape may have."""
-    if tensor.HasField("contents"):
+    if tensor.typed is not None:
         raise InvalidArgumentError(f"input '{tensor.name}' lies in shared memory and has contents; give one of them")
     check_count(f"the shape of input '{tensor.name}'", len(tensor.shape), MAX_DIMS, "dimensions")
     if min(tensor.shape, default=0) < 0:
@@ -368,9 +202,9 @@ def _data_at(location: TensorLocation, tensor: pb.ModelInferRequest.InferInputTe
     return location.read()
 
 
-def _typed_contents(tensor: Any, kind: str, model_name: str) -> bytes:
+def _typed_contents(tensor: TensorHead, kind: str, model_name: str) -> bytes:
     """Raw bytes of a tensor's typed contents; ``kind`` is "input" or "output"."""
-    if not tensor.HasField("contents"):
+    if tensor.typed is None:
         if 0 in tensor.shape:
             return b""
         raise InvalidArgumentError(
@@ -384,17 +218,88 @@ def _typed_contents(tensor: Any, kind: str, model_name: str) -> bytes:
             + (f"send it in raw_{kind}_contents" if datatype in DATATYPES else "it is no V2 datatype")
         )
     field, type_code = _CONTENTS[datatype]
-    filled = [descriptor.name for descriptor, _ in tensor.contents.ListFields()]
+    filled = [descriptor.name for descriptor, _ in tensor.typed.ListFields()]
     if filled and filled != [field]:
         raise InvalidArgumentError(
             f"{kind} '{tensor.name}' of datatype '{datatype}' must fill {field}, but {', '.join(filled)} is set"
         )
     if datatype == "BYTES":
-        check_count(f"{kind} '{tensor.name}'", len(tensor.contents.bytes_contents), MAX_TYPED_STRINGS, "strings")
-    values = getattr(tensor.contents, field)[:]
+        check_count(f"{kind} '{tensor.name}'", len(tensor.typed.bytes_contents), MAX_TYPED_STRINGS, "strings")
+    values = getattr(tensor.typed, field)[:]
     if datatype == "BYTES":
         return encode_bytes(values)
     try:
         return array(type_code, values).tobytes()
     except OverflowError as error:
         raise InvalidArgumentError(f"{kind} '{tensor.name}' holds a value that {datatype} cannot: {error}") from error
+
+
+def message_of_call(call: InferCall) -> InferMessage:
+    """The request of a call."""
+    tensors = [_head(name, tensor) for name, tensor in call.inputs.items()]
+    contents = [tensor.data for tensor in call.inputs.values()]
+    parameters = dict(call.parameters)
+    return InferMessage(
+        call.model_name, call.model_version, call.request_id, parameters, tensors, list(call.outputs), contents
+    )
+
+
+def check_sendable(call: InferCall) -> None:
+    """Raise InvalidArgumentError if the protocol cannot carry a parameter of a call."""
+    for parameters in (call.parameters, *(output.parameters for output in call.outputs)):
+        if parameters:
+            fill_parameters(pb.ModelInferRequest().parameters, parameters)
+
+
+def message_of_result(result: InferResult, locations: Mapping[str, TensorLocation] = _NO_LOCATIONS) -> InferMessage:
+    """The response of a result; outputs with a location are written there.
+
+    Raises:
+        InvalidArgumentError: A location is too small, or the protocol cannot carry a parameter.
+    """
+    parameters = dict(result.parameters)
+    if parameters:
+        fill_parameters(pb.ModelInferResponse().parameters, parameters)  # raises now, not when it is sent
+    message = InferMessage(result.model_name, result.model_version, result.request_id, parameters)
+    for name, tensor in result.outputs.items():
+        location = locations.get(name)
+        if location is None:
+            message.tensors.append(_head(name, tensor))
+            message.contents.append(tensor.data)
+        else:
+            location.write(tensor.data, name)
+            message.tensors.append(_head(name, tensor, location.parameters(len(tensor.data))))
+            message.contents.append(b"")  # clients find their data by position
+    return message
+
+
+def _head(name: str, tensor: WireTensor, parameters: Mapping[str, Any] = _NO_PARAMETERS) -> TensorHead:
+    return TensorHead(name, tensor.datatype, tensor.shape, parameters)
+
+
+# For who has messages of protobuf.
+
+
+def parameters_from(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain values of a map of InferParameter or ModelRepositoryParameter; entries without a value are omitted."""
+    return given(values_of(message))
+
+
+def call_from_request(request: pb.ModelInferRequest, memory: SharedMemory | None = None) -> InferCall:
+    """The call of a request; raises as ``call_of``."""
+    return call_of(deserialize_request(request.SerializeToString()), memory)
+
+
+def request_from_call(call: InferCall) -> pb.ModelInferRequest:
+    """The request of a call."""
+    return pb.ModelInferRequest.FromString(serialize_call(call))
+
+
+def response_from_result(result: InferResult) -> pb.ModelInferResponse:
+    """The response of a result."""
+    return pb.ModelInferResponse.FromString(serialize_result(result))
+
+
+def result_from_response(response: pb.ModelInferResponse) -> InferResult:
+    """The result of a response; raises as ``result_of``."""
+    return result_of(deserialize_response(response.SerializeToString()))

@@ -8,8 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
-from weft.v2.protocol.health import HEALTH, HealthCheckRequest, HealthCheckResponse
-from weft.v2.protocol.services import add_service, method_handlers
+from weft.v2.protocol.services import HEALTH, HealthCheckRequest, HealthCheckResponse, add_service, method_handlers
 from weft.wire.interface import grpc
 
 #: A service that is SERVING as long as the event loop runs, also while models load and while the process drains. For

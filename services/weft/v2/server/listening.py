@@ -1,22 +1,167 @@
 """Ports of a service: TLS and authentication as configured, with warnings if exposed without them."""
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+import contextlib
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, Self
 
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector, CollectorRegistry
 
-from weft.base.errors import UnavailableError
+from weft.base.errors import UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
-from weft.base.security.access import KeyRing
+from weft.base.security.access import CALLER, KeyRing, Principal, keys_in
 from weft.base.statistics import ModelStatistics
 from weft.v2.security.channel import is_local
 from weft.v2.security.tls import ServerTls, server_tls_files
-from weft.v2.server.interceptor import AccessInterceptor, RefusalCollector
+from weft.v2.server.call_boundary import CallBoundary, Context
 from weft.v2.server.local_tensors import LocalTensorService
 from weft.v2.server.make_server import add_listening, add_tls_port, make_server, server_options_of
 from weft.v2.server.metrics import DroppedLogsCollector, make_registry, serve_metrics
 from weft.v2.server.unix_socket import UnixSocket
+from weft.wire.interface import grpc
+
+_INFERENCE = "/inference.GRPCInferenceService/"
+
+#: Methods for probes, which have no key.
+OPEN_METHODS = frozenset(
+    {
+        "/grpc.health.v1.Health/Check",
+        "/grpc.health.v1.Health/Watch",
+        f"{_INFERENCE}ServerLive",
+        f"{_INFERENCE}ServerReady",
+    }
+)
+
+#: Methods that require a right in addition to a valid key, by the field of the keys file.
+RIGHT_BY_METHOD = {
+    f"{_INFERENCE}{name}": "control"
+    for name in (
+        "RepositoryModelLoad",
+        "RepositoryModelUnload",
+        "SystemSharedMemoryStatus",
+        "SystemSharedMemoryRegister",
+        "SystemSharedMemoryUnregister",
+        "CudaSharedMemoryStatus",
+        "CudaSharedMemoryRegister",
+        "CudaSharedMemoryUnregister",
+        "TraceSetting",
+        "LogSettings",
+    )
+} | {
+    "/weft.graph.GraphService/TargetSignatures": "control",
+    "/weft.graph.GraphService/GraphFeedback": "feedback",
+}
+
+Handler = Any  # grpc.RpcMethodHandler, of which the stubs know no members
+
+
+class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # no generic at run time
+    """Admits calls with a valid key, and all calls of ``OPEN_METHODS``. Reflection requires a key too.
+
+    Args:
+        keys: Valid keys.
+        service: Name for log lines.
+    """
+
+    def __init__(self, keys: KeyRing, service: str) -> None:
+        self._keys = keys
+        self._edge = CallBoundary(service)
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]], details: grpc.HandlerCallDetails
+    ) -> Handler:
+        """The handler of the method, which then runs as the principal; or one that rejects the call."""
+        method = details.method
+        handler = await continuation(details)
+        if method in OPEN_METHODS or handler is None:
+            return handler
+        metadata = details.invocation_metadata or ()
+        if self._keys.takes_certificates and not keys_in(metadata):
+            return self._by_certificate(handler, method)
+        try:
+            self._admit(self._keys.identify(metadata), method)
+        except WeftError as error:
+            return self._refusing(error)
+        return handler
+
+    def _admit(self, caller: Principal, method: str) -> None:
+        if right := RIGHT_BY_METHOD.get(method):
+            caller.check_right(right, method.rpartition("/")[2])
+        CALLER.set(caller)  # of the task that runs this call, and no other
+
+    def _refusing(self, error: WeftError) -> Handler:
+        """A handler that rejects the call; a streaming one, so that gRPC does not read the request message first."""
+
+        async def refuse(requests: Any, context: Context) -> None:
+            self._edge.fail(context, error)
+
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+    def _by_certificate(self, handler: Handler, method: str) -> Handler:
+        """The handler as the principal of the client's certificate, which only the context of the call reveals."""
+        kind = f"{_word(handler.request_streaming)}_{_word(handler.response_streaming)}"
+        behave = getattr(handler, kind)
+
+        def is_admitted(context: Context) -> bool:
+            try:
+                self._admit(self._keys.identify_certificate(certificate_names(context)), method)
+            except WeftError as error:
+                self._edge.fail(context, error)
+                return False
+            return True
+
+        async def answer(request: Any, context: Context) -> Any:
+            return await behave(request, context) if is_admitted(context) else None
+
+        async def answer_many(request: Any, context: Context) -> AsyncIterator[Any]:
+            if is_admitted(context):
+                async with contextlib.aclosing(behave(request, context)) as responses:
+                    async for response in responses:
+                        yield response
+
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        answering = answer_many if inspect.isasyncgenfunction(behave) else answer
+        made: Handler = make(answering, handler.request_deserializer, handler.response_serializer)
+        return made
+
+
+def certificate_names(context: Context) -> list[str]:
+    """Common and alternative names in the client's certificate, which gRPC has verified."""
+    shown = context.auth_context()
+    return [
+        name.decode(errors="replace")
+        for kind in ("x509_common_name", "x509_subject_alternative_name")
+        for name in shown.get(kind, ())
+    ]
+
+
+class RefusalCollector(Collector):
+    """Metric of rejected calls, by principal and reason.
+
+    Args:
+        keys: Counts them.
+    """
+
+    def __init__(self, keys: KeyRing) -> None:
+        self._keys = keys
+
+    def collect(self) -> Iterator[Metric]:
+        """One family."""
+        family = CounterMetricFamily(
+            "weft_access_refused", "Calls refused for their key or its limits", labels=("client", "reason")
+        )
+        for labels, count in list(self._keys.refusals.items()):
+            family.add_metric(labels, count)
+        yield family
+
+
+def _word(is_streaming: bool) -> str:
+    return "stream" if is_streaming else "unary"
+
 
 _log = get_logger("weft.server")
 
@@ -28,24 +173,44 @@ class Ports(NamedTuple):
     metrics: str
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerPlace:
+    """A worker's place in its group, as the parent gives it on the command line.
+
+    Attributes:
+        index: From 1.
+        num_workers: Of the group.
+        descriptor: Of the socket to the parent.
+        listens_late: Whether siblings serve already, so that it listens once it is ready.
+        unix_descriptor: Of a Unix socket that all of them serve; None: there is none.
+    """
+
+    index: int
+    num_workers: int
+    descriptor: int
+    listens_late: bool = False
+    unix_descriptor: int | None = None
+
+    def __str__(self) -> str:
+        """As ``parse`` reads it."""
+        unix = -1 if self.unix_descriptor is None else self.unix_descriptor
+        return f"{self.index}/{self.num_workers}/{self.descriptor}/{int(self.listens_late)}/{unix}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises ValueError."""
+        index, num_workers, descriptor, listens_late, unix = map(int, text.split("/"))
+        return cls(index, num_workers, descriptor, bool(listens_late), None if unix < 0 else unix)
+
+
 class Worker(Protocol):
-    """This process's place among several that serve on one port."""
+    """This process among several that serve on one port.
 
-    @property
-    def index(self) -> int:
-        """From 1."""
+    Attributes:
+        place: Which it is.
+    """
 
-    @property
-    def num_workers(self) -> int:
-        """How many there are."""
-
-    @property
-    def unix_descriptor(self) -> int | None:
-        """Of a Unix socket that all of them serve."""
-
-    @property
-    def listens_late(self) -> bool:
-        """Whether it listens only once it is ready, as others serve meanwhile."""
+    place: WorkerPlace
 
     def publish(self, registry: CollectorRegistry) -> None:
         """Take the metrics of this process, which has no port for them."""
@@ -70,14 +235,14 @@ class Listener:
     def __init__(self, service: str, options: argparse.Namespace, worker: Worker | None = None) -> None:
         self._options = options
         self._worker = worker
-        num_workers = 1 if worker is None else worker.num_workers
+        num_workers = 1 if worker is None else worker.place.num_workers
         files = server_tls_files(options)
         self._tls = None if files is None else ServerTls(files)
         self._keys = KeyRing(options.auth_keys, num_workers=num_workers) if options.auth_keys else None
         interceptors = () if self._keys is None else (AccessInterceptor(self._keys, service),)
         self.server = make_server(server_options_of(options), interceptors, wire=options.wire)
-        if worker is not None and worker.unix_descriptor is not None:
-            add_listening(self.server, worker.unix_descriptor)
+        if worker is not None and worker.place.unix_descriptor is not None:
+            add_listening(self.server, worker.place.unix_descriptor)
         path = options.unix_socket
         self._unix_socket = None if path is None else UnixSocket(path, takes_over=options.take_over)
         self.local_tensors: LocalTensorService | None = None

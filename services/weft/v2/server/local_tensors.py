@@ -5,13 +5,11 @@ import contextlib
 import os
 import socket
 from pathlib import Path
-from typing import Any, cast
 
 from weft.base.core import InferResult
 from weft.base.errors import InvalidArgumentError, ResourceExhaustedError, UnavailableError
 from weft.base.observing.logs import get_logger
-from weft.v2.protocol.large_messages import LargeRequest, LargeResponse, infer_response
-from weft.v2.protocol.local_socket import is_same_user, tensors_path
+from weft.v2.protocol.codec import InferMessage
 from weft.v2.protocol.tensor_memory import (
     HALF_BYTES,
     LOCAL_BYTES,
@@ -19,10 +17,12 @@ from weft.v2.protocol.tensor_memory import (
     UNKNOWN,
     TensorMemory,
     TensorMemoryError,
+    is_same_user,
     is_tensor_memory,
+    tensors_path,
 )
+from weft.v2.protocol.wire import message_of_result
 from weft.v2.server.unix_socket import UnixSocket
-from weft_protos import grpc_service_pb2 as pb
 
 _TOKEN_BYTES = 32
 #: Callers at once; others send tensors through their sockets.
@@ -74,15 +74,14 @@ class LocalTensorService:
         for connection in list(self._connections):
             self._lose(connection)
 
-    def received(self, request: pb.ModelInferRequest) -> tuple[pb.ModelInferRequest, TensorMemory]:
+    def received(self, request: InferMessage) -> tuple[InferMessage, TensorMemory]:
         """A request that has the parameter, without it and with its tensors, and the memory for the response.
 
         Raises:
             InvalidArgumentError: It does not refer to memory that this service maps; nothing was done.
             ResourceExhaustedError: Its tensors are larger than a message may be.
         """
-        token, _, reference = request.parameters[PARAMETER].string_param.partition(" ")
-        del request.parameters[PARAMETER]
+        token, _, reference = str(request.parameters.pop(PARAMETER)).partition(" ")
         memory = self._memories.get(token)
         if memory is None:
             raise InvalidArgumentError(UNKNOWN)
@@ -95,26 +94,20 @@ class LocalTensorService:
         num_bytes = sum(map(len, contents))
         if num_bytes > self._max_bytes:
             raise ResourceExhaustedError(f"Received message larger than max ({num_bytes} vs. {self._max_bytes})")
-        if request.raw_input_contents:
+        if request.contents:
             raise InvalidArgumentError(f"parameter '{PARAMETER}' and raw_input_contents are given; give one of them")
-        return cast(pb.ModelInferRequest, LargeRequest(_message_of(request), contents)), memory
+        request.contents = contents
+        return request, memory
 
-    def answered(self, response: InferResult | pb.ModelInferResponse, memory: TensorMemory) -> Any:
+    def answered(self, response: InferResult | InferMessage, memory: TensorMemory) -> InferMessage:
         """A response with its tensors in the memory, if they are large and have room, and else as it is."""
-        if isinstance(response, InferResult):
-            response = infer_response(response)
-        if PARAMETER in response.parameters:
-            del response.parameters[PARAMETER]  # a model's
-        contents = response.raw_output_contents
-        if (
-            isinstance(response, LargeResponse)
-            and sum(map(len, contents)) >= LOCAL_BYTES
-            and (reference := memory.write_until_read(contents))
-        ):
-            message = response.message
-            message.parameters[PARAMETER].string_param = reference
-            return message
-        return response
+        message = message_of_result(response) if isinstance(response, InferResult) else response
+        message.parameters.pop(PARAMETER, None)  # a model's
+        contents = message.contents
+        if sum(map(len, contents)) >= LOCAL_BYTES and (reference := memory.write_until_read(contents)):
+            message.contents = []
+            message.parameters[PARAMETER] = reference
+        return message
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -156,7 +149,3 @@ class LocalTensorService:
         memory = self._memories.pop(self._connections.pop(connection), None)
         if memory is not None:
             memory.close()
-
-
-def _message_of(request: pb.ModelInferRequest) -> pb.ModelInferRequest:
-    return request.message if isinstance(request, LargeRequest) else request

@@ -1,22 +1,117 @@
 """A gRPC server on Weft's own wire or on grpcio's, behind one interface, and the V2 service on it."""
 
 import argparse
+import inspect
 import socket
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 from weft.base.errors import UnsupportedError
 from weft.v2.client.channels import server_options
 from weft.v2.client.wires import WireName, default_wire
-from weft.v2.protocol.known_messages import deserialize_call, serialize_result
+from weft.v2.protocol.codec import deserialize_call, serialize_result, serialize_stream_answer
 from weft.v2.protocol.services import add_service, method_handlers
 from weft.v2.security.tls import ServerTls
 from weft.v2.server.limits import grpcio_limits, limits_of
-from weft.v2.server.unreadable import UnreadableInterceptor
 from weft.wire.interface import HAS_GRPCIO, grpc
+from weft.wire.rpc.status import UnreadableRequests
 from weft.wire.server.options import ServerOptions
 from weft.wire.server.server import Server
 from weft_protos import grpc_service_pb2 as pb
+
+Handler = Any  # grpc.RpcMethodHandler, of which the stubs know no members
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class UnreadableInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # no generic at run time
+    """Ends calls whose request cannot be read as Weft's own server does; the innermost interceptor."""
+
+    def __init__(self) -> None:
+        self._requests = UnreadableRequests()
+        self._known: dict[str, tuple[Handler, Handler]] = {}
+
+    async def intercept_service(
+        self, continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]], details: grpc.HandlerCallDetails
+    ) -> Handler:
+        """The handler with a deserializer that gives what cannot be read to the method, which ends the call."""
+        handler = await continuation(details)
+        if handler is None or handler.request_deserializer is None:
+            return handler
+        known = self._known.get(details.method)
+        if known is None or known[0] is not handler:
+            known = self._known[details.method] = handler, self._reading(handler, details.method)
+        return known[1]
+
+    def _reading(self, handler: Handler, path: str) -> Handler:
+        kind = f"{_word(handler.request_streaming)}_{_word(handler.response_streaming)}"
+        behave = getattr(handler, kind)
+
+        def read(data: bytes) -> Any:
+            try:
+                return handler.request_deserializer(data)
+            except Exception as error:
+                return _Unreadable(error)
+
+        def end(context: Context, error: Exception) -> None:
+            failure = self._requests.failure(path, context.peer(), error)
+            context.set_code(failure.code)
+            context.set_details(failure.details)
+
+        async def answer(request: Any, context: Context) -> Any:
+            if type(request) is _Unreadable:
+                return end(context, request.error)
+            return await behave(request, context)
+
+        async def answer_many(request: Any, context: Context) -> AsyncIterator[Any]:
+            if type(request) is _Unreadable:
+                end(context, request.error)
+                return
+            requests = _ReadableRequests(request) if handler.request_streaming else None
+            responses = behave(requests or request, context)
+            try:
+                async for response in responses:
+                    yield response
+            finally:
+                await responses.aclose()
+            if requests is not None and requests.error is not None:
+                end(context, requests.error)
+
+        make: Any = getattr(grpc, f"{kind}_rpc_method_handler")
+        if inspect.isasyncgenfunction(behave):
+            return make(answer_many, read, handler.response_serializer)
+        if inspect.iscoroutinefunction(behave) and not handler.request_streaming:
+            return make(answer, read, handler.response_serializer)
+        return handler
+
+
+class _Unreadable:
+    """In place of a message that cannot be read."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+class _ReadableRequests:
+    """The requests of a stream before one that cannot be read, which is to the method as a client that has left."""
+
+    def __init__(self, requests: AsyncIterator[Any]) -> None:
+        self._requests = requests
+        self.error: Exception | None = None
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self
+
+    async def __anext__(self) -> Any:
+        request = await anext(self._requests)
+        if type(request) is _Unreadable:
+            self.error = request.error
+            raise StopAsyncIteration
+        return request
+
+
+def _word(is_streaming: bool) -> str:
+    return "stream" if is_streaming else "unary"
+
 
 _DEFAULTS = ServerOptions()
 
@@ -74,7 +169,7 @@ def add_tls_port(server: grpc.aio.Server, address: str, tls: ServerTls) -> int:
 
 
 def add_v2_service(servicer: Any, server: grpc.aio.Server) -> None:
-    """Add the V2 service to a server; protobuf does not copy large tensors of ``ModelInfer``.
+    """Add the V2 service to a server, inference by the codec.
 
     Args:
         servicer: Has the methods of ``GRPCInferenceService``.
@@ -84,6 +179,9 @@ def add_v2_service(servicer: Any, server: grpc.aio.Server) -> None:
     handlers = method_handlers(servicer, service)
     handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(
         servicer.ModelInfer, request_deserializer=deserialize_call, response_serializer=serialize_result
+    )
+    handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(
+        servicer.ModelStreamInfer, request_deserializer=deserialize_call, response_serializer=serialize_stream_answer
     )
     add_service(server, service.full_name, handlers)
 

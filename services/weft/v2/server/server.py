@@ -32,7 +32,7 @@ from weft.base.security.arguments import add_server_arguments
 from weft.base.statistics import ModelStatistics
 from weft.v2.client.channels import MAX_MESSAGE_BYTES
 from weft.v2.client.wires import add_wire_argument
-from weft.v2.protocol.health import HEALTH
+from weft.v2.protocol.services import HEALTH
 from weft.v2.protocol.shared_memory import SharedMemory
 from weft.v2.server.arguments import add_process_arguments
 from weft.v2.server.health import HealthServicer
@@ -161,7 +161,7 @@ def run(
         worker: The place of this process among several; None: it is alone.
     """
     keep_freed_memory()
-    logs.configure(options.log_level, None if worker is None else {"worker": worker.index})
+    logs.configure(options.log_level, None if worker is None else {"worker": worker.place.index})
     try:
         telemetry.configure(f"weft.{service}")
     except WeftError as error:
@@ -210,7 +210,7 @@ async def _serve(
         return ports
 
     ports = None
-    if not (options.take_over or (worker is not None and worker.listens_late)):
+    if not (options.take_over or (worker is not None and worker.place.listens_late)):
         try:
             ports = await listen()
         except WeftError as error:

@@ -17,17 +17,11 @@ from weft.base.errors import InvalidArgumentError, UnsupportedError, WeftError
 from weft.base.observing import telemetry
 from weft.base.observing.logs import get_logger
 from weft.base.security import access
-from weft.v2.protocol.large_messages import infer_response
-from weft.v2.protocol.shared_memory import SharedMemory, TensorLocation
-from weft.v2.protocol.statistics import summed
+from weft.v2.protocol.codec import InferMessage, given
+from weft.v2.protocol.shared_memory import DISABLED, CudaRegion, SharedMemory, SystemRegion, TensorLocation
+from weft.v2.protocol.statistics import metadata_from_signature, statistics_message, summed
 from weft.v2.protocol.tensor_memory import PARAMETER, UNKNOWN, TensorMemory
-from weft.v2.protocol.wire import (
-    call_from_request,
-    metadata_from_signature,
-    output_locations,
-    parameters_from,
-    statistics_message,
-)
+from weft.v2.protocol.wire import call_of, message_of_result, output_locations, parameters_from
 from weft.v2.server.call_boundary import (
     CallBoundary,
     Context,
@@ -38,9 +32,86 @@ from weft.v2.server.call_boundary import (
     withdrawal,
 )
 from weft.v2.server.local_tensors import LocalTensorService
-from weft.v2.server.shared_memory_servicer import SharedMemoryServicer
 from weft.v2.server.stream_servicer import StreamServicer
 from weft_protos import grpc_service_pb2 as pb
+
+
+class SharedMemoryServicer:
+    """Shared-memory RPCs. Status and unregister succeed even if disabled, because clients call them unconditionally.
+
+    Args:
+        edge: Call boundary of the service.
+        memory: The registered regions; None: disabled.
+    """
+
+    def __init__(self, edge: CallBoundary, memory: SharedMemory | None) -> None:
+        self._edge = edge
+        self._memory = memory
+
+    @answering
+    async def SystemSharedMemoryStatus(
+        self, request: pb.SystemSharedMemoryStatusRequest, context: Context
+    ) -> pb.SystemSharedMemoryStatusResponse:
+        """One region, or all."""
+        regions = () if self._memory is None else self._memory.regions(request.name, SystemRegion)
+        status = pb.SystemSharedMemoryStatusResponse.RegionStatus
+        return pb.SystemSharedMemoryStatusResponse(
+            regions={
+                region.name: status(name=region.name, key=region.key, offset=region.start, byte_size=region.byte_size)
+                for region in regions
+            }
+        )
+
+    @answering
+    async def SystemSharedMemoryRegister(
+        self, request: pb.SystemSharedMemoryRegisterRequest, context: Context
+    ) -> pb.SystemSharedMemoryRegisterResponse:
+        """UNIMPLEMENTED if disabled."""
+        if self._memory is None:
+            raise UnsupportedError(DISABLED)
+        self._memory.register(request.name, request.key, request.offset, request.byte_size)
+        return pb.SystemSharedMemoryRegisterResponse()
+
+    async def SystemSharedMemoryUnregister(
+        self, request: pb.SystemSharedMemoryUnregisterRequest, context: Context
+    ) -> pb.SystemSharedMemoryUnregisterResponse:
+        """One region, or all; requests in flight keep the regions they use."""
+        if self._memory is not None:
+            self._memory.unregister(request.name, SystemRegion)
+        return pb.SystemSharedMemoryUnregisterResponse()
+
+    @answering
+    async def CudaSharedMemoryStatus(
+        self, request: pb.CudaSharedMemoryStatusRequest, context: Context
+    ) -> pb.CudaSharedMemoryStatusResponse:
+        """One region, or all."""
+        regions = () if self._memory is None else self._memory.regions(request.name, CudaRegion)
+        status = pb.CudaSharedMemoryStatusResponse.RegionStatus
+        return pb.CudaSharedMemoryStatusResponse(
+            regions={
+                region.name: status(name=region.name, device_id=region.device_id, byte_size=region.byte_size)
+                for region in regions
+            }
+        )
+
+    @answering
+    async def CudaSharedMemoryRegister(
+        self, request: pb.CudaSharedMemoryRegisterRequest, context: Context
+    ) -> pb.CudaSharedMemoryRegisterResponse:
+        """UNIMPLEMENTED if disabled, or without CUDA."""
+        if self._memory is None:
+            raise UnsupportedError(DISABLED)
+        self._memory.register_cuda(request.name, request.raw_handle, request.device_id, request.byte_size)
+        return pb.CudaSharedMemoryRegisterResponse()
+
+    async def CudaSharedMemoryUnregister(
+        self, request: pb.CudaSharedMemoryUnregisterRequest, context: Context
+    ) -> pb.CudaSharedMemoryUnregisterResponse:
+        """One region, or all; requests in flight keep the regions they use."""
+        if self._memory is not None:
+            self._memory.unregister(request.name, CudaRegion)
+        return pb.CudaSharedMemoryUnregisterResponse()
+
 
 EXTENSIONS = (
     "classification",
@@ -176,34 +247,34 @@ class V2Servicer(SharedMemoryServicer):
 
     # Inference.
 
-    async def ModelInfer(self, request: pb.ModelInferRequest | InferCall, context: Context) -> Any:
-        """One request, one response: of protobuf or what stands for it, see ``known_messages``."""
+    async def ModelInfer(self, request: InferMessage | InferCall, context: Context) -> Any:
+        """One request, one response."""
         if self._released is not None:
             await self._wait_for_release()
         memory = None
-        if not isinstance(request, InferCall) and request.parameters and PARAMETER in request.parameters:
+        if not isinstance(request, InferCall) and PARAMETER in request.parameters:
             try:
                 request, memory = self._received(request)
             except WeftError as error:
                 self._edge.fail(context, error)
-                return pb.ModelInferResponse()  # not sent
+                return None
         response, call_context = await self._infer(request, headers_of(context), deadline_ns_of(context))
         if isinstance(response, WeftError):
             self._edge.fail(context, response, call_context=call_context)
-            return pb.ModelInferResponse()  # not sent
+            return None
         if call_context.trailing_metadata:
             context.set_trailing_metadata(sendable(call_context.trailing_metadata))
         if memory is not None and self.local_tensors is not None:
             return self.local_tensors.answered(response, memory)
         return response
 
-    def _received(self, request: pb.ModelInferRequest) -> tuple[pb.ModelInferRequest, TensorMemory]:
+    def _received(self, request: InferMessage) -> tuple[InferMessage, TensorMemory]:
         if self.local_tensors is None:
             raise InvalidArgumentError(UNKNOWN)
         return self.local_tensors.received(request)
 
     async def _infer(
-        self, request: pb.ModelInferRequest | InferCall, headers: Mapping[str, str], deadline_ns: int | None
+        self, request: InferMessage | InferCall, headers: Mapping[str, str], deadline_ns: int | None
     ) -> tuple[Any, CallContext]:
         """The response to one request, or why it failed, and what surrounded it. A cancel withdraws the request."""
         call_context, span = self._edge.begin(request.model_name, headers, deadline_ns)
@@ -212,7 +283,7 @@ class V2Servicer(SharedMemoryServicer):
             with access.admission(request.model_name):
                 call, places = self._read_call(request, call_context)
                 result = await self._core.infer(call, call_context)
-                response = infer_response(result, places) if places or result.parameters else result
+                response = message_of_result(result, places) if places or result.parameters else result
         except asyncio.CancelledError:
             failure = withdrawal(call_context)
             raise
@@ -227,7 +298,7 @@ class V2Servicer(SharedMemoryServicer):
             del failure  # it holds this frame, and with it the tensors
 
     def _read_call(
-        self, request: pb.ModelInferRequest | InferCall, call_context: CallContext
+        self, request: InferMessage | InferCall, call_context: CallContext
     ) -> tuple[InferCall, Mapping[str, TensorLocation]]:
         """Parse a request into a call and the locations of its outputs. Raises like the precheck."""
         if isinstance(request, InferCall):  # without parameters
@@ -236,14 +307,14 @@ class V2Servicer(SharedMemoryServicer):
             return request, _NO_PLACES
         if self._precheck is not None:
             self._precheck(request.model_name, request.model_version, partial(_parameters_of, request), call_context)
-        call = call_from_request(request, self._memory)
+        call = call_of(request, self._memory)
         if call.parameters:
             access.clamp_priority(call.parameters)
         return call, _NO_PLACES if self._memory is None else output_locations(request, self._memory)
 
     async def ModelStreamInfer(
-        self, request_iterator: AsyncIterator[pb.ModelInferRequest], context: Context
-    ) -> AsyncIterator[pb.ModelStreamInferResponse]:
+        self, request_iterator: AsyncIterator[InferMessage | InferCall], context: Context
+    ) -> AsyncIterator[tuple[str, InferMessage]]:
         """Concurrent requests; responses come in the order of requests, those of decoupled models as they are produced.
 
         An error is a message in ``error_message``, its status a parameter, and the stream continues; with the metadata
@@ -324,8 +395,8 @@ class V2Servicer(SharedMemoryServicer):
         )
 
 
-def _parameters_of(request: pb.ModelInferRequest) -> Parameters:
+def _parameters_of(request: InferMessage) -> Parameters:
     """The parameters of a request, with no better a priority than its key allows."""
-    values = parameters_from(request.parameters)
+    values = given(request.parameters)
     access.clamp_priority(values)
     return values

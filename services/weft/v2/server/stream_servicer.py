@@ -4,28 +4,93 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 
+from opentelemetry.trace import Span
+
 from weft.base.core import CallContext, InferCall, InferenceCore, InferResult
 from weft.base.errors import UnavailableError, WeftError
 from weft.base.observing import telemetry
 from weft.base.security import access
+from weft.v2.protocol.codec import InferMessage
 from weft.v2.protocol.shared_memory import TensorLocation
 from weft.v2.protocol.status import cut_message
-from weft.v2.protocol.wire import response_from_result
+from weft.v2.protocol.wire import message_of_result
 from weft.v2.server.call_boundary import CallBoundary, Context, deadline_ns_of, headers_of, trailing_of, withdrawal
-from weft.v2.server.stream_answers import Outgoing, StreamCall
 from weft.wire.interface import grpc
-from weft_protos import grpc_service_pb2 as pb
+
+#: Most responses of one stream that gRPC has not taken yet; beyond it the stream's requests block.
+MAX_STREAM_ANSWERS = 16
+
+
+class StreamCall:
+    """One request of a stream.
+
+    Attributes:
+        turn: Done when earlier requests have ended, or are of decoupled models.
+        is_passed: Done when that holds for this one too; the ``turn`` of the next.
+    """
+
+    __slots__ = ("context", "is_in_line", "is_passed", "request", "span", "turn")
+
+    def __init__(
+        self, request: InferMessage | InferCall, context: CallContext, span: Span, turn: "asyncio.Future[None]"
+    ) -> None:
+        self.request = request
+        self.context = context
+        self.span = span
+        self.turn = turn
+        self.is_in_line = True
+        self.is_passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def leave_line(self) -> None:
+        """Let later requests respond before this one ends, and this one before earlier ones."""
+        if self.is_in_line:
+            self.is_in_line = False
+            self.turn.add_done_callback(lambda _: self.is_passed.set_result(None))
+
+
+class Outgoing:
+    """Queue of responses; at most ``MAX_STREAM_ANSWERS`` wait for the client.
+
+    Attributes:
+        failure: Error that ends the stream, after everything is sent.
+    """
+
+    def __init__(self) -> None:
+        self.failure: WeftError | None = None
+        self._answers: asyncio.Queue[tuple[StreamCall, InferMessage | WeftError, bool] | None]
+        self._answers = asyncio.Queue()
+        self._room = asyncio.Semaphore(MAX_STREAM_ANSWERS)
+
+    async def put(self, stream_call: StreamCall, answer: InferMessage | WeftError, *, is_final: bool) -> None:
+        """Queue a response in its turn; ``is_final``: the last one to its request."""
+        if stream_call.is_in_line:
+            await asyncio.shield(stream_call.turn)
+        await self._room.acquire()
+        self._answers.put_nowait((stream_call, answer, is_final))
+
+    def end(self, failure: WeftError | None) -> None:
+        """Mark the end of the stream."""
+        self.failure = failure
+        self._answers.put_nowait(None)
+
+    async def get(self) -> tuple[StreamCall, InferMessage | WeftError, bool] | None:
+        """The next response as it was put; None at the end."""
+        item = await self._answers.get()
+        self._room.release()
+        return item
+
 
 #: Most requests of one stream in flight; beyond it the stream is not read, which gRPC turns into
 #: back-pressure at the client.
 MAX_STREAM_INFLIGHT = 256
 
 _EMPTY_FINAL = "triton_enable_empty_final_response"
+_FINAL = "triton_final_response"
 #: Response parameter of an error in a stream: the name of its gRPC status.
 _STATUS = "grpc_status"
 
 #: Parses a request into a call and the locations of its outputs.
-ReadCall = Callable[[pb.ModelInferRequest, CallContext], tuple[InferCall, Mapping[str, TensorLocation]]]
+ReadCall = Callable[[InferMessage | InferCall, CallContext], tuple[InferCall, Mapping[str, TensorLocation]]]
 
 
 class StreamServicer:
@@ -51,8 +116,8 @@ class StreamServicer:
             reader.cancel()
 
     async def serve(
-        self, request_iterator: AsyncIterator[pb.ModelInferRequest], context: Context
-    ) -> AsyncGenerator[pb.ModelStreamInferResponse, None]:
+        self, request_iterator: AsyncIterator[InferMessage | InferCall], context: Context
+    ) -> AsyncGenerator[tuple[str, InferMessage], None]:
         """See ``V2Servicer.ModelStreamInfer``."""
         headers, deadline_ns = headers_of(context), deadline_ns_of(context)
         ends_on_error = headers.get("triton_grpc_error") == "true"
@@ -106,7 +171,7 @@ class StreamServicer:
                         return
                     yield _stream_error(answer, stream_call, is_final=is_final)
                 else:
-                    yield answer
+                    yield "", answer
             if outgoing.failure is not None:
                 self._edge.fail(context, outgoing.failure)
         finally:
@@ -117,7 +182,7 @@ class StreamServicer:
     async def _answer(self, stream_call: StreamCall, outgoing: Outgoing) -> None:
         """Send every response to one request of a stream, or its error."""
         request = stream_call.request
-        wants_null = request.parameters[_EMPTY_FINAL].bool_param if _EMPTY_FINAL in request.parameters else False
+        wants_null = request.parameters.get(_EMPTY_FINAL) is True
         failure: WeftError | None = None
         try:
             with access.admission(request.model_name):
@@ -142,17 +207,13 @@ class StreamServicer:
             del failure  # it holds this frame, and with it the tensors
 
 
-def _stream_response(result: InferResult, places: Mapping[str, TensorLocation]) -> pb.ModelStreamInferResponse:
-    response = response_from_result(result, places)
-    response.parameters["triton_final_response"].bool_param = result.is_final
-    return pb.ModelStreamInferResponse(infer_response=response)
+def _stream_response(result: InferResult, places: Mapping[str, TensorLocation]) -> InferMessage:
+    response = message_of_result(result, places)
+    response.parameters[_FINAL] = result.is_final
+    return response
 
 
-def _stream_error(error: WeftError, stream_call: StreamCall, *, is_final: bool) -> pb.ModelStreamInferResponse:
+def _stream_error(error: WeftError, stream_call: StreamCall, *, is_final: bool) -> tuple[str, InferMessage]:
     """The error as a message, which is all that some clients show; status and metadata are parameters."""
-    response = pb.ModelInferResponse(id=stream_call.request.id)
-    response.parameters["triton_final_response"].bool_param = is_final
-    response.parameters[_STATUS].string_param = error.code
-    for key, value in trailing_of(error, stream_call.context):
-        response.parameters[key].string_param = value
-    return pb.ModelStreamInferResponse(error_message=cut_message(error.message), infer_response=response)
+    parameters = {_FINAL: is_final, _STATUS: error.code, **dict(trailing_of(error, stream_call.context))}
+    return cut_message(error.message), InferMessage("", "", stream_call.request.request_id, parameters)

@@ -17,9 +17,9 @@ from weft.base.errors import WeftError
 from weft.base.observing import logs
 from weft.base.processes.process import ServiceProcess
 from weft.base.processes.restarts import RestartPolicy
+from weft.v2.server.listening import WorkerPlace
 from weft.v2.server.server import METRICS_WAIT_S, stop_event
 from weft.v2.workers.hub import Hub
-from weft.v2.workers.link import WorkerPlace
 from weft.v2.workers.ports import GroupPorts
 from weft.v2.workers.sums import MetricSums, load
 

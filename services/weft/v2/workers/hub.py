@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterable
 
 from weft.base.errors import UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
-from weft.v2.workers.peer import CallHandler, Peer
-from weft.v2.workers.results import Answer, pack
+from weft.v2.workers.peer import Answer, CallHandler, Peer, pack
 
 #: How long a sibling may take to answer a question, and to make a change, in seconds.
 ASK_TIMEOUT_S = 2.0

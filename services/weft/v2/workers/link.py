@@ -1,47 +1,19 @@
 """A worker's end: its place in the group, what it asks of its siblings and answers them."""
 
+import argparse
 import asyncio
 import contextlib
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 
-from weft.v2.workers.peer import CallHandler, NoteHandler, Peer
-from weft.v2.workers.results import Answer, unpack
+from weft.base.limits import share
+from weft.base.text.argument_types import num_workers
+from weft.v2.server.listening import WorkerPlace
+from weft.v2.workers.peer import Answer, CallHandler, NoteHandler, Peer, unpack
 from weft.v2.workers.sums import dump
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerPlace:
-    """A worker's place in its group, as the parent gives it on the command line.
-
-    Attributes:
-        index: From 1.
-        num_workers: Of the group.
-        descriptor: Of the socket to the parent.
-        listens_late: Whether siblings serve already, so that it listens once it is ready.
-        unix_descriptor: Of a Unix socket that all of them serve; None: there is none.
-    """
-
-    index: int
-    num_workers: int
-    descriptor: int
-    listens_late: bool = False
-    unix_descriptor: int | None = None
-
-    def __str__(self) -> str:
-        """As ``parse`` reads it."""
-        unix = -1 if self.unix_descriptor is None else self.unix_descriptor
-        return f"{self.index}/{self.num_workers}/{self.descriptor}/{int(self.listens_late)}/{unix}"
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Raises ValueError."""
-        index, num_workers, descriptor, listens_late, unix = map(int, text.split("/"))
-        return cls(index, num_workers, descriptor, bool(listens_late), None if unix < 0 else unix)
 
 
 class Joined(NamedTuple):
@@ -68,26 +40,6 @@ class WorkerLink:
         self._registry: CollectorRegistry | None = None
         self._peer = Peer("the parent", {}, {})
         self._running: asyncio.Task[None] | None = None
-
-    @property
-    def index(self) -> int:
-        """Of the worker, from 1."""
-        return self.place.index
-
-    @property
-    def num_workers(self) -> int:
-        """Of the group."""
-        return self.place.num_workers
-
-    @property
-    def unix_descriptor(self) -> int | None:
-        """As of ``WorkerPlace``."""
-        return self.place.unix_descriptor
-
-    @property
-    def listens_late(self) -> bool:
-        """As of ``WorkerPlace``."""
-        return self.place.listens_late
 
     def publish(self, registry: CollectorRegistry) -> None:
         """The parent serves these metrics, with those of the other workers."""
@@ -148,3 +100,29 @@ class WorkerLink:
 
 def _named(name: str, payload: bytes) -> bytes:
     return name.encode() + b"\0" + payload
+
+
+def add_worker_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add how many processes serve on the port, and what the parent tells each of them."""
+    parser.add_argument(
+        "--workers",
+        type=num_workers,
+        default=1,
+        metavar="N",
+        help="processes that serve on the port, each with an event loop of its own (default %(default)s)",
+    )
+    parser.add_argument("--worker", type=WorkerPlace.parse, help=argparse.SUPPRESS)
+
+
+def settle_worker(options: argparse.Namespace) -> None:
+    """Change the arguments of the whole group to those of the worker that this process is.
+
+    Each has its part of what is limited over all connections. A Unix socket that the parent has not opened for all of
+    them, as servers of grpcio cannot share one, is the first worker's; one that comes later takes nothing over.
+    """
+    place: WorkerPlace = options.worker
+    options.max_connections = share(options.max_connections, place.num_workers)
+    options.max_buffered_bytes = share(options.max_buffered_bytes, place.num_workers)
+    if place.index > 1 or place.unix_descriptor is not None:
+        options.unix_socket = None
+    options.take_over = options.take_over and not place.listens_late

@@ -4,9 +4,9 @@ import asyncio
 import json
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from itertools import count
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from weft.base.errors import ERROR_BY_CODE, InternalError, RemoteError, UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
@@ -189,3 +189,41 @@ def error_from(body: bytes) -> WeftError:
 
 def _named(name: str, payload: bytes) -> bytes:
     return name.encode() + b"\0" + payload
+
+
+#: Index of the worker, whether it raised, bytes that follow.
+_ANSWER_HEAD = struct.Struct("!H?I")
+
+
+class Answer(NamedTuple):
+    """The answer of one worker.
+
+    Attributes:
+        worker: Its index, from 1.
+        payload: What it answered; b"" where it raised.
+        error: What it raised.
+    """
+
+    worker: int
+    payload: bytes = b""
+    error: WeftError | None = None
+
+
+def pack(answers: Iterable[Answer]) -> bytes:
+    """The answers as one message."""
+    parts = []
+    for worker, payload, error in answers:
+        body = payload if error is None else error_bytes(error)
+        parts.append(_ANSWER_HEAD.pack(worker, error is not None, len(body)) + body)
+    return b"".join(parts)
+
+
+def unpack(message: bytes) -> Iterator[Answer]:
+    """The answers of a message that ``pack`` made."""
+    at = 0
+    while at < len(message):
+        worker, is_error, size_bytes = _ANSWER_HEAD.unpack_from(message, at)
+        at += _ANSWER_HEAD.size
+        body = message[at : at + size_bytes]
+        at += size_bytes
+        yield Answer(worker, error=error_from(body)) if is_error else Answer(worker, body)

@@ -1,17 +1,23 @@
 """What all calls of a client have in common: how they begin, what they make of an answer, and when they are retried."""
 
+import asyncio
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
-from weft.wire.client.outcome import CallOutcome, CallOwner
+from weft.wire.client.heads import RequestHeads
+from weft.wire.client.options import ChannelOptions
+from weft.wire.connection.sending import Stream
 from weft.wire.connection.streams import StreamStates
 from weft.wire.errors import ErrorCode
 from weft.wire.hpack import DecodedHeaders
-from weft.wire.interface import StatusCode
+from weft.wire.interface import StatusCode, grpc
 from weft.wire.rpc.heads import ResponseHead
+from weft.wire.rpc.metadata import Metadata
 from weft.wire.rpc.status import status_of_reset
+from weft.wire.transport.deadlines import Deadline, DeadlineQueue
 
 _OK: Final = StatusCode.OK
+_CANCELLED: Final = StatusCode.CANCELLED
 _INTERNAL: Final = StatusCode.INTERNAL
 #: Of the body of an answer that is none of gRPC, for the message of its status.
 _MAX_QUOTED_BYTES: Final = 1000
@@ -19,8 +25,39 @@ _MAX_QUOTED_BYTES: Final = 1000
 CALL_ENDED: Final = "RPC already finished."
 
 
-class ClientCall(CallOutcome):
-    """A call, and the stream that it is on.
+class UnansweredError(grpc.aio.AioRpcError):
+    """A call that ended without a status of the server: the client says what happened instead.
+
+    Attributes:
+        is_unprocessed: The server has not begun the call, so that it may be sent elsewhere without a risk.
+    """
+
+    is_unprocessed: bool = False
+
+
+class CallOwner(Protocol):
+    """What a call needs of its channel."""
+
+    options: ChannelOptions
+    loop: asyncio.AbstractEventLoop
+    deadlines: DeadlineQueue
+    heads: RequestHeads
+    is_closed: bool
+
+    def begin(self, call: "ClientCall") -> None:
+        """Send a call, or let it wait for a connection or its turn."""
+
+    def forget(self, call: "ClientCall") -> None:
+        """A call that waits has ended."""
+
+    def hold(self) -> None:
+        """The server has refused a call, though it goes on: begin none for a moment."""
+
+
+class ClientCall(Stream):
+    """A call: the stream that it is on, what becomes of it, and the interface of ``grpc.aio.Call``.
+
+    Attributes are defaults of the class: an instance holds only what differs.
 
     Args:
         owner: The channel's link.
@@ -30,18 +67,29 @@ class ClientCall(CallOutcome):
     Attributes:
         waits_for_ready: Failed attempts to connect do not end the call.
         has_waited: The call was not sent at once, or is sent once more.
+        trailers: What the server sent with the status of a call that has ended; None: nothing.
     """
 
+    connection: StreamStates
     waits_for_ready: bool = False
     has_waited: bool = False
+    trailers: ResponseHead | None = None
     _timeout_s: float | None = None
+    _deadline: Deadline | None = None
+    _status: StatusCode | None = None
+    _details: str = ""
+    _head: ResponseHead | None = None
     _odd_head: ResponseHead | None = None
     _odd_body: bytes = b""
     _is_committed: bool = False
     _is_retried: bool = False
+    _is_cancelled: bool = False
+    _is_unprocessed: bool = False
+    _callbacks: list[Callable[[Any], None]] | None = None
+    _watchers: list[asyncio.Future[None]] | None = None
 
     def __init__(self, owner: CallOwner, block: bytes, deserialize: Callable[[bytes], Any] | None) -> None:
-        self._owner = owner
+        self.owner = owner
         self._block = block
         self._deserialize = deserialize
 
@@ -50,7 +98,7 @@ class ClientCall(CallOutcome):
     def set_timeout(self, timeout_s: float) -> None:
         """End the call in so many seconds; to be called before ``CallOwner.begin``."""
         self._timeout_s = timeout_s
-        self._deadline = self._owner.deadlines.add(timeout_s, self._expire)
+        self._deadline = self.owner.deadlines.add(timeout_s, self._expire)
 
     def start(self, connection: StreamStates) -> None:
         """Send the request on a connection that accepts a stream now."""
@@ -61,8 +109,8 @@ class ClientCall(CallOutcome):
         if timeout_s is None:
             return self._block
         if self.has_waited and self._deadline is not None:
-            timeout_s = max(0.0, self._deadline.when_s - self._owner.loop.time())
-        return self._block + self._owner.heads.timeout(timeout_s)
+            timeout_s = max(0.0, self._deadline.when_s - self.owner.loop.time())
+        return self._block + self.owner.heads.timeout(timeout_s)
 
     def _can_be_sent_again(self) -> bool:
         """Whether the whole request, as far as it was given, can be sent once more."""
@@ -77,7 +125,7 @@ class ClientCall(CallOutcome):
         self.pending = self.final = None
         self.num_unacked_bytes = 0
         self._odd_head = None
-        self._owner.begin(self)
+        self.owner.begin(self)
         return True
 
     # Events of the stream.
@@ -87,7 +135,7 @@ class ClientCall(CallOutcome):
         head = headers.memo
         if head is None:
             if headers.is_too_large:
-                limit = self._owner.options.max_header_list_bytes
+                limit = self.owner.options.max_header_list_bytes
                 self.fail(StatusCode.RESOURCE_EXHAUSTED, f"the metadata of the response is larger than {limit} bytes")
                 return
             head = headers.memo = ResponseHead(headers.fields)
@@ -117,7 +165,7 @@ class ClientCall(CallOutcome):
             return
         if is_unprocessed:
             if not (self.connection.is_peer_leaving or self.connection.is_closed):
-                self._owner.hold()
+                self.owner.hold()
             if self._retry():
                 return
         self._is_unprocessed = is_unprocessed
@@ -185,5 +233,166 @@ class ClientCall(CallOutcome):
             self._finish(head.status or StatusCode.UNKNOWN, details, head)
             self._end_stream(ErrorCode.CANCEL)
 
-    def _forget(self) -> None:
-        self._owner.forget(self)
+    # Ending.
+
+    def fail(self, status: StatusCode, details: str) -> None:
+        """End the call from this side; the server is told. No effect on a call that has ended."""
+        if self._status is not None:
+            return
+        is_open = self.is_open
+        self._is_unprocessed = not is_open
+        self._finish(status, details)
+        if is_open:
+            self._end_stream(ErrorCode.CANCEL)
+        else:
+            self.owner.forget(self)
+
+    def _end_stream(self, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
+        """Nothing more is sent or expected."""
+        if self.is_open:
+            self.connection.reset(self, code)
+
+    def _expire(self) -> None:
+        self.fail(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
+
+    def _finish(self, status: StatusCode, details: str, trailers: ResponseHead | None = None) -> None:
+        """The call has its status; whoever waits is told."""
+        if self._status is not None:
+            return
+        self._status = status
+        self._details = details
+        self.trailers = trailers
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._wake()
+        if self._watchers is not None:
+            self._wake_watchers()
+        if self._callbacks is not None:
+            callbacks, self._callbacks = self._callbacks, None
+            for callback in callbacks:
+                self._call_back(callback)
+
+    def _wake(self) -> None:
+        """The call has ended: whoever waits for the response may go on."""
+
+    def _call_back(self, callback: Callable[[Any], None]) -> None:
+        try:
+            callback(self)
+        except Exception as error:
+            context = {"message": "a callback of a call has failed", "exception": error}
+            self.owner.loop.call_exception_handler(context)
+
+    def _raise_failure(self) -> None:
+        """Raise what the call ended with, unless that is OK."""
+        if self._is_cancelled:
+            raise asyncio.CancelledError
+        if self._status is not _OK:
+            raise self._error()
+
+    def _error(self) -> grpc.aio.AioRpcError:
+        assert self._status is not None  # noqa: S101  # the call has ended
+        initial, trailing = _as_metadata(self._initial()), _as_metadata(self._trailing())
+        if self.trailers is not None:
+            return grpc.aio.AioRpcError(self._status, initial, trailing, self._details, self._details)
+        error = UnansweredError(self._status, initial, trailing, self._details, self._details)
+        error.is_unprocessed = self._is_unprocessed
+        return error
+
+    def _initial(self) -> Metadata:
+        return () if self._head is None else self._head.metadata
+
+    def _trailing(self) -> Metadata:
+        return () if self.trailers is None else self.trailers.metadata
+
+    # Waiting for something else than the response.
+
+    async def _wait_until(self, is_so: Callable[[], bool]) -> None:
+        """Return once it is so, or the call has ended."""
+        while self._status is None and not is_so():
+            watcher: asyncio.Future[None] = self.owner.loop.create_future()
+            if self._watchers is None:
+                self._watchers = []
+            self._watchers.append(watcher)
+            await watcher
+
+    def _wake_watchers(self) -> None:
+        watchers, self._watchers = self._watchers, None
+        for watcher in watchers or ():
+            if not watcher.done():
+                watcher.set_result(None)
+
+    # The interface of grpc.aio.Call.
+
+    def cancel(self) -> bool:
+        """End the call at the server too; returns whether that has an effect."""
+        if self._status is not None:
+            return False
+        self._is_cancelled = True
+        self.fail(_CANCELLED, "Locally cancelled by application!")
+        return True
+
+    def cancelled(self) -> bool:
+        """Whether the call ended with CANCELLED."""
+        return self._status is _CANCELLED
+
+    def done(self) -> bool:
+        """Whether the call has its status."""
+        return self._status is not None
+
+    def time_remaining(self) -> float | None:
+        """Seconds to the deadline, at least 0; None without one."""
+        if self._deadline is None:
+            return None
+        return max(0.0, self._deadline.when_s - self.owner.loop.time())
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """Call ``callback`` with this call when it has ended; at once if it has."""
+        if self._status is not None:
+            self._call_back(callback)
+        elif self._callbacks is None:
+            self._callbacks = [callback]
+        else:
+            self._callbacks.append(callback)
+
+    async def initial_metadata(self) -> Any:
+        """What the server sent before its first response; empty if it sent none."""
+        await self._wait_until(lambda: self._head is not None)
+        return _as_metadata(self._initial())
+
+    async def trailing_metadata(self) -> Any:
+        """What the server sent with the status; waits for the end of the call."""
+        await self._wait_until(_never)
+        return _as_metadata(self._trailing())
+
+    async def code(self) -> StatusCode:
+        """The status; waits for the end of the call."""
+        await self._wait_until(_never)
+        assert self._status is not None  # noqa: S101  # the call has ended
+        return self._status
+
+    async def details(self) -> str:
+        """The message of the status; waits for the end of the call."""
+        await self._wait_until(_never)
+        return self._details
+
+    debug_error_string = details
+
+    async def wait_for_connection(self) -> None:
+        """Return once the call is on a connection; raises AioRpcError if it ended before."""
+        await self._wait_until(lambda: self.is_open)
+        if self._status is not None:
+            self._raise_failure()
+
+    def __repr__(self) -> str:
+        kind = type(self).__name__
+        if self._status is None:
+            return f"<{kind} of RPC in flight>"
+        return f"<{kind} of RPC that terminated with:\n\tstatus = {self._status}\n\tdetails = {self._details!r}\n>"
+
+
+def _never() -> bool:
+    return False
+
+
+def _as_metadata(pairs: Metadata) -> Any:
+    return grpc.aio.Metadata(*pairs)

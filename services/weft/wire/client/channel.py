@@ -5,8 +5,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
-from weft.wire.client.addresses import parse_address
-from weft.wire.client.dialling import Dialler
+from weft.wire.client.dialling import Dialler, parse_address
 from weft.wire.client.heads import RequestHeads
 from weft.wire.client.link import Link
 from weft.wire.client.methods import StreamingMethod, StreamingUnaryMethod, UnaryMethod, UnaryStreamingMethod

@@ -6,10 +6,9 @@ from typing import Any, Final
 
 from weft.wire.hpack import encode
 from weft.wire.interface import grpc
-from weft.wire.rpc.compression import ACCEPTED
 from weft.wire.rpc.heads import CONTENT_TYPE
-from weft.wire.rpc.metadata import encode_metadata
-from weft.wire.rpc.timeouts import encode_timeout
+from weft.wire.rpc.messages import ACCEPTED
+from weft.wire.rpc.metadata import encode_metadata, encode_timeout
 
 _MAX_CACHED: Final = 256
 #: The first timeouts of a channel, among which are those that all its calls have.

@@ -6,9 +6,7 @@ import logging
 import random
 from collections.abc import Callable
 
-from weft.wire.client.backoff import Backoff
 from weft.wire.client.call import ClientCall
-from weft.wire.client.connectivity import Connectivity
 from weft.wire.client.dialling import DialError, Dialler
 from weft.wire.client.heads import RequestHeads
 from weft.wire.client.options import ChannelOptions
@@ -18,6 +16,94 @@ from weft.wire.errors import ErrorCode
 from weft.wire.interface import ChannelConnectivity, StatusCode
 from weft.wire.transport.deadlines import DeadlineQueue
 from weft.wire.transport.protocol import Heartbeat
+
+
+class Connectivity:
+    """A state that can be waited for.
+
+    Attributes:
+        state: Now.
+    """
+
+    def __init__(self) -> None:
+        self.state = ChannelConnectivity.IDLE
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    def set(self, state: ChannelConnectivity) -> None:
+        """Enter a state; SHUTDOWN is the last one."""
+        if state is self.state or self.state is ChannelConnectivity.SHUTDOWN:
+            return
+        self.state = state
+        waiters, self._waiters = self._waiters, set()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait_for_change(self, last: ChannelConnectivity) -> None:
+        """Return once the state is another than ``last``."""
+        while self.state is last:
+            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiters.add(waiter)
+            try:
+                await waiter
+            finally:
+                self._waiters.discard(waiter)
+
+
+#: A connection that ends sooner counts as a failed attempt, if the one before it did too, in seconds.
+_SHORT_LIFE_S = 1.0
+
+
+class Backoff:
+    """Exponential backoff between attempts to connect.
+
+    Args:
+        options: Times, factor and jitter.
+        random: Uniform from 0 to 1.
+    """
+
+    def __init__(self, options: ChannelOptions, random: Callable[[], float]) -> None:
+        self._options = options
+        self._random = random
+        self._num_failures = 0
+        self._num_short_lives = 0
+        self._begun_s = float("-inf")
+        self._ready_s = float("-inf")
+
+    def begin(self, now_s: float) -> None:
+        """An attempt begins."""
+        self._begun_s = now_s
+
+    def succeed(self, now_s: float) -> None:
+        """The attempt has given a connection."""
+        self._num_failures = 0
+        self._ready_s = now_s
+
+    def fail(self, now_s: float) -> float:
+        """The attempt has failed; returns the delay before the next one, counted from the start of this one."""
+        delay_s = self._delay_s(self._num_failures)
+        self._num_failures += 1
+        return max(0.0, self._begun_s + delay_s - now_s)
+
+    def lose(self, now_s: float, *, has_served: bool = False) -> float:
+        """The connection has ended; returns the delay before the next attempt.
+
+        There is none, unless connections end again and again as soon as they are made and have served no call.
+        """
+        if has_served or now_s - self._ready_s >= _SHORT_LIFE_S:
+            self._num_short_lives = 0
+            return 0.0
+        self._num_short_lives += 1
+        if self._num_short_lives == 1:
+            return 0.0
+        return max(0.0, self._begun_s + self._delay_s(self._num_short_lives - 2) - now_s)
+
+    def _delay_s(self, num_failures: int) -> float:
+        options = self._options
+        base_s = options.initial_backoff_s * options.backoff_factor ** min(num_failures, 64)
+        jitter = 1.0 + options.backoff_jitter * (2.0 * self._random() - 1.0)
+        return min(base_s, options.max_backoff_s) * jitter
+
 
 _log = logging.getLogger("weft.wire.client")
 
@@ -149,7 +235,7 @@ class Link:
 
     async def _dial(self) -> None:
         self._backoff.begin(self.loop.time())
-        limits, liveness = self.options.limits(), self.options.liveness(self._keepalive_factor)
+        limits, liveness = self.options, self.options.liveness(self._keepalive_factor)
         try:
             protocol = await self._dialler.dial(lambda: ClientProtocol(self.loop, limits, liveness, self))
         except DialError as error:

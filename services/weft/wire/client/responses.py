@@ -7,28 +7,54 @@ from typing import Any, Final
 
 from weft.wire.client.call import ClientCall
 from weft.wire.interface import StatusCode, grpc
-from weft.wire.rpc.compression import decompress
 from weft.wire.rpc.heads import ResponseHead
-from weft.wire.rpc.messages import PREFIX_BYTES, CompressedMessage, Message, MessageReader, whole_message
+from weft.wire.rpc.messages import PREFIX_BYTES, CompressedMessage, Message, MessageReader, decompress, whole_message
 from weft.wire.rpc.status import CallError
 
 _OK: Final = StatusCode.OK
 _UNREADABLE: Final = "Exception deserializing response!"
 
 
-class OneResponse(ClientCall):
+class _Responses(ClientCall):
+    """A call's side that receives messages."""
+
+    _reader: MessageReader | None = None
+    _waiter: asyncio.Future[None] | None = None
+
+    def _read(self, data: bytes | memoryview, *, decompresses: bool, keeps_parts: bool) -> list[Message]:
+        """The messages that are complete with this data; the call fails if it cannot be read."""
+        reader = self._reader
+        if reader is None:
+            head = self._head
+            reader = self._reader = MessageReader(
+                self.owner.options.max_message_bytes,
+                may_compress=head is not None and head.encoding != "identity",
+                decompresses=decompresses,
+                keeps_parts=keeps_parts,
+            )
+        try:
+            return reader.feed(data)
+        except CallError as failure:
+            self.fail(failure.code, failure.details)
+            return []
+
+    def _release_waiter(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+class OneResponse(_Responses):
     """A call that is awaited for its response."""
 
     _message: Message | memoryview | None = None
-    _reader: MessageReader | None = None
     _response: Any = None
-    _waiter: asyncio.Future[None] | None = None
 
     def __await__(self) -> Generator[Any, None, Any]:
         if self._status is None:
             waiter = self._waiter
             if waiter is None:
-                waiter = self._waiter = self._owner.loop.create_future()
+                waiter = self._waiter = self.owner.loop.create_future()
             try:
                 yield from waiter
             except asyncio.CancelledError:
@@ -42,39 +68,25 @@ class OneResponse(ClientCall):
 
     def _wake(self) -> None:
         self._message = self._reader = None
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        self._release_waiter()
 
     def _on_body(self, data: bytes | memoryview) -> None:
-        limit = self._owner.options.max_message_bytes
+        limit = self.owner.options.max_message_bytes
         if self._message is None and self._reader is None:
             message = whole_message(data)
             if message is not None and len(message) <= limit:
                 self._message = message
                 return
-        if self._status is None:
-            self._read(data, limit)
-
-    def _read(self, data: bytes | memoryview, limit: int) -> None:
-        """Data that is not exactly one message."""
-        reader = self._reader
-        if reader is None:
-            head = self._head
-            may_compress = head is not None and head.encoding != "identity"
-            takes_parts = getattr(self._deserialize, "takes_parts", False)
-            reader = self._reader = MessageReader(limit, may_compress=may_compress, keeps_parts=takes_parts)
-        try:
-            messages = reader.feed(data)
-        except CallError as failure:
-            self.fail(failure.code, failure.details)
+        if self._status is not None:
             return
-        for message in messages:
+        takes_parts = getattr(self._deserialize, "takes_parts", False)
+        for complete in self._read(data, decompresses=True, keeps_parts=takes_parts):
             if self._message is not None:
                 self.fail(StatusCode.INTERNAL, "the server sent more than one message for a unary call")
                 return
-            self._message = message
-        self.connection.grant(self)
+            self._message = complete
+        if self._status is None:
+            self.connection.grant(self)
 
     def _on_end(self, head: ResponseHead) -> None:
         message, deserialize = self._message, self._deserialize
@@ -116,12 +128,10 @@ class OneResponse(ClientCall):
         return ""
 
 
-class StreamedResponses(ClientCall):
+class StreamedResponses(_Responses):
     """A call whose responses are iterated over or read."""
 
-    _waiter: asyncio.Future[None] | None = None
     _num_held_bytes: int = 0
-    _reader: MessageReader | None = None
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -131,31 +141,17 @@ class StreamedResponses(ClientCall):
         self._reader = None
         if self.trailers is None:  # not the server's end: what was not read is not given any more
             self._messages.clear()
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        self._release_waiter()
 
     def _on_body(self, data: bytes | memoryview) -> None:
         if self._status is not None:
             return
-        reader = self._reader
-        if reader is None:
-            head = self._head
-            may_compress = head is not None and head.encoding != "identity"
-            limit = self._owner.options.max_message_bytes
-            reader = self._reader = MessageReader(limit, may_compress=may_compress, decompresses=False)
-        try:
-            messages = reader.feed(data)
-        except CallError as failure:
-            self.fail(failure.code, failure.details)
-            return
+        messages = self._read(data, decompresses=False, keeps_parts=False)
         if messages:
             self._messages += messages
             self._num_held_bytes += sum(map(len, messages)) + PREFIX_BYTES * len(messages)
-            waiter = self._waiter
-            if waiter is not None and not waiter.done():
-                waiter.set_result(None)
-        elif not self._messages:
+            self._release_waiter()
+        elif not self._messages and self._status is None:
             self.connection.grant(self)
 
     def _response_fault(self) -> str:
@@ -176,7 +172,7 @@ class StreamedResponses(ClientCall):
                 if waiter is not None:  # another task reads too
                     await asyncio.wait((waiter,))
                     continue
-                waiter = self._waiter = self._owner.loop.create_future()
+                waiter = self._waiter = self.owner.loop.create_future()
                 await waiter
             except asyncio.CancelledError:
                 self.cancel()
@@ -198,7 +194,7 @@ class StreamedResponses(ClientCall):
             self.connection.grant(self, num_held_bytes)
         try:
             if isinstance(message, CompressedMessage):
-                message = decompress(message, self._owner.options.max_message_bytes)
+                message = decompress(message, self.owner.options.max_message_bytes)
             if self._deserialize is None:
                 return message
             return self._deserialize(message)  # type: ignore[arg-type]  # only unary calls keep parts

@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable
 
 from weft.wire import frames
-from weft.wire.connection.control_frames import ControlFrames
 from weft.wire.connection.field_rules import content_length, request_fault, response_fault, trailer_fault
 from weft.wire.connection.limits import ConnectionLimits
-from weft.wire.connection.stream import Stream
-from weft.wire.connection.streams import RESET_COST, Owner
+from weft.wire.connection.sending import Stream
+from weft.wire.connection.streams import RESET_COST, ControlFrames, Owner
 from weft.wire.errors import ErrorCode, Http2ConnectionError
 from weft.wire.frames import (
     CONTINUATION,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from weft.wire.errors import ErrorCode, Http2ConnectionError
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ConnectionLimits:
     """Limits of one connection; all but the last three are announced to the peer.
 
@@ -20,7 +20,8 @@ class ConnectionLimits:
         control_burst: Control frames (PING, SETTINGS, RST_STREAM, WINDOW_UPDATE, PRIORITY, empty DATA) accepted at
             once, beyond those that follow from data and finished streams.
         control_per_s: The same a second, in the long run.
-        resets_per_s: Streams that the peer may reset a second, in the long run; 0: no limit.
+        max_resets_per_s: Streams that the peer may reset a second, in the long run; 0: no limit, as a server has it on
+            Unix sockets, whose clients are the same user's: those of a router pass on the cancels of all its clients.
     """
 
     max_concurrent_streams: int = 1024
@@ -31,7 +32,7 @@ class ConnectionLimits:
     max_unread_bytes: int = 1 << 20
     control_burst: int = 40_000
     control_per_s: int = 4_000
-    resets_per_s: int = 1_000
+    max_resets_per_s: int = 1_000
 
 
 class ControlBudget:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from weft.wire.interface import plain_aio as aio
-from weft.wire.interface.plain_errors import RpcError, StatusCode
+from weft.wire.interface.plain_aio import RpcError, StatusCode
 
 __all__ = [
     "ChannelConnectivity",
@@ -83,37 +83,22 @@ def method_handlers_generic_handler(service: str, method_handlers: Mapping[str, 
     return _ServiceHandler(service, method_handlers)
 
 
-def unary_unary_rpc_method_handler(
-    behavior: Callable[..., Any],
-    request_deserializer: Callable[[bytes], Any] | None = None,
-    response_serializer: Callable[[Any], bytes] | None = None,
-) -> RpcMethodHandler:
-    """A handler of one request and one response."""
-    return RpcMethodHandler(False, False, request_deserializer, response_serializer, unary_unary=behavior)
+def _maker(request: str, response: str) -> Callable[..., RpcMethodHandler]:
+    """The function that makes handlers of so many requests and responses, each ``unary`` or ``stream``."""
+
+    def make(
+        behavior: Callable[..., Any],
+        request_deserializer: Callable[[bytes], Any] | None = None,
+        response_serializer: Callable[[Any], bytes] | None = None,
+    ) -> RpcMethodHandler:
+        kind: dict[str, Any] = {f"{request}_{response}": behavior}
+        streams = request == "stream", response == "stream"
+        return RpcMethodHandler(*streams, request_deserializer, response_serializer, **kind)
+
+    return make
 
 
-def unary_stream_rpc_method_handler(
-    behavior: Callable[..., Any],
-    request_deserializer: Callable[[bytes], Any] | None = None,
-    response_serializer: Callable[[Any], bytes] | None = None,
-) -> RpcMethodHandler:
-    """A handler of one request and a stream of responses."""
-    return RpcMethodHandler(False, True, request_deserializer, response_serializer, unary_stream=behavior)
-
-
-def stream_unary_rpc_method_handler(
-    behavior: Callable[..., Any],
-    request_deserializer: Callable[[bytes], Any] | None = None,
-    response_serializer: Callable[[Any], bytes] | None = None,
-) -> RpcMethodHandler:
-    """A handler of a stream of requests and one response."""
-    return RpcMethodHandler(True, False, request_deserializer, response_serializer, stream_unary=behavior)
-
-
-def stream_stream_rpc_method_handler(
-    behavior: Callable[..., Any],
-    request_deserializer: Callable[[bytes], Any] | None = None,
-    response_serializer: Callable[[Any], bytes] | None = None,
-) -> RpcMethodHandler:
-    """A handler of two streams."""
-    return RpcMethodHandler(True, True, request_deserializer, response_serializer, stream_stream=behavior)
+unary_unary_rpc_method_handler = _maker("unary", "unary")
+unary_stream_rpc_method_handler = _maker("unary", "stream")
+stream_unary_rpc_method_handler = _maker("stream", "unary")
+stream_stream_rpc_method_handler = _maker("stream", "stream")

@@ -1,9 +1,35 @@
 """What Weft uses of the module ``grpc.aio``, in plain Python: bases of its own classes, errors, metadata."""
 
+import enum
 from collections.abc import Collection, Iterator
 from typing import Any, Generic, Self, TypeVar
 
-from weft.wire.interface.plain_errors import RpcError, StatusCode
+
+class StatusCode(enum.Enum):
+    """Statuses of calls; each value is the number and the words of the protocol."""
+
+    OK = (0, "ok")
+    CANCELLED = (1, "cancelled")
+    UNKNOWN = (2, "unknown")
+    INVALID_ARGUMENT = (3, "invalid argument")
+    DEADLINE_EXCEEDED = (4, "deadline exceeded")
+    NOT_FOUND = (5, "not found")
+    ALREADY_EXISTS = (6, "already exists")
+    PERMISSION_DENIED = (7, "permission denied")
+    RESOURCE_EXHAUSTED = (8, "resource exhausted")
+    FAILED_PRECONDITION = (9, "failed precondition")
+    ABORTED = (10, "aborted")
+    OUT_OF_RANGE = (11, "out of range")
+    UNIMPLEMENTED = (12, "unimplemented")
+    INTERNAL = (13, "internal")
+    UNAVAILABLE = (14, "unavailable")
+    DATA_LOSS = (15, "data loss")
+    UNAUTHENTICATED = (16, "unauthenticated")
+
+
+class RpcError(Exception):
+    """A call failed."""
+
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
@@ -147,42 +173,17 @@ class PlainChannel:
         raise NotImplementedError
 
 
-class PlainCall:
+class PlainCall(Generic[_Request, _Response]):
     """Base of calls."""
 
 
-class UnaryUnaryCall(PlainCall, Generic[_Request, _Response]):
-    """One request, one response."""
+class PlainMultiCallable(Generic[_Request, _Response]):
+    """Base of methods of a channel."""
 
 
-class UnaryStreamCall(PlainCall, Generic[_Request, _Response]):
-    """One request, a stream of responses."""
-
-
-class StreamUnaryCall(PlainCall, Generic[_Request, _Response]):
-    """A stream of requests, one response."""
-
-
-class StreamStreamCall(PlainCall, Generic[_Request, _Response]):
-    """Two streams."""
-
-
-class UnaryUnaryMultiCallable(Generic[_Request, _Response]):
-    """A method of one request and one response."""
-
-
-class UnaryStreamMultiCallable(Generic[_Request, _Response]):
-    """A method of one request and a stream of responses."""
-
-
-class StreamUnaryMultiCallable(Generic[_Request, _Response]):
-    """A method of a stream of requests and one response."""
-
-
-class StreamStreamMultiCallable(Generic[_Request, _Response]):
-    """A method of two streams."""
-
-
+UnaryUnaryCall = UnaryStreamCall = StreamUnaryCall = StreamStreamCall = PlainCall
+UnaryUnaryMultiCallable = UnaryStreamMultiCallable = PlainMultiCallable
+StreamUnaryMultiCallable = StreamStreamMultiCallable = PlainMultiCallable
 Server = PlainServer
 Channel = PlainChannel
 Call = PlainCall

@@ -3,10 +3,9 @@
 from typing import Any
 
 from weft.wire.interface import StatusCode
-from weft.wire.rpc.compression import ACCEPTED, ENCODINGS
-from weft.wire.rpc.metadata import Metadata, decode_metadata
+from weft.wire.rpc.messages import ACCEPTED, ENCODINGS
+from weft.wire.rpc.metadata import Metadata, decode_metadata, decode_timeout
 from weft.wire.rpc.status import STATUS_BY_NUMBER, decode_message, status_of_http
-from weft.wire.rpc.timeouts import decode_timeout
 
 Fields = tuple[tuple[str, str], ...]
 

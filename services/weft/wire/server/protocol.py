@@ -1,20 +1,40 @@
 """One connection of a server."""
 
+import asyncio
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from weft.wire.connection.limits import ConnectionLimits
-from weft.wire.connection.stream import Stream
+from weft.wire.connection.sending import Stream
 from weft.wire.errors import ErrorCode, Http2ConnectionError
 from weft.wire.server.call import ServerCall
+from weft.wire.server.options import ServerOptions
+from weft.wire.server.stream import CallServer
 from weft.wire.transport.keepalive import PingPolice
 from weft.wire.transport.protocol import Http2Protocol
 
-if TYPE_CHECKING:
-    from weft.wire.server.server import Server
-
 #: Handlers of a connection that may run, as a multiple of its streams: those of streams that were reset end late.
 _RUNNING_FACTOR = 2
+
+
+class ConnectionOwner(CallServer, Protocol):
+    """What a connection needs of its server."""
+
+    options: ServerOptions
+    loop: asyncio.AbstractEventLoop
+    is_stopping: bool
+
+    def admit(self, protocol: "ServerProtocol") -> bool:
+        """Register a connection; False: there are too many."""
+
+    def forget(self, protocol: "ServerProtocol") -> None:
+        """A connection is closed."""
+
+    def count_buffered(self, num_bytes: int, num_held_bytes: int) -> None:
+        """Count bytes that a connection holds beside those that it held before, negative when they are released."""
+
+    def log_failure(self, peer: str, failure: Http2ConnectionError) -> None:
+        """One line for a connection that its peer has broken."""
 
 
 class ServerProtocol(Http2Protocol):
@@ -29,9 +49,9 @@ class ServerProtocol(Http2Protocol):
         peer: Address of the client, as gRPC writes it.
     """
 
-    def __init__(self, server: "Server", limits: ConnectionLimits) -> None:
+    def __init__(self, server: ConnectionOwner, limits: ConnectionLimits) -> None:
         jitter = random.uniform(0.9, 1.1)  # noqa: S311  # spreads reconnects
-        super().__init__(server.loop, limits, server.liveness, is_client=False, age_factor=jitter)
+        super().__init__(server.loop, limits, server.options, is_client=False, age_factor=jitter)
         self.server = server
         self.num_running = 0
         self._num_buffered_bytes = 0

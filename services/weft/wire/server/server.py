@@ -1,24 +1,82 @@
 """The server: ports, connections, methods, interceptors, start and graceful stop."""
 
 import asyncio
+import errno
 import logging
+import os
+import socket
 import ssl
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 from weft.wire.errors import Http2ConnectionError
 from weft.wire.interface import StatusCode, grpc
-from weft.wire.rpc.status import CallError
-from weft.wire.rpc.unreadable import UnreadableRequests
+from weft.wire.rpc.status import CallError, UnreadableRequests
 from weft.wire.server.call import ServerCall
-from weft.wire.server.listening import BACKLOG, listen
 from weft.wire.server.methods import CallDetails, Methods
 from weft.wire.server.options import ServerOptions
 from weft.wire.server.protocol import ServerProtocol
 from weft.wire.transport.deadlines import DeadlineQueue
 from weft.wire.transport.protocol import Heartbeat
+
+#: Connections that wait to be accepted; event loops have 100, also for a socket that listens with more already.
+BACKLOG = 4096
+
+
+def listen(address: str, *, shares_ports: bool) -> list[socket.socket]:
+    """Sockets that listen at an address; a name may stand for several addresses, which get one port.
+
+    Args:
+        address: ``host:port``, ``[ipv6]:port``, ``unix:path`` or ``unix:///path``; port 0: chosen by the system.
+        shares_ports: Other processes may listen there too.
+
+    Raises:
+        OSError: It cannot be bound.
+    """
+    if address.startswith("unix:"):
+        path = unquote(address.removeprefix("unix:"))
+        return [_bound(socket.AF_UNIX, "/" + path.lstrip("/") if path.startswith("//") else path, shares_ports=False)]
+    host, _, port_text = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not port_text.isdecimal():
+        raise OSError(errno.EINVAL, f"'{address}' has no port")
+    port = int(port_text)
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    try:
+        for family, _, _, _, target in dict.fromkeys(found):
+            bound = _bound(family, (target[0], port, *target[2:]), shares_ports=shares_ports, is_only=len(found) == 1)
+            sockets.append(bound)
+            port = port or bound.getsockname()[1]
+    except OSError:
+        for bound in sockets:
+            bound.close()
+        raise
+    return sockets
+
+
+def _bound(
+    family: int, target: str | tuple[str | int, ...], *, shares_ports: bool, is_only: bool = True
+) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if family != socket.AF_UNIX:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if shares_ports:
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(not is_only))
+        bound.bind(target)
+        bound.listen(BACKLOG)
+        bound.setblocking(False)
+    except OSError as error:
+        bound.close()
+        raise OSError(error.errno, os.strerror(error.errno or 0)) from error
+    return bound
+
 
 #: How long the connections of a stopped server may take to write what is left, in seconds.
 _CLOSE_TIMEOUT_S = 1.0
@@ -46,8 +104,6 @@ class Server(grpc.aio.Server):
         self, options: ServerOptions | None = None, interceptors: Sequence["grpc.aio.ServerInterceptor[Any, Any]"] = ()
     ) -> None:
         self.options = options or ServerOptions()
-        self.limits = self.options.limits
-        self.liveness = self.options.liveness
         self.max_message_bytes = self.options.max_message_bytes
         self.interceptors = tuple(interceptors)
         self.methods = Methods()
@@ -114,7 +170,7 @@ class Server(grpc.aio.Server):
                 options["ssl_handshake_timeout"] = self.options.handshake_timeout_s
                 options["ssl_shutdown_timeout"] = _CLOSE_TIMEOUT_S
             is_local = bound.family.name == "AF_UNIX"
-            limits = replace(self.limits, resets_per_s=0) if is_local else self.limits
+            limits = replace(self.options, max_resets_per_s=0) if is_local else self.options
             make = self.loop.create_unix_server if is_local else self.loop.create_server
             self._listeners.append(await make(partial(ServerProtocol, self, limits), **options))
 

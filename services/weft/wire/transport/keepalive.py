@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LivenessOptions:
     """When a connection is checked, and when it ends; all in seconds, 0 turns a limit off.
 
@@ -12,12 +12,12 @@ class LivenessOptions:
         keepalive_time_s: Silence of the peer after which a PING is sent.
         keepalive_timeout_s: Silence after that PING that ends the connection.
         keepalive_without_calls: Send PINGs also while no call is in flight.
-        handshake_timeout_s: From the connection to the peer's preface and settings.
+        handshake_timeout_s: For TLS, and for HTTP/2's preface and settings.
         frame_timeout_s: For one frame or header block, from its first byte.
         write_timeout_s: The peer's socket takes nothing of what is to be written.
-        max_idle_s: Without a call; then the connection is drained.
-        max_age_s: Since the connection was made; then it is drained.
-        max_age_grace_s: For calls in flight after that.
+        max_connection_idle_s: Without a call; then the connection is drained.
+        max_connection_age_s: Since the connection was made; then it is drained. A server spreads it by 10 %.
+        max_connection_age_grace_s: For calls in flight after that; 0: as long as they take.
         drain_timeout_s: For the answer to the PING of a drain.
     """
 
@@ -27,9 +27,9 @@ class LivenessOptions:
     handshake_timeout_s: float = 20.0
     frame_timeout_s: float = 20.0
     write_timeout_s: float = 60.0
-    max_idle_s: float = 0.0
-    max_age_s: float = 0.0
-    max_age_grace_s: float = 0.0
+    max_connection_idle_s: float = 0.0
+    max_connection_age_s: float = 0.0
+    max_connection_age_grace_s: float = 0.0
     drain_timeout_s: float = 2.0
 
 
@@ -81,7 +81,7 @@ class Liveness:
     def __init__(self, options: LivenessOptions, now_s: float, age_factor: float = 1.0) -> None:
         self._options = options
         self._begun_s = self._heard_s = self._used_s = now_s
-        self._max_age_s = options.max_age_s * age_factor
+        self._max_age_s = options.max_connection_age_s * age_factor
         self._num_received = 0
         self._ping_s: float | None = None
         self._partial: tuple[int, float] | None = None
@@ -102,14 +102,14 @@ class Liveness:
             self._drain_s = now_s if self._drain_s is None else self._drain_s
             if not seen.is_drain_finished and now_s - self._drain_s >= options.drain_timeout_s:
                 return LivenessAction.FINISH_DRAIN
-            if self.reason and self._max_age_s and now_s - self._drain_s >= options.max_age_grace_s > 0:
+            if self.reason and self._max_age_s and now_s - self._drain_s >= options.max_connection_age_grace_s > 0:
                 self.reason = "its calls did not end in the grace after its age"
                 return LivenessAction.ABORT
         else:
             if self._max_age_s and now_s - self._begun_s >= self._max_age_s:
                 self.reason = "it has reached its age"
                 return LivenessAction.DRAIN
-            if options.max_idle_s and now_s - self._used_s >= options.max_idle_s:
+            if options.max_connection_idle_s and now_s - self._used_s >= options.max_connection_idle_s:
                 self.reason = "it was idle"
                 return LivenessAction.DRAIN
         return self._keepalive(seen, now_s)

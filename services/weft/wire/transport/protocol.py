@@ -5,7 +5,7 @@ from typing import Any
 
 from weft.wire.connection.connection import Http2Connection
 from weft.wire.connection.limits import ConnectionLimits
-from weft.wire.connection.stream import Stream
+from weft.wire.connection.sending import Stream
 from weft.wire.transport.keepalive import Liveness, LivenessAction, LivenessOptions, Observation
 
 #: The transport's buffer above which data waits with its stream.

@@ -10,8 +10,7 @@ import torch
 from tests.unit.llm.engine_fixture import MODEL, SHAPES
 from tests.unit.llm.permutation_model import permutation
 
-from weft.llm.models.model import LlamaModel
-from weft.llm.models.weight_parts import EMBEDDING, LM_HEAD
+from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
 from weft.llm.speculation.depth import Depth, FixedDepth
 from weft.llm.speculation.draft_model import DraftModelProposer
@@ -20,22 +19,23 @@ from weft.llm.speculation.lookahead import LookaheadProposer
 from weft.llm.speculation.medusa import MedusaProposer
 from weft.llm.speculation.medusa_heads import Head, MedusaHeads
 from weft.llm.speculation.speculator import Speculator
+from weft.llm.weights.parts import EMBEDDING, LM_HEAD
 
 #: "self" is a draft model that equals the target, so that every draft is right.
 NAMES = ("draft", "self", "medusa", "lookahead")
 
 
 @cache
-def target() -> LlamaModel:
+def target() -> TransformerModel:
     """The model that ``make_engine`` runs by default, deterministic."""
-    return LlamaModel(MODEL, dict(random_weights(MODEL, seed=3)), deterministic=True)
+    return TransformerModel(MODEL, dict(random_weights(MODEL, seed=3)), deterministic=True)
 
 
 @cache
-def other() -> LlamaModel:
+def other() -> TransformerModel:
     """A model of another width and depth with the same vocabulary; most of its drafts are wrong."""
     config = SHAPES["wide"]
-    return LlamaModel(config, dict(random_weights(config, seed=8)))
+    return TransformerModel(config, dict(random_weights(config, seed=8)))
 
 
 @cache
@@ -48,7 +48,7 @@ def random_heads() -> MedusaHeads:
     return MedusaHeads(heads, "")
 
 
-def trained_heads(model: LlamaModel, weights: dict[str, torch.Tensor], seed: int, num_heads: int) -> MedusaHeads:
+def trained_heads(model: TransformerModel, weights: dict[str, torch.Tensor], seed: int, num_heads: int) -> MedusaHeads:
     """Heads that know a permutation model by heart."""
     following, tokens = permutation(model.config.vocab_size, seed), [0]
     for _ in range(1279):
@@ -73,7 +73,7 @@ class Scripted(FixedDepth):
 
 
 def options(
-    name: str, depth: int | Depth, *, model: LlamaModel | None = None, max_num_tokens: int = 64
+    name: str, depth: int | Depth, *, model: TransformerModel | None = None, max_num_tokens: int = 64
 ) -> dict[str, Any]:
     """Options of ``make_engine`` for a proposer.
 

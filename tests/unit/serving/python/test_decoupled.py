@@ -26,8 +26,8 @@ from weft.base.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from weft.serving.queues.settings import WaitPolicy
 from weft.serving.request.stream import MAX_WAITING, MAX_WAITING_BYTES, SendWindow
-from weft.serving.scheduler.settings import QueuePolicy
 
 
 def _count_up(requests, pb_utils):
@@ -315,7 +315,7 @@ async def test_refused_requests_fail_before_any_response(serve_python):
         assert goes_on.wait(TIMEOUT_S)
         _count_up(requests, pb_utils)
 
-    model = await serve_python(execute, is_batching=True, default_policy=QueuePolicy(max_queue_size=1))
+    model = await serve_python(execute, is_batching=True, default_policy=WaitPolicy(max_queue_size=1))
     running = asyncio.ensure_future(values(model, call(1)))
     assert await asyncio.to_thread(entered.wait, TIMEOUT_S)
     queued = model.stream(call(2), CallContext())

@@ -16,7 +16,7 @@ from weft.base.security.keys import new_key
 from weft.v2.client.channels import open_channel
 from weft.v2.protocol.shared_memory import SharedMemory
 from weft.v2.security.channel import ChannelSecurity
-from weft.v2.server.interceptor import OPEN_METHODS, RIGHT_BY_METHOD
+from weft.v2.server.listening import OPEN_METHODS, RIGHT_BY_METHOD
 from weft_protos import grpc_service_pb2 as pb
 from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 

@@ -9,9 +9,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from weft.base.errors import NotFoundError, UnavailableError
+from weft.v2.server.listening import WorkerPlace
 from weft.v2.workers import hub as hub_module
 from weft.v2.workers.hub import Hub
-from weft.v2.workers.link import WorkerLink, WorkerPlace
+from weft.v2.workers.link import WorkerLink
 
 NUM_WORKERS = 3
 

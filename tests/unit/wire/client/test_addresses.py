@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.wire.client.addresses import parse_address
+from weft.wire.client.dialling import parse_address
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.wire.client.backoff import Backoff
+from weft.wire.client.link import Backoff
 from weft.wire.client.options import ChannelOptions
 
 OPTIONS = ChannelOptions(initial_backoff_s=0.1, max_backoff_s=2.0, backoff_factor=2.0, backoff_jitter=0.2)

@@ -23,7 +23,7 @@ from tests.wire import peer
 from weft.wire.client import UnansweredError
 from weft.wire.client.link import Link
 from weft.wire.client.methods import StreamingMethod, UnaryCall, UnaryMethod
-from weft.wire.rpc.timeouts import decode_timeout
+from weft.wire.rpc.metadata import decode_timeout
 
 REFUSED = "failed to connect to all addresses; last error: refused"
 

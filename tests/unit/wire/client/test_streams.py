@@ -21,7 +21,7 @@ from tests.wire import peer
 
 from weft.wire.client.link import Link
 from weft.wire.client.methods import StreamingMethod, StreamingUnaryMethod, UnaryStreamingMethod
-from weft.wire.rpc.compression import compress
+from weft.wire.rpc.messages import compress
 
 EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 FAILED = (("grpc-status", "9"), ("grpc-message", "no"))
