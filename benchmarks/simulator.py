@@ -16,16 +16,16 @@ from itertools import count
 from math import inf
 from typing import NamedTuple
 
-from benchmarks import load
-from benchmarks.load import Bounds
 from benchmarks.report import table
 from weft.base.core import CallContext, InferCall
+from weft.capacity.tuning import load
+from weft.capacity.tuning.load import Bounds
 from weft.router.targets.balancing import POLICIES
 from weft.router.targets.balancing.rule import ResponseTime, Rule
+from weft.serving.queues.priority_levels import PriorityQueue
+from weft.serving.queues.settings import SchedulerSettings
 from weft.serving.request.request import InferenceRequest
 from weft.serving.scheduler.batcher import make_batcher
-from weft.serving.scheduler.queue import PriorityQueue
-from weft.serving.scheduler.settings import SchedulerSettings
 
 RULES: dict[str, Callable[[random.Random], Rule]] = {
     name: policy.make_rule for name, policy in POLICIES.items() if policy.make_rule and not policy.takes_key

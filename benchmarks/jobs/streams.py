@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from benchmarks import machine
-from benchmarks.jobs.brokers import Nats, Redis, Topics
+from benchmarks.jobs.brokers import Kafka, Nats, Redis, Topics
 from benchmarks.jobs.mesh import descendants, kill, parent, write_repository
 from benchmarks.language_model.figures import Figure, Target, figure, render
 from benchmarks.requests import SEED
@@ -44,8 +44,9 @@ class Consumer:
         self._log = log
         self._command = [
             sys.executable, "-P", "-m", "weft.cli", "stream", "simple", "--url", url,
-            "--from", f"{broker.url}/in", "--to", f"{broker.url}/out", "--keep", "id", "--order-by", "key",
-            "--max-inflight", str(_MAX_INFLIGHT), "--ack-wait-s", str(_ACK_WAIT_S), "--grace-s", str(_GRACE_S),
+            "--from", f"{broker.url}/in{broker.options}", "--to", f"{broker.url}/out{broker.options}",
+            "--keep", "id", "--order-by", "key", "--max-inflight", str(_MAX_INFLIGHT),
+            "--ack-wait-s", str(_ACK_WAIT_S), "--grace-s", str(_GRACE_S),
             "--metrics-port", "0",
         ]  # fmt: skip
         self.num_redelivered = self.cpu_s = self._cpu_s = 0.0
@@ -86,11 +87,11 @@ class Consumer:
 
 
 def measure(num_messages: int, num_rounds: int) -> list[Figure]:
-    """Both brokers; in each round each of the three is killed once."""
-    return [one for make in (Nats, Redis) for one in _measure(make, num_messages, num_rounds)]
+    """All brokers; in each round each of the three is killed once."""
+    return [one for make in (Nats, Redis, Kafka) for one in _measure(make, num_messages, num_rounds)]
 
 
-def _measure(make: Callable[[Path], Nats | Redis], num_messages: int, num_rounds: int) -> list[Figure]:
+def _measure(make: Callable[[Path], Topics], num_messages: int, num_rounds: int) -> list[Figure]:
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         (root / "broker").mkdir()
@@ -122,7 +123,7 @@ async def _fill(broker: Topics, num_messages: int) -> None:
 
 
 class _Run:
-    def __init__(self, broker: Nats | Redis, consumer: Consumer, supervisor: int, num_messages: int) -> None:
+    def __init__(self, broker: Topics, consumer: Consumer, supervisor: int, num_messages: int) -> None:
         self._broker = broker
         self.consumer = consumer
         self._supervisor = supervisor
@@ -153,15 +154,16 @@ class _Run:
         self.consumer.end(signal.SIGKILL)
         self._kills["consumer"] += 1
         self.consumer.start()
+        # One that begins does not wait for a router that is killed meanwhile.
+        self._wait(lambda: self.consumer.observe().get("weft_stream_received_total", 0) > 0)
 
     def _kill_router(self) -> None:
         kill([pid for pid in descendants(self._supervisor) if b"weft.services.router" in _command_line(pid)][:1])
         self._kills["router"] += 1
 
     def _kill_broker(self) -> None:
-        self._broker.kill()
+        self._broker.interrupt()
         self._kills["broker"] += 1
-        self._broker.start()
 
     def _compare_lag(self) -> None:
         """With the mesh stopped the lag stands still, so that the metric and the broker's own figure must be equal."""

@@ -10,7 +10,6 @@ import torch
 
 from benchmarks.language_model.shapes import Model, hugging_face_config
 from benchmarks.language_model.workloads import Job
-from weft.llm.models.weights import weight_parts
 
 _PAGE_SIZE = 16
 
@@ -38,7 +37,7 @@ def make_transformers(model: Model) -> Any:
     config = transformers.LlamaConfig(**fields, bos_token_id=None, eos_token_id=None, pad_token_id=0)
     theirs = transformers.LlamaForCausalLM._from_config(config, attn_implementation="sdpa", dtype=torch.float32)
     state = {}
-    for name, parts in weight_parts(model.config).items():
+    for name, parts in model.config.weight_parts().items():
         rows = model.weights[name].split([part.shape[0] for part in parts])
         state.update({part.name: tensor for part, tensor in zip(parts, rows, strict=True)})
     theirs.load_state_dict(state)

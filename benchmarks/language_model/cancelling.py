@@ -14,6 +14,7 @@ from benchmarks.language_model.figures import Figure, Target, figure
 from benchmarks.language_model.shapes import Model
 from benchmarks.language_model.sizes import Sizes
 from benchmarks.language_model.workloads import Job, alike
+from weft.llm.engine import Engine
 from weft.llm.request import EngineRequest
 
 _CASE = "C6"
@@ -66,7 +67,7 @@ class Trial:
         with self.driver.measured(self._answers, len(self._jobs)):
             while (answer := self._due.get(timeout=_PATIENCE_S)) is not None:
                 request = answer.request
-                self.phases[_phase(request)] += 1
+                self.phases[_phase(engine, request)] += 1
                 asked[request] = (time.monotonic_ns(), engine.metrics.num_steps)
                 engine.cancel(request)
         engine.pool.check()
@@ -97,7 +98,7 @@ class Trial:
             self._due.put(answer)
         while self._after_all and self._after_all[-1][0] <= self._num_tokens:
             self._due.put(self._answers[self._after_all.pop()[1]])
-        while self._with_slot and _phase(self._answers[self._with_slot[0]].request) != "waiting":
+        while self._with_slot and _phase(self.driver.engine, self._answers[self._with_slot[0]].request) != "waiting":
             self._due.put(self._answers[self._with_slot.popleft()])
 
     def _ended(self, request: EngineRequest, outcome: str, now_ns: int) -> None:
@@ -138,8 +139,9 @@ def _percentile(trial: Trial, percent: int) -> float:
     return float(np.percentile(trial.delays_ms, percent))
 
 
-def _phase(request: EngineRequest) -> str:
+def _phase(engine: Engine, request: EngineRequest) -> str:
     """What a request does, as another thread sees it."""
-    if not request.sequences or request.sequences[0].slot < 0:
+    sequences = engine.sequences(request)
+    if not sequences or sequences[0].slot < 0:
         return "waiting"
-    return "answering" if request.sequences[0].num_output else "reading"
+    return "answering" if sequences[0].num_output else "reading"

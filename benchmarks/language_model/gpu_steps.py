@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from weft.backends.llm.make_runner import graph_policy
+from weft.backends.llm.loading import graph_policy
 from weft.llm.config import EngineConfig, TransformerConfig
-from weft.llm.graphs.recorder import CudaRecorder
-from weft.llm.models.model import LlamaModel
-from weft.llm.models.weights import EMBEDDING, LM_HEAD, random_weights, weight_parts
+from weft.llm.graphs import CudaRecorder
+from weft.llm.models.model import TransformerModel
+from weft.llm.models.weights import EMBEDDING, LM_HEAD, random_weights
 from weft.llm.runner import ModelRunner
 from weft.llm.scheduler.plan import PARAM_COLUMNS, ForwardPlan
 
@@ -58,7 +58,9 @@ class Bench:
     bytes_per_s: float
     flops_per_s: float
 
-    def runner(self, num_seqs: int, length: int, *, graphs: bool, network: LlamaModel, kv: str = "auto") -> ModelRunner:
+    def runner(
+        self, num_seqs: int, length: int, *, graphs: bool, network: TransformerModel, kv: str = "auto"
+    ) -> ModelRunner:
         """A runner with room for so many sequences of so many tokens."""
         config = EngineConfig(
             device=self.device,
@@ -75,11 +77,11 @@ class Bench:
             runner.capture(graph_policy(config), CudaRecorder(network.device))
         return runner
 
-    def network(self, num_bits: int = 0) -> LlamaModel:
+    def network(self, num_bits: int = 0) -> TransformerModel:
         """The model, its weights rounded to so many bits; 0: as they are."""
         dtype = getattr(torch, self.model.dtype)
         weights = random_weights(self.model, 0, dtype=dtype, device=self.device)
-        return LlamaModel(self.model, weights, dtype=dtype, device=self.device, num_bits=num_bits)
+        return TransformerModel(self.model, weights, dtype=dtype, device=self.device, num_bits=num_bits)
 
 
 def step_plan(num_seqs: int, q_len: int, context: int) -> ForwardPlan:
@@ -217,7 +219,7 @@ def _wait() -> None:
 def _num_weights(bench: Bench) -> int:
     """Numbers in the matrices that a step multiplies with, the LM head not counted."""
     left_out = (EMBEDDING, LM_HEAD)
-    parts = [part for name, each in weight_parts(bench.model).items() if name not in left_out for part in each]
+    parts = [part for name, each in bench.model.weight_parts().items() if name not in left_out for part in each]
     return sum(math.prod(part.shape) for part in parts)
 
 

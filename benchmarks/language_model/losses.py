@@ -17,11 +17,11 @@ from tokenizers import Tokenizer
 
 from benchmarks import machine
 from benchmarks.report import machine_lines, table, write_json
-from weft.llm.models.model import LlamaModel
-from weft.llm.models.model_config import TransformerConfig
-from weft.llm.models.weight_parts import LM_HEAD, is_matrix
+from weft.llm.models.model import TransformerModel
+from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder
-from weft.tools.quantize.predictions import Predictions, evaluate
+from weft.llm.weights.parts import LM_HEAD, is_matrix
+from weft.tools.quantize.calibration import Predictions, evaluate
 from weft.tools.quantize.quantize_folder import quantize_folder
 from weft_kernels.linear.quantized import QuantizedWeight
 from weft_kernels.linear.quantizers import quantize_linear, quantize_nf4
@@ -68,8 +68,8 @@ def measure(folder: Path, rows: Sequence[torch.Tensor], calibration: Path | None
         rows: Token ids of held-out text.
         calibration: Text that GPTQ may look at; None: without GPTQ.
     """
-    config = TransformerConfig.from_folder(folder)
-    whole = evaluate(LlamaModel(config, load_folder(folder, config, dtype=torch.float32)), rows)
+    config = read_config(folder)
+    whole = evaluate(TransformerModel(config, load_folder(folder, config, dtype=torch.float32)), rows)
     losses = [Loss("float32", whole.perplexity, 0.0, 1.0)]
 
     def add(kind: str, predictions: Predictions, error: float | None = None, bound: float | None = None) -> None:
@@ -84,15 +84,15 @@ def measure(folder: Path, rows: Sequence[torch.Tensor], calibration: Path | None
                 weights[name] = codes = quantize(weight)
                 squares += torch.stack([part.double().square().sum() for part in (codes.dequantize() - weight, weight)])
         error = float((squares[0] / squares[1]).sqrt())
-        add(kind, evaluate(LlamaModel(config, weights), rows), error, 0.011 * percent)
+        add(kind, evaluate(TransformerModel(config, weights), rows), error, 0.011 * percent)
     if calibration is not None:
         with TemporaryDirectory() as place:
             output = Path(place) / "gptq"
             report = quantize_folder(folder, calibration, output, method="gptq", max_loss=1.0)
-            chosen = TransformerConfig.from_folder(output)
-            model = LlamaModel(chosen, load_folder(output, chosen, dtype=torch.float32))
+            chosen = read_config(output)
+            model = TransformerModel(chosen, load_folder(output, chosen, dtype=torch.float32))
             add("gptq, groups of 32", evaluate(model, rows), report.weight_error)
-    model = LlamaModel(config, load_folder(folder, config, dtype=torch.float32))
+    model = TransformerModel(config, load_folder(folder, config, dtype=torch.float32))
     add("KV cache int8", evaluate(model, rows, torch.int8))
     return losses
 

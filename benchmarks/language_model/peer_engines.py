@@ -163,21 +163,22 @@ class Weft:
 
         import torch
 
-        from weft.llm.config import EngineConfig, TransformerConfig
+        from weft.llm.config import EngineConfig
         from weft.llm.engine import Engine
-        from weft.llm.models.model import LlamaModel
+        from weft.llm.models.model import TransformerModel
+        from weft.llm.models.registry import read_config
         from weft.llm.models.weights import load_folder
         from weft.llm.request import Delta, EngineRequest
         from weft.llm.runner import ModelRunner
         from weft.llm.sampling_params import SamplingParams
 
         torch.set_num_threads(1)
-        config = TransformerConfig.from_folder(folder)
+        config = read_config(folder)
         engine = EngineConfig(
             max_num_seqs=32, max_model_len=_MAX_TOKENS, enable_prefix_caching=False, **settings
         ).resolved(config)
         dtype = getattr(torch, engine.dtype)
-        model = LlamaModel(
+        model = TransformerModel(
             config,
             load_folder(folder, config, dtype=dtype),
             dtype=dtype,

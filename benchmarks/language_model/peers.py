@@ -28,9 +28,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from benchmarks import machine
 from benchmarks.language_model.peer_engines import ENGINES
 from benchmarks.report import machine_lines, table, write_json
-from weft.llm.config import TransformerConfig
-from weft.llm.models.weights import weight_parts
-from weft_kernels.linear import cpu
+from weft.llm.models.registry import read_config
+from weft_kernels.linear import products
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = ROOT / ".venv-peers"
@@ -117,8 +116,8 @@ def llama_134m() -> Model:
 
 
 def _model(name: str, folder: Path) -> Model:
-    config = TransformerConfig.from_folder(folder)
-    num_parameters = sum(math.prod(part.shape) for parts in weight_parts(config).values() for part in parts)
+    config = read_config(folder)
+    num_parameters = sum(math.prod(part.shape) for parts in config.weight_parts().values() for part in parts)
     num_in_head = config.vocab_size * config.hidden_size
     looked_up = 0 if config.tie_word_embeddings else num_in_head
     return Model(name, folder, config.vocab_size, num_parameters, num_parameters - looked_up, num_in_head)
@@ -247,10 +246,10 @@ def _ceilings() -> dict[str, float]:
     torch.set_num_threads(1)
     size = 1536
     rows, weight = torch.randn(size, size), torch.randn(size, size)
-    multiply: dict[str, tuple[Any, torch.Tensor]] = {"fp32": (cpu.linear(weight), rows)}
-    multiply["bf16"] = (cpu.linear(weight.bfloat16(), dtype=torch.bfloat16), rows.bfloat16())
-    multiply["int8"] = (cpu.linear(weight, num_bits=8), rows)
-    multiply["int4"] = (cpu.linear(weight, num_bits=4), rows)
+    multiply: dict[str, tuple[Any, torch.Tensor]] = {"fp32": (products.linear(weight), rows)}
+    multiply["bf16"] = (products.linear(weight.bfloat16(), dtype=torch.bfloat16), rows.bfloat16())
+    multiply["int8"] = (products.linear(weight, num_bits=8), rows)
+    multiply["int4"] = (products.linear(weight, num_bits=4), rows)
     large = torch.ones(100_000_000)
     ceilings = {"bytes": large.nbytes / min(_cpu_s(large.sum) for _ in range(5))}
     for name, (product, x) in multiply.items():

@@ -4,10 +4,10 @@ import numpy as np
 import torch
 
 from benchmarks.language_model.shapes import MAX_MODEL_LEN, SHAPES, WEIGHTS_SEED, Model, Shape, hugging_face_config
-from weft.llm.config import TransformerConfig
-from weft.llm.models.model import LlamaModel
-from weft.llm.models.weight_parts import EMBEDDING, LM_HEAD
+from weft.llm.models.model import TransformerModel
+from weft.llm.models.registry import config_from_json
 from weft.llm.models.weights import random_weights
+from weft.llm.weights.parts import EMBEDDING, LM_HEAD
 
 #: Tokens until the text repeats.
 CYCLE_LEN = 16
@@ -29,7 +29,7 @@ def successors(vocab_size: int, error_rate: float = 0.0) -> torch.Tensor:
 
 def permutation_model(shape: Shape, error_rate: float = 0.0) -> Model:
     """A model of the shape: the embedding has random unit rows, and the LM head has at each token its predecessor's."""
-    config = TransformerConfig.from_json(hugging_face_config(shape))
+    config = config_from_json(hugging_face_config(shape))
     weights = random_weights(config, WEIGHTS_SEED)
     for name, weight in weights.items():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
@@ -37,10 +37,10 @@ def permutation_model(shape: Shape, error_rate: float = 0.0) -> Model:
     embedding = weights[EMBEDDING]
     embedding.div_(embedding.norm(dim=-1, keepdim=True))
     weights[LM_HEAD][successors(shape.vocab_size, error_rate)] = embedding
-    return Model(shape, config, weights, LlamaModel(config, dict(weights), max_model_len=MAX_MODEL_LEN))
+    return Model(shape, config, weights, TransformerModel(config, dict(weights), max_model_len=MAX_MODEL_LEN))
 
 
-def permutation_models(name: str, error_rate: float) -> tuple[Model, LlamaModel]:
+def permutation_models(name: str, error_rate: float) -> tuple[Model, TransformerModel]:
     """The model of a shape, and a small draft model that errs at that share of the tokens."""
     shape = SHAPES[name]
     return permutation_model(shape), permutation_model(Shape(*_DRAFT, shape.vocab_size), error_rate).network

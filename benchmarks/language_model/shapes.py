@@ -5,7 +5,8 @@ from typing import NamedTuple
 import torch
 
 from weft.llm.config import EngineConfig, TransformerConfig
-from weft.llm.models.model import LlamaModel
+from weft.llm.models.model import TransformerModel
+from weft.llm.models.registry import config_from_json
 from weft.llm.models.weights import Weights, random_weights
 
 #: Longest text, in tokens.
@@ -49,7 +50,7 @@ class Model(NamedTuple):
     shape: Shape
     config: TransformerConfig
     weights: Weights
-    network: LlamaModel
+    network: TransformerModel
 
     @property
     def num_parameters(self) -> int:
@@ -85,6 +86,6 @@ def make_model(name: str) -> Model:
     """The model of that name; torch computes with one thread from then on."""
     torch.set_num_threads(1)
     shape = SHAPES[name]
-    config = TransformerConfig.from_json(hugging_face_config(shape))
+    config = config_from_json(hugging_face_config(shape))
     weights = random_weights(config, WEIGHTS_SEED)
-    return Model(shape, config, weights, LlamaModel(config, dict(weights), max_model_len=MAX_MODEL_LEN))
+    return Model(shape, config, weights, TransformerModel(config, dict(weights), max_model_len=MAX_MODEL_LEN))

@@ -13,20 +13,21 @@ from benchmarks.language_model.permuting import known_text, permutation_models
 from benchmarks.language_model.shapes import Model, Shape
 from benchmarks.language_model.sizes import Sizes
 from benchmarks.language_model.workloads import Job
-from weft.backends.llm.speculation import HOST_PROPOSERS, measured_cost
+from weft.backends.llm.loading import HOST_PROPOSERS, measured_cost
 from weft.backends.llm.text import TextCodec
 from weft.llm.config import EngineConfig, TransformerConfig
-from weft.llm.models.model import LlamaModel
-from weft.llm.models.weight_parts import EMBEDDING, LM_HEAD
+from weft.llm.models.model import TransformerModel
+from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder
 from weft.llm.runner import ModelRunner
-from weft.llm.speculation.depth import AdaptiveDepth, CostCurve, Depth, FixedDepth
+from weft.llm.speculation.depth import AdaptiveDepth, CostCurve, FixedDepth
 from weft.llm.speculation.device_proposer import DeviceProposer
 from weft.llm.speculation.draft_model import DraftModelProposer
 from weft.llm.speculation.head_training import HeadTraining, train_heads
 from weft.llm.speculation.medusa import MedusaProposer
 from weft.llm.speculation.medusa_heads import MedusaHeads
 from weft.llm.speculation.speculator import Speculator
+from weft.llm.weights.parts import EMBEDDING, LM_HEAD
 
 _WRITER = Path(__file__).resolve().parents[2] / "model_repository" / "model" / "writer" / "1"
 _NUM_DRAFTS = 4
@@ -57,7 +58,7 @@ class _Way(NamedTuple):
     make: Callable[[], DeviceProposer] | None
     costs: tuple[CostCurve, ...] = ()
 
-    def driver(self, model: Model, config: EngineConfig, depth: Depth, temperature: float) -> Driver:
+    def driver(self, model: Model, config: EngineConfig, depth: AdaptiveDepth, temperature: float) -> Driver:
         """An engine with this proposer, and with a depth of its own."""
         speculator = Speculator(self.name, depth, HOST_PROPOSERS.get(self.name))
         proposer = None if self.make is None else self.make()
@@ -93,10 +94,10 @@ def measure(model: Model, sizes: Sizes) -> list[Figure]:
 
 
 def _measure_writer(sizes: Sizes) -> Iterator[Figure]:
-    config = TransformerConfig.from_folder(_WRITER)
+    config = read_config(_WRITER)
     weights = load_folder(_WRITER, config)
     shape = Shape("writer", config.hidden_size, config.num_layers, config.intermediate_size, config.vocab_size)
-    model = Model(shape, config, weights, LlamaModel(config, dict(weights)))  # type: ignore[arg-type]
+    model = Model(shape, config, weights, TransformerModel(config, dict(weights)))  # type: ignore[arg-type]
     codec = TextCodec.from_folder(_WRITER, 1 << 24)
     if codec is None:
         raise FileNotFoundError(f"no tokenizer.json in {_WRITER}; make models builds it")
@@ -106,7 +107,7 @@ def _measure_writer(sizes: Sizes) -> Iterator[Figure]:
     training = ids[:-num_held_out][: sizes.head_tokens].astype(np.int64)
     heads = _heads(model.network, weights[EMBEDDING], weights[EMBEDDING], training, num_steps=sizes.head_steps)
     small = TransformerConfig(**(vars(config) | {"num_layers": 2}))
-    draft = LlamaModel(small, {name: weight for name, weight in weights.items() if "layers.2" not in name})
+    draft = TransformerModel(small, {name: weight for name, weight in weights.items() if "layers.2" not in name})
 
     def jobs(model: Model, num_seqs: int, num_tokens: int) -> list[Job]:
         starts = np.linspace(len(ids) - num_held_out, len(ids) - _PROMPT_LEN, num_seqs).astype(int)
@@ -118,7 +119,7 @@ def _measure_writer(sizes: Sizes) -> Iterator[Figure]:
 def _table(
     model: Model,
     name: str,
-    draft: LlamaModel,
+    draft: TransformerModel,
     heads: MedusaHeads,
     make_jobs: Callable[[Model, int, int], list[Job]],
     sizes: Sizes,
@@ -191,7 +192,7 @@ def _turns(
     jobs: Sequence[Job],
     ways: Sequence[_Way],
     num_rounds: int,
-    make_depth: Callable[[_Way], Depth],
+    make_depth: Callable[[_Way], AdaptiveDepth],
     temperature: float = 0.0,
 ) -> Iterator[dict[str, tuple[Run, Speculator | None]]]:
     """In each round a run without speculation, under the name "", and one with each proposer."""
@@ -233,6 +234,8 @@ def _cycles(model: Model, num_seqs: int, num_tokens: int) -> list[Job]:
     return [Job(starts[index : index + 1], num_tokens) for index in range(num_seqs)]
 
 
-def _heads(model: LlamaModel, embedding: object, lm_head: object, text: np.ndarray, *, num_steps: int) -> MedusaHeads:
+def _heads(
+    model: TransformerModel, embedding: object, lm_head: object, text: np.ndarray, *, num_steps: int
+) -> MedusaHeads:
     heads, _ = train_heads(model, embedding, lm_head, text, HeadTraining(_NUM_DRAFTS, num_steps))  # type: ignore[arg-type]
     return MedusaHeads(heads, "")

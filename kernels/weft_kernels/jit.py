@@ -14,6 +14,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
+#: Types of numbers for which every operation with a ``cpu_kernel`` is compiled.
+COMPILED_DTYPES = (torch.float32, torch.bfloat16)
+
 _log = logging.getLogger("weft.kernels")
 
 

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.wire.floods import flood_all
+from tests.wire.peer import Peer, reset
 
 from weft.base.tensors import decode
 
@@ -18,7 +20,7 @@ Start = Callable[..., "Up"]  # noqa: F821  # of conftest.py
 
 
 def test_calls_are_spread_over_the_replicas_of_a_service(up: Start, repository: Path, tmp_path: Path) -> None:
-    """Each has an endpoint; the death of one costs no request that is sent after it.
+    """Each has an endpoint and takes any number of cancels; the death of one costs no request that is sent after it.
 
     With `--model-control-mode poll` a changed model serves soon, but for a service whose own arguments say otherwise.
     """
@@ -45,6 +47,12 @@ def test_calls_are_spread_over_the_replicas_of_a_service(up: Start, repository: 
         assert float(picks.rpartition(" ")[2]) >= 4
         own = f'chain_batches{{model="work",service="{name}"}}'  # the models' own metrics are apart
         assert [float(line.rpartition(" ")[2]) >= 4 for line in lines if line.startswith(own)] == [True]
+    with Peer.connect(mesh.endpoints["model-2"]["grpc"]) as peer:  # as the router, which passes on its clients' cancels
+        peer.handshake()
+        path = "/inference.GRPCInferenceService/ServerLive"
+        calls = [peer.request(path, b"", stream_id=number) + reset(number) for number in range(1, 60_000, 2)]
+        flooded = flood_all(peer, [b"".join(calls[at : at + 100]) for at in range(0, len(calls), 100)])
+        assert flooded.is_open, flooded
     signal.pidfd_send_signal(mesh.pidfds["model-2"], signal.SIGKILL)
     mesh.wait_for_end("model-2")
     assert {"OK"} == {mesh.outcome("chain") for _ in range(10)}

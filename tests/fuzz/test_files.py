@@ -16,11 +16,11 @@ from tests.fuzz.messages import any_message, pictures
 from tests.fuzz.test_rpcs import FUZZ, NUM_INPUTS
 
 from weft.backends import BACKENDS
-from weft.backends.preprocess.decoding import FORMATS, ImageDecoder
+from weft.backends.preprocess.image import FORMATS, ImageDecoder
 from weft.base.errors import InternalError, InvalidArgumentError, WeftError
 from weft.base.tensors import encode
 from weft.language.request_scope import RequestScope
-from weft.language.types.compile_condition import ConditionError, Sight, compile_condition
+from weft.language.types.compile_condition import ConditionError, VisibleBindings, compile_condition
 from weft.language.types.conditions import WHEN
 from weft.language.types.expression import read_expression
 from weft.language.types.signatures import TensorType
@@ -78,7 +78,7 @@ TOKENS = (
     "1e400", "0.5", "1u", "'de'", "\"\\x\"", "b'a'", "r'\\'", "true", "null", ".matches('(a+)+$')", ".map(p, p)",
     ".exists(p, p > 0)", "timestamp('x')", "duration('1s')", "//", "\n", "\0", "\ud800", "名",
 )  # fmt: skip
-SIGHT = Sight(
+VISIBLE = VisibleBindings(
     {
         "X": TensorType("FP32", (4,), is_batched=True, is_optional=False, origin="the test"),
         "NAME": TensorType("BYTES", (1,), is_batched=True, is_optional=True, origin="the test"),
@@ -92,7 +92,7 @@ SIGHT = Sight(
 def test_any_expression(source: str) -> None:
     """Any words of the language, and any text: compiled, or refused; evaluated, or the request is at fault."""
     try:
-        condition = compile_condition(read_expression(source), WHEN, {"inputs": SIGHT}, node="n")
+        condition = compile_condition(read_expression(source), WHEN, {"inputs": VISIBLE}, node="n")
     except ConditionError:
         return
     with contextlib.suppress(InvalidArgumentError):

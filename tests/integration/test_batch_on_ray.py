@@ -137,6 +137,34 @@ def test_a_driver_that_ends_leaves_what_can_be_resumed(job: Job, tmp_path: Path)
     assert _files(output) == job.files
 
 
+def test_damaged_pages_are_passed_over(job: Job, tmp_path: Path) -> None:
+    """Damage that no look at the schema shows: with --skip-bad-files all shards but that one are answered."""
+    data = tmp_path / "data"
+    shutil.copytree(job.data, data)
+    damaged = data / "a.parquet"
+    table = pq.read_table(damaged)
+    pq.write_table(table, damaged, row_group_size=ROWS_PER_SHARD)
+    pages = pq.ParquetFile(damaged).metadata.row_group(1).column(0)
+    with damaged.open("r+b") as stream:
+        stream.seek(pages.data_page_offset)
+        stream.write(b"\xff" * 64)
+    of_damaged = job._replace(data=data)
+    with _on_ray(of_damaged, tmp_path / "o", "--skip-bad-files") as process:
+        output, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 3, errors
+    assert "rows of '" in errors
+    assert "a.parquet' are passed over" in errors
+    facts = json.loads(output)
+    assert (facts["num_rows"], facts["num_bad_files"]) == (NUM_ROWS - ROWS_PER_SHARD, 1)
+    rows = {name: content for name, content in job.files.items() if name.startswith("rows")}
+    del rows["rows/part-000001.parquet"]
+    assert {name: content for name, content in _files(tmp_path / "o").items() if name.startswith("rows")} == rows
+    with _on_ray(of_damaged, tmp_path / "refused") as process:
+        _, errors = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode == 1
+    assert "a.parquet' is no Parquet file that can be read" in errors
+
+
 def test_models_in_the_workers_answer_as_those_of_a_mesh(job: Job, tmp_path: Path) -> None:
     """With --in-process each worker runs a mesh of its own: the same files, and no process of it is left."""
     repository = tmp_path / "repository"

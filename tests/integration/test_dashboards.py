@@ -26,7 +26,7 @@ DEPLOY = ROOT / "deploy"
 #: Added by the scrape configuration, and by Prometheus itself.
 SCRAPED = {"service", "instance", "job", "namespace", "pod"}
 #: Only where there is a GPU; their names are those of the collector.
-GPU_NAMES = set(re.findall(r'"(nv_[a-z_]+)"', (ROOT / "services/weft/serving/metrics/gpu_metrics.py").read_text()))
+GPU_NAMES = set(re.findall(r'"(nv_[a-z_]+)"', (ROOT / "services/weft/serving/metrics.py").read_text()))
 
 
 #: A language model without weights.

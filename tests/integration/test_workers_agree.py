@@ -82,13 +82,13 @@ class Client:
             return str(error.code().name)
         return "OK"
 
-    def known(self) -> dict[str, tuple[int, int, float]]:
+    def known(self, name: str = "ranked") -> dict[str, tuple[int, int, float]]:
         """Pulls, rewards and their sum of each step, as this worker knows them; adds a reward of 0 to both."""
         return {
             arm.step: (arm.num_pulls, arm.num_rewards, arm.reward_sum)
             for step in ("alpha", "beta")
             for arm in self._graphs.GraphFeedback(
-                graph_pb.GraphFeedbackRequest(graph="ranked", path=f"root[{step}]", reward=0.0), timeout=WAIT_S
+                graph_pb.GraphFeedbackRequest(graph=name, path=f"root[{step}]", reward=0.0), timeout=WAIT_S
             ).arm
         }
 
@@ -179,6 +179,31 @@ def test_a_worker_that_starts_again_serves_what_the_other_serves(tmp_path: Path,
             assert (again.ask(), two.ask()) == ("root.alpha", "root.alpha")
             two.unload()
             assert (again.ask(), two.ask()) == ("UNAVAILABLE", "UNAVAILABLE")
+
+
+def test_metrics_forget_a_version_that_was_rolled_back(tmp_path: Path, target: str) -> None:
+    """Also what a worker that has ended counted of it; what it counted of others stays. Bandits' pulls count once."""
+    write(tmp_path, graph("alpha"), "named")
+    answered = 'nv_inference_request_success{model="named",version="%d"}'
+    with both(tmp_path, target, *EXPLICIT) as (router, one, two):
+        one.load()
+        assert one.ask() == "root.alpha"
+        write(tmp_path, ranked("EPSILON_GREEDY").replace('"ranked"', '"named"'), "named", 2)
+        one.load()
+        step = one.ask().removeprefix("root[").removesuffix("]")
+        wait_until(lambda: two.known("named")[step][0] == 1, "what was learned at both")
+        router.scrape()
+        killed = workers_of(router.process.pid)[1]
+        os.kill(killed, signal.SIGKILL)
+        wait_until(lambda: workers_of(router.process.pid).get(1, killed) != killed, "another worker")
+        wait_until(lambda: router.scrape()['weft_worker_up{worker="1"}'] == 1, "an answer of it")
+        found = router.scrape()
+        pulls = sum(value for name, value in found.items() if name.startswith("weft_bandit_pulls_total"))
+        assert (found[answered % 1], found[answered % 2], pulls) == (1, 1, 1)
+        two.load(rollback=True)
+        found = router.scrape()
+        assert found[answered % 1] == 1
+        assert [] == [name for name in found if 'version="2"' in name or "bandit" in name]
 
 
 def test_feedback_reaches_the_worker_that_answered(tmp_path: Path, target: str) -> None:

@@ -19,7 +19,7 @@ EXPECTED = {
         "step_inputs",
         "linear",
         "rms_norm",
-        "silu_mul",
+        "gate",
     ),
     *("multiply", "multiply_row", "sum_parts", "dequantize"),
     *("tile", "penalties", "reach", "draw", "pick"),

@@ -19,16 +19,16 @@ from weft_kernels.vector_code import FLOAT32
 _MULTIPLY_AND_ATTEND = """
 import torch
 from weft_kernels.attention import reference
-from weft_kernels.linear import cpu
+from weft_kernels.linear import products
 torch.set_num_threads(1)
 weight, x = torch.randn(70, 64), torch.randn(3, 64)
 for num_bits, atol in ((0, 1e-4), (8, 0.6)):
-    torch.testing.assert_close(x @ weight.t(), cpu.linear(weight, num_bits=num_bits)(x), atol=atol, rtol=0.01)
+    torch.testing.assert_close(x @ weight.t(), products.linear(weight, num_bits=num_bits)(x), atol=atol, rtol=0.01)
 q, one = torch.ones(1, 1, 8, dtype=torch.float16), torch.ones(1, dtype=torch.int32)
 limits = {"max_q_len": 1, "max_ctx_len": 1}
 kv, q_start = torch.ones(2, 2, 4, 1, 8, dtype=torch.float16), torch.tensor([0, 1], dtype=torch.int32)
 assert torch.equal(q, reference.paged_attention(q, kv, one.view(1, 1), q_start, one, scale=1.0, **limits))
-print([cpu.has_panels(dtype) for dtype in (torch.float32, torch.bfloat16, torch.int8)])
+print([products.has_panels(dtype) for dtype in (torch.float32, torch.bfloat16, torch.int8)])
 """
 
 

@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from weft_kernels.linear import cpu, onednn
+from weft_kernels.linear import onednn, products
 from weft_kernels.linear.quantized import QuantizedWeight
 from weft_kernels.linear.quantizers import quantize_linear, quantize_nf4
 
 torch.set_num_threads(1)
 
 pytestmark = pytest.mark.skipif(
-    not cpu.has_panels(torch.float32), reason="this CPU has no AVX-512, or there is no numba"
+    not products.has_panels(torch.float32), reason="this CPU has no AVX-512, or there is no numba"
 )
 DTYPES = [
-    pytest.param(dtype, marks=pytest.mark.skipif(not cpu.has_panels(dtype), reason=f"this CPU has no {dtype}"))
+    pytest.param(dtype, marks=pytest.mark.skipif(not products.has_panels(dtype), reason=f"this CPU has no {dtype}"))
     for dtype in (torch.float32, torch.bfloat16)
 ]
-needs_codes = pytest.mark.skipif(not cpu.has_panels(torch.int8), reason="this CPU has no VNNI")
+needs_codes = pytest.mark.skipif(not products.has_panels(torch.int8), reason="this CPU has no VNNI")
 #: Outputs below and above a panel, and inputs below and above what is multiplied with all rows before the next.
 SHAPES = [(1, 2), (33, 20), (150, 130), (64, 1100), (768, 2048)]
 #: Bounds are those of the format on normal numbers, a tenth more.
@@ -46,7 +46,7 @@ def _error(out: torch.Tensor, exact: torch.Tensor) -> float:
     return float((out.double() - exact).norm() / exact.norm())
 
 
-def _is_its_own(multiply: cpu.Product, x: torch.Tensor) -> bool:
+def _is_its_own(multiply: products.Product, x: torch.Tensor) -> bool:
     together = multiply(x)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(3))
     chunks = [torch.cat([multiply(chunk) for chunk in x.split(size)]) for size in (1, 2, 5, 6, 7, 97)]
@@ -75,7 +75,7 @@ def test_codes(kind: str) -> None:
     quantize, bound = CODES[kind]
     weight, bias, x = _normal(150, 256, seed=1), _normal(150, seed=2), _normal(100, 256)
     codes = quantize(weight)
-    multiply = cpu.linear(codes, bias)
+    multiply = products.linear(codes, bias)
     exact, of_codes = x.double() @ weight.double().t() + bias.double(), x @ codes.dequantize().t() + bias
     assert _error(multiply(x), of_codes.double()) < 0.013
     assert _error(multiply(x), exact) < bound
@@ -93,7 +93,7 @@ def test_inputs_in_another_order() -> None:
     codes = QuantizedWeight(
         plain.codes, plain.scales, plain.zeros, plain.lookup, plain.group_size, plain.shape, plain.num_bits, order
     )
-    torch.testing.assert_close(cpu.linear(plain)(x[:, order]), cpu.linear(codes)(x), rtol=0, atol=0)
+    torch.testing.assert_close(products.linear(plain)(x[:, order]), products.linear(codes)(x), rtol=0, atol=0)
 
 
 @needs_codes
@@ -106,7 +106,7 @@ def test_odd_numbers(num_bits: int) -> None:
         [torch.zeros(64), torch.full((64,), 1e-40), torch.ones(64), torch.ones(64), torch.full((64,), 1e30)]
     )
     x[2, 7], x[3, 60] = torch.nan, -torch.inf
-    out = cpu.linear(weight, num_bits=num_bits)(x)
+    out = products.linear(weight, num_bits=num_bits)(x)
     assert (0.0, 0.0) == (float(out[0].abs().max()), float(out[1].abs().max()))
     assert out[2, 2:].isnan().all()
     assert out[3, 2:].isnan().all()
@@ -138,27 +138,27 @@ def test_rows_of_a_wider_tensor() -> None:
 
 def test_rows_that_do_not_fit_are_refused() -> None:
     """Rows of another type or size are named with those that are allowed, and no memory beyond them is read."""
-    multiply = cpu.linear(torch.ones(70, 32), deterministic=True)
+    multiply = products.linear(torch.ones(70, 32), deterministic=True)
     with pytest.raises(ValueError, match=r"must be torch.float32 \[T, 32\], got torch.float32 \[3, 31\]"):
         multiply(torch.ones(3, 31))
     with pytest.raises(ValueError, match=r"must be torch.float32 \[T, 32\], got torch.float64 \[3, 32\]"):
         multiply(torch.ones(3, 32, dtype=torch.float64))
-    if cpu.has_panels(torch.int8):
+    if products.has_panels(torch.int8):
         for bits in (4, 8):
             with pytest.raises(ValueError, match=r"must have shape \[T, 32\], got \[3, 64\]"):
-                cpu.linear(torch.ones(70, 32), num_bits=bits)(torch.ones(3, 64))
+                products.linear(torch.ones(70, 32), num_bits=bits)(torch.ones(3, 64))
 
 
 def test_several_threads() -> None:
     """Products are bitwise the same on one thread and on several."""
     x = _normal(9, 128)
-    products = [cpu.linear(_normal(1100, 128, seed=1), deterministic=True)]
-    if cpu.has_panels(torch.int8):
-        products += [cpu.linear(_normal(1100, 128, seed=1), num_bits=bits) for bits in (4, 8)]
-    alone = [multiply(x) for multiply in products]
+    made = [products.linear(_normal(1100, 128, seed=1), deterministic=True)]
+    if products.has_panels(torch.int8):
+        made += [products.linear(_normal(1100, 128, seed=1), num_bits=bits) for bits in (4, 8)]
+    alone = [multiply(x) for multiply in made]
     torch.set_num_threads(2)
     try:
-        for multiply, expected in zip(products, alone, strict=True):
+        for multiply, expected in zip(made, alone, strict=True):
             assert torch.equal(expected, multiply(x))
     finally:
         torch.set_num_threads(1)
@@ -210,33 +210,33 @@ def test_what_is_taken_is_what_is_faster(monkeypatch: pytest.MonkeyPatch, caplog
 
     taken = {}
     for name, times_ns in {"panels": [60, 90, 100, 100], "oneDNN": [60, 190, 100, 100]}.items():
-        cpu._are_panels_faster.cache_clear()
+        products._are_panels_faster.cache_clear()
         left = list(times_ns)
-        monkeypatch.setattr(cpu, "_least_ns", lambda *_, left=left: left.pop(0))
+        monkeypatch.setattr(products, "_least_ns", lambda *_, left=left: left.pop(0))
         with caplog.at_level("INFO", "weft.kernels"):
-            taken[name] = type(cpu.linear(torch.ones(8, 4)))
+            taken[name] = type(products.linear(torch.ones(8, 4)))
         assert f"inputs are those of {name}: with 1 and 32 rows" in caplog.messages[-1]
-        assert isinstance(cpu.linear(torch.ones(8, 4), deterministic=True), PanelLinear)
+        assert isinstance(products.linear(torch.ones(8, 4), deterministic=True), PanelLinear)
     assert {"panels": PanelLinear, "oneDNN": onednn.PackedLinear} == taken
-    cpu._are_panels_faster.cache_clear()
+    products._are_panels_faster.cache_clear()
 
 
 def test_without_instructions_for_codes(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """A CPU without them multiplies the numbers of the codes, and the log says so; as it does with odd groups."""
     codes, x = quantize_linear(_normal(40, 64), 4, 32), _normal(3, 64)
-    cpu._say_once.cache_clear()
+    products._say_once.cache_clear()
     with caplog.at_level("INFO", "weft.kernels"):
         odd = quantize_linear(_normal(40, 64), 4, 16)
-        torch.testing.assert_close(cpu.linear(odd)(x), x @ odd.dequantize().t(), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(products.linear(odd)(x), x @ odd.dequantize().t(), rtol=1e-4, atol=1e-4)
         assert "weights in groups of 16 become numbers" in caplog.text
-        monkeypatch.setattr(cpu, "has_panels", lambda dtype: False)
-        torch.testing.assert_close(cpu.linear(codes)(x), x @ codes.dequantize().t(), rtol=1e-4, atol=1e-4)
+        monkeypatch.setattr(products, "has_panels", lambda dtype: False)
+        torch.testing.assert_close(products.linear(codes)(x), x @ codes.dequantize().t(), rtol=1e-4, atol=1e-4)
         assert "no AVX-512 VNNI" in caplog.text
-        assert isinstance(cpu.linear(_normal(40, 64), num_bits=8), onednn.Int8Linear)
-        cpu.linear(_normal(40, 65), num_bits=4)
+        assert isinstance(products.linear(_normal(40, 64), num_bits=8), onednn.Int8Linear)
+        products.linear(_normal(40, 65), num_bits=4)
         assert "weights of 65 inputs, no multiple of 32, have 8 bits instead of 4" in caplog.text
         monkeypatch.setattr(onednn, "is_native", lambda dtype: False)
         monkeypatch.setattr(onednn, "Int8Linear", None)
         weight = _normal(40, 64)
-        assert _error(cpu.linear(weight, num_bits=8)(x), x.double() @ weight.double().t()) < 0.013
-    cpu._say_once.cache_clear()
+        assert _error(products.linear(weight, num_bits=8)(x), x.double() @ weight.double().t()) < 0.013
+    products._say_once.cache_clear()

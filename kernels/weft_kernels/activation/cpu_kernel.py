@@ -1,4 +1,4 @@
-"""SwiGLU activation on a CPU, compiled with numba; see ``reference``."""
+"""SwiGLU and GeGLU activations on a CPU, compiled with numba; see ``reference``."""
 
 from typing import Any
 
@@ -14,26 +14,38 @@ _LOG2_E = np.float32(1.4426950408889634)
 _C7, _C6, _C5, _C4 = (np.float32(each) for each in (1.525273e-5, 1.5403530e-4, 1.33335581e-3, 9.61812911e-3))
 _C3, _C2, _C1 = (np.float32(each) for each in (5.55041087e-2, 2.40226507e-1, 6.93147181e-1))
 _ONE = np.float32(1)
+_GELU_1, _GELU_3 = np.float32(1.5957691216057308), np.float32(0.07135481627260025)
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """As ``reference.silu_mul``, in float32 or bfloat16."""
+    return _gated(gate_up, False)
+
+
+def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """As ``reference.gelu_tanh_mul``, in float32 or bfloat16."""
+    return _gated(gate_up, True)
+
+
+def _gated(gate_up: torch.Tensor, is_gelu: bool) -> torch.Tensor:
     gate_up = gate_up.contiguous()
     num_rows, both = gate_up.shape
     out = gate_up.new_empty(num_rows, both // 2)
-    _silu_mul(LIKE[gate_up.dtype], gate_up.data_ptr(), out.data_ptr(), num_rows, both // 2)
+    _gate(LIKE[gate_up.dtype], gate_up.data_ptr(), out.data_ptr(), num_rows, both // 2, is_gelu)
     return out
 
 
 @jit_with(numbers)
-def _silu_mul(like: Any, gate_up: int, out: int, num_rows: int, size: int) -> None:
+def _gate(like: Any, gate_up: int, out: int, num_rows: int, size: int, is_gelu: bool) -> None:
     for row in range(num_rows):
         first = gate_up + 2 * row * size * like.itemsize
         gates, ups = at(first, size, like), at(first + size * like.itemsize, size, like)
         result = at(out + row * size * like.itemsize, size, like)
         for place in range(size):
             gate = read(gates, place)
-            power = min(max(gate * -_LOG2_E, np.float32(-126)), np.float32(128))  # above, 2**128 is infinite
+            # (1 + tanh(z)) / 2 is sigmoid(2 z)
+            inner = gate * (_GELU_1 + _GELU_3 * gate * gate) if is_gelu else gate
+            power = min(max(inner * -_LOG2_E, np.float32(-126)), np.float32(128))  # above, 2**128 is infinite
             whole = nearest(power)
             x = power - np.float32(whole)
             share = _ONE + x * (_C1 + x * (_C2 + x * (_C3 + x * (_C4 + x * (_C5 + x * (_C6 + x * _C7))))))

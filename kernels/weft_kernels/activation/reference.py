@@ -1,4 +1,4 @@
-"""SwiGLU activation in plain torch: the CPU implementation, and the kernel's test oracle."""
+"""SwiGLU and GeGLU activations in plain torch: the CPU implementation, and the kernel's test oracle."""
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name torch's own documentation gives it
@@ -17,3 +17,9 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate.float()).mul_(up).to(gate_up.dtype)
+
+
+def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """``gelu(gate) * up`` with GELU's approximation by tanh; otherwise as ``silu_mul``."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.gelu(gate.float(), approximate="tanh").mul_(up).to(gate_up.dtype)

@@ -1,4 +1,4 @@
-"""SwiGLU activation; one program per tile of a row."""
+"""SwiGLU and GeGLU activations; one program per tile of a row."""
 
 import torch
 import triton
@@ -8,14 +8,17 @@ _BLOCK = 1024
 
 
 @triton.jit
-def _silu_mul_kernel(gate_up_ptr, out_ptr, num_columns, BLOCK: tl.constexpr):
+def _gate_kernel(gate_up_ptr, out_ptr, num_columns, IS_GELU: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < num_columns
     gate_ptr = gate_up_ptr + row * 2 * num_columns
     gate = tl.load(gate_ptr + offs, mask=mask, other=0.0).to(tl.float32)
     up = tl.load(gate_ptr + num_columns + offs, mask=mask, other=0.0).to(tl.float32)
-    product = gate * tl.sigmoid(gate) * up
+    inner = gate
+    if IS_GELU:  # (1 + tanh(z)) / 2 is sigmoid(2 z)
+        inner = tl.maximum(gate * (1.5957691216057308 + 0.07135481627260025 * gate * gate), -80.0)
+    product = gate * tl.sigmoid(inner) * up
     tl.store(out_ptr + row * num_columns + offs, product.to(out_ptr.dtype.element_ty), mask=mask)
 
 
@@ -31,6 +34,15 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     Raises:
         ValueError: ``gate_up`` is not 2-D, has an odd number of columns, or is not contiguous.
     """
+    return _gated(gate_up, is_gelu=False)
+
+
+def gelu_tanh_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """``gelu(gate) * up`` with GELU's approximation by tanh; otherwise as ``silu_mul``."""
+    return _gated(gate_up, is_gelu=True)
+
+
+def _gated(gate_up: torch.Tensor, *, is_gelu: bool) -> torch.Tensor:
     if gate_up.ndim != 2 or gate_up.shape[1] == 0 or gate_up.shape[1] % 2:
         raise ValueError(f"gate_up must be [num_rows, 2 * F] with F at least 1; got shape {tuple(gate_up.shape)}")
     if not gate_up.is_contiguous():
@@ -39,5 +51,6 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     out = torch.empty((num_rows, num_columns), dtype=gate_up.dtype, device=gate_up.device)
     if num_rows:
         block = min(triton.next_power_of_2(num_columns), _BLOCK)
-        _silu_mul_kernel[(num_rows, triton.cdiv(num_columns, block))](gate_up, out, num_columns, BLOCK=block)
+        grid = (num_rows, triton.cdiv(num_columns, block))
+        _gate_kernel[grid](gate_up, out, num_columns, IS_GELU=is_gelu, BLOCK=block)
     return out

@@ -21,7 +21,7 @@ def rms_norm(
     7 us in place of 19 for one row of 768 numbers, for which torch runs ten operations.
     """
     x, weight = x.contiguous(), weight.contiguous()
-    if weight.dtype != x.dtype:
+    if weight.dtype not in LIKE:
         return reference.rms_norm(x, weight, eps, residual)
     out = torch.empty_like(x)
     total, other = x, 0
@@ -29,16 +29,18 @@ def rms_norm(
         residual = residual.contiguous()
         total, other = torch.empty_like(x), residual.data_ptr()
     _rms_norm(
-        LIKE[x.dtype], x.data_ptr(), other, total.data_ptr(), weight.data_ptr(), out.data_ptr(), *x.shape, float(eps)
-    )
+        LIKE[x.dtype], LIKE[weight.dtype], x.data_ptr(), other, total.data_ptr(), weight.data_ptr(), out.data_ptr(),
+        *x.shape, float(eps),
+    )  # fmt: skip
     return out, total
 
 
 @jit_with(numbers)
 def _rms_norm(
-    like: Any, x: int, residual: int, total: int, weight: int, out: int, num_rows: int, size: int, eps: float
-) -> None:
-    gains = at(weight, size, like)
+    like: Any, like_gain: Any, x: int, residual: int, total: int, weight: int, out: int,
+    num_rows: int, size: int, eps: float,
+) -> None:  # fmt: skip
+    gains = at(weight, size, like_gain)
     squares = np.empty(_LANES, np.float32)
     num_whole = size - size % _LANES
     for row in range(num_rows):

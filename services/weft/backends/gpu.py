@@ -1,15 +1,23 @@
-"""Helpers shared by the GPU backends."""
+"""What the GPU backends share: falling back to the CPU, pinned host memory."""
 
-from collections.abc import Mapping
+import contextlib
+import ctypes
+import math
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from weft.backends.pinned import PinnedPool
+import numpy as np
+
 from weft.base.errors import UnavailableError, UnsupportedError
 from weft.base.observing.logs import get_logger
+from weft.base.tensors import Array
 from weft.serving.backends.base import InstanceContext
 from weft.v2.protocol.cuda_memory import find_cuda
 
 _log = get_logger("weft.model")
+_MIN_BLOCK_BYTES = 4096
 
 
 def use_cpu_instead(instance: InstanceContext, reason: str) -> None:
@@ -34,6 +42,52 @@ def is_pinning_enabled(config: Mapping[str, Any], way: str) -> bool:
     """Whether ``optimization { <way>_pinned_memory }`` is absent or has ``enable: true``; way is input or output."""
     setting = config.get("optimization", {}).get(f"{way}_pinned_memory")
     return setting is None or bool(setting.get("enable", False))
+
+
+class PinnedPool:
+    """Allocates arrays in pinned memory and reuses the memory of arrays that were garbage-collected; pinning is slow.
+
+    Arrays and their views stay valid as long as they are referenced, also after ``close``. Blocks have power-of-two
+    sizes.
+
+    Args:
+        allocate: Returns the address of as many bytes as asked for, for example ``Cuda.allocate_pinned``.
+        free: Frees an address that ``allocate`` returned.
+    """
+
+    def __init__(self, allocate: Callable[[int], int], free: Callable[[int], None]) -> None:
+        self._allocate = allocate
+        self._free = free
+        self._unused: dict[int, list[int]] = defaultdict(list)
+        self._is_closed = False
+
+    def empty(self, shape: tuple[int, ...], dtype: "np.dtype[Any] | type") -> Array:
+        """An uninitialised array. Raises InternalError if no memory is left."""
+        dtype = np.dtype(dtype)
+        num_elements = math.prod(shape)
+        size = max(_MIN_BLOCK_BYTES, 1 << (num_elements * dtype.itemsize - 1).bit_length())
+        unused = self._unused[size]
+        address = unused.pop() if unused else self._allocate(size)
+        block = (ctypes.c_char * size).from_address(address)
+        weakref.finalize(block, self._give_back, size, address)  # every view of the array holds the block
+        array: Array = np.frombuffer(memoryview(block), dtype, num_elements).reshape(shape)
+        return array
+
+    def close(self) -> None:
+        """Free unused memory now, and the rest when its arrays are garbage-collected."""
+        self._is_closed = True
+        self._free_unused()
+
+    def _give_back(self, size: int, address: int) -> None:
+        self._unused[size].append(address)
+        if self._is_closed:  # checked after the append, so that whichever thread comes last frees it
+            self._free_unused()
+
+    def _free_unused(self) -> None:
+        for addresses in list(self._unused.values()):
+            with contextlib.suppress(IndexError):  # another thread does the same
+                while True:
+                    self._free(addresses.pop())
 
 
 def make_pinned_pool(instance: InstanceContext) -> PinnedPool | None:

@@ -1,34 +1,120 @@
-"""Entry point of ``weft`` and ``python -m weft.cli``.
-
-A command's module is imported when the command runs, so that ``weft --help`` loads neither gRPC nor numpy.
-"""
+"""Entry point of ``weft`` and ``python -m weft.cli``."""
 
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, NoReturn
 
 import argcomplete
 
 from weft import __version__
 from weft.base.errors import UnsupportedError, WeftError
 from weft.base.text.printable import printable
-from weft.cli.arguments import calls, capacity, files, jobs, mesh, models
-from weft.cli.arguments.parser import CommandParser
+from weft.base.text.suggestion import suggestion
 
-#: Of commands whose modules import a package that the base has not: what installs it.
+#: What options were called before, and are called now.
+_RENAMED = {"--router": "--url", "--signatures": "--lock", "--format": "--json"}
+#: Commands that need more packages than a mesh: the extra that installs them.
 _EXTRAS = {"batch": "jobs", "optimize": "optimize"}
+
+
+class CommandParser(argparse.ArgumentParser):
+    """Parses the arguments of ``weft`` or of one of its commands.
+
+    Args:
+        module: Of a command: has ``add_arguments`` and ``run``; imported when the command's arguments are parsed, so
+            that ``weft --help`` loads neither gRPC nor numpy.
+        **kwargs: Of argparse.
+    """
+
+    def __init__(self, module: str = "", **kwargs: Any) -> None:
+        super().__init__(**{"allow_abbrev": False} | kwargs)
+        self._module = module
+
+    def load(self) -> None:
+        """Add the command's arguments, once. Raises UnsupportedError where a package that it needs is not installed."""
+        if not self._module:
+            return
+        try:
+            module = import_module(self._module)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.startswith("weft"):
+                raise
+            extra = _EXTRAS.get(self.prog.rpartition(" ")[2], "mesh")
+            text = f"{self.prog} needs '{error.name}': pip install 'weft-mesh[{extra}]'"
+            raise UnsupportedError(text) from error
+        module.add_arguments(self)
+        self.set_defaults(run=module.run)
+        self._module = ""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As of argparse, but what is left is an error here, where the command is known, rather than above."""
+        self.load()
+        options, rest = super().parse_known_args(args, namespace)
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}{self._hint(rest)}")
+        return options, rest
+
+    def error(self, message: str) -> NoReturn:
+        """Print usage and message; exit with status 2."""
+        _, quote, rest = message.partition("COMMAND: invalid choice: '")
+        if quote:
+            message += suggestion(rest.partition("'")[0], self._commands()).partition("; use one of")[0]
+        super().error(message)
+
+    def _hint(self, arguments: Sequence[str]) -> str:
+        for argument in arguments:
+            option = argument.partition("=")[0]
+            if _RENAMED.get(option) in self._option_string_actions:
+                return f"; {option} is now {_RENAMED[option]}"
+            if option.startswith("--"):
+                return suggestion(option, self._option_string_actions).partition("; use one of")[0]
+        return ""
+
+    def _commands(self) -> Iterable[str]:
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                yield from action.choices
+
+
+#: Every command: what it does. The module of its name in ``weft.cli.commands`` has its arguments and runs it.
+COMMANDS = {
+    "up": "start the mesh on this machine",
+    "edge": "serve graphs and models in this one process, on a small machine",
+    "restart": "replace the services of a mesh on this machine without a gap",
+    "top": "show services, queues, rates and latencies as they are now",
+    "infer": "send one request to a graph or model",
+    "feedback": "tell a graph's bandits how good an answer was",
+    "rollback": "put back what a graph served before",
+    "lock": "write the signatures of the models that run",
+    "key": "make a key for a client",
+    "check": "check graph.pbtxt and config.pbtxt files",
+    "draw": "draw a graph",
+    "explain": "show which path a request takes through a graph",
+    "convert": "make graphs of KServe's InferenceGraphs and Seldon's deployments, pipelines and experiments",
+    "init": "write a small working repository",
+    "completion": "print what makes a shell complete the arguments of weft",
+    "batch": "run a data set through a graph, into files",
+    "stream": "run messages of a broker through a graph",
+    "optimize": "make a model smaller and faster, behind an accuracy gate",
+    "train-heads": "train heads that guess further tokens of a language model",
+    "quantize": "make a language model smaller, and measure what that costs",
+    "plan": "tell what models need, how fast a device runs them, and where they go",
+    "tune": "find the settings that serve a graph best on this machine",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit status: 0 done, 1 failed, 2 wrong usage."""
     parser = make_parser()
     argcomplete.autocomplete(parser)  # does nothing unless a shell asks
-    options = parser.parse_args(argv)
+    command = ""
     try:
-        status: int = _module(options).run(options)
+        options = parser.parse_args(argv)
+        command = options.command
+        status: int = options.run(options)
         if sys.stdout is not None:
             sys.stdout.flush()
     except WeftError as error:
@@ -36,37 +122,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         if not isinstance(error, BrokenPipeError):  # the reader has left, as in `weft check | head`
-            print(f"weft {options.command}: {error}", file=sys.stderr)
+            print(f"weft {command}: {error}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more at its end
         return 1
     return status
 
 
 def make_parser() -> CommandParser:
-    """The parser of all commands."""
+    """The parser of all commands; that of a command gets its arguments when it is used, or by its ``load``."""
     parser = CommandParser(prog="weft", description="Serve models as a mesh of gRPC services.")
     parser.add_argument("--version", action="version", version=f"weft {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for group in (mesh, calls, files, jobs, models, capacity):
-        known = set(commands.choices)
-        group.add_commands(commands)
-        for name in commands.choices.keys() - known:
-            folder = group.__name__.rpartition(".")[2]
-            commands.choices[name].set_defaults(module=f"{folder}.{name.replace('-', '_')}")
+    for name, text in COMMANDS.items():
+        commands.add_parser(name, help=text, module=f"weft.cli.commands.{name.replace('-', '_')}")
     return parser
-
-
-def _module(options: argparse.Namespace) -> Any:
-    """The module of the command. Raises UnsupportedError where a package that it needs is not installed."""
-    try:
-        return import_module(f"weft.cli.commands.{options.module}")
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("weft"):
-            raise
-        extra = _EXTRAS.get(options.command, "mesh")
-        raise UnsupportedError(
-            f"weft {options.command} needs '{error.name}': pip install 'weft-mesh[{extra}]'"
-        ) from error
 
 
 if __name__ == "__main__":

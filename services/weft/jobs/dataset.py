@@ -14,7 +14,10 @@ import fsspec
 import pyarrow as pa
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
+from weft.base.observing.logs import get_logger
 from weft.jobs.readers import READERS, FileLook, FilePart, check_columns, is_compressed
+
+_log = get_logger("weft.jobs")
 
 #: Format by suffix; a suffix of compression may follow that of JSON Lines and CSV.
 FORMATS = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
@@ -235,7 +238,7 @@ class Dataset:
                 first_row += sum(span.num_rows)
 
     def read(self, span: ShardSpan, columns: Sequence[str]) -> Iterator[Shard]:
-        """The shards of a span; raises as ``shards``.
+        """The shards of a span, fewer of a damaged file if such are passed over; raises as ``shards``.
 
         Raises:
             InvalidArgumentError: The file is not the one that the span is of.
@@ -251,6 +254,8 @@ class Dataset:
         parts = self._parts(span.file, max(span.num_rows), columns, span.start)
         for place, rows in enumerate(span.num_rows):
             part, files = next(parts, (None, ()))
+            if part is None and file.path in self.bad_files:
+                return
             if part is None or part.num_rows != rows:
                 raise InvalidArgumentError(f"'{file.path}' has other rows than when the job began")
             share = span.share * rows / sum(span.num_rows)
@@ -261,7 +266,8 @@ class Dataset:
         """Note that the rest of a damaged file is passed over. Raises the error if no file is."""
         if not self._skips_bad:
             raise error
-        self.bad_files[file.path] = f"{error.message}; rows before that are answered"
+        self.bad_files[file.path] = error.message
+        _log.warning("the rest of '%s' is passed over: %s", file.path, error.message)
 
     def _units(self) -> list[int]:
         """Files that are read one after another, by number; of adjacent ones that are a row each the first alone."""

@@ -7,6 +7,7 @@ data set, sends the requests and writes the shard's files. The driver holds the 
 import asyncio
 import logging
 import os
+import pickle
 import socket
 import sys
 import threading
@@ -16,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from weft.base.errors import InternalError, RemoteError, UnavailableError, WeftError
+from weft.base.observing.logs import get_logger
 from weft.jobs.atomic_files import held
 from weft.jobs.dataset import Dataset, Shard, ShardSpan
 from weft.jobs.job import (
@@ -41,6 +43,7 @@ import ray.exceptions
 #: Opens a client of a router; Ray sends it to the workers.
 OpenClient = Callable[[], AbstractAsyncContextManager[V2Client]]
 
+_log = get_logger("weft.jobs")
 #: How often a shard is begun; each time but the last the worker died.
 _MAX_TRIES = 5
 _LOCAL = "local"
@@ -78,30 +81,24 @@ class _SharedJob:
 
 
 class _SpanReport(NamedTuple):
-    """What a worker says of a shard, or why the job cannot go on; plain values, which Ray Data keeps as columns."""
+    """What a worker says of a span, or why the job cannot go on: a status and a message."""
 
     num_rows: int = 0
     share: float = 0.0
     num_failed: int = 0
+    first_failed: FailedRow | None = None
     window: int = 0
-    failed_row: int = -1  # the first that failed
-    failed_file: str = ""
-    failed_status: str = ""
-    message: str = ""
-    error: str = ""
+    error: tuple[str, str] | None = None
+    damage: tuple[str, str] | None = None  # a file that is passed over, and why
 
     def plus(self, shard: Shard, failed: Sequence[FailedRow], window: int) -> "_SpanReport":
-        report = self._replace(
+        return self._replace(
             num_rows=self.num_rows + shard.num_rows,
             share=self.share + shard.share,
             num_failed=self.num_failed + len(failed),
+            first_failed=self.first_failed or next(iter(failed), None),
             window=window,
         )
-        for row in failed[:1]:
-            return report._replace(
-                failed_row=row.row, failed_file=row.file, failed_status=row.status, message=row.message
-            )
-        return report
 
 
 def run_batch_on_ray(
@@ -154,7 +151,7 @@ def run_batch_on_ray(
         job = _SharedJob(options, manifest, plan, dataset, progress.num_failed, open_client)
         progress = _run(job, tasks, ray_options, progress, on_progress)
         folder.remove_unfinished()
-        return progress
+        return progress._replace(num_bad_files=len(dataset.bad_files))
 
 
 async def _plan(open_client: OpenClient, options: BatchOptions) -> JobPlan:
@@ -173,10 +170,15 @@ def _run(
     with redirect_stdout(sys.stderr), _cluster(ray_options.address):
         for report in _reports(job, tasks, ray_options.num_workers):
             if report.error:
-                raise RemoteError(report.error, report.message)
-            if report.num_failed:
-                row = FailedRow(report.failed_row, report.failed_file, report.failed_status, report.message)
-                check_failures(job.options, progress.num_failed + report.num_failed - 1, [row])
+                raise RemoteError(*report.error)
+            if report.damage:
+                path, message = report.damage
+                job.dataset.bad_files[path] = message
+                _log.warning("rows of '%s' are passed over: %s", path, message)
+            if report.first_failed:
+                check_failures(job.options, progress.num_failed + report.num_failed - 1, [report.first_failed])
+            if not report.num_rows:
+                continue
             progress = progress.plus(report.num_rows, report.share, num_failed=report.num_failed, window=report.window)
             if on_progress is not None:
                 on_progress(progress)
@@ -242,7 +244,7 @@ def _reports(job: _SharedJob, tasks: Sequence[_SpanTask], num_workers: int) -> I
     )
     try:
         for row in reports.iter_rows():
-            yield _SpanReport(**row)
+            yield pickle.loads(row["report"])  # noqa: S301  # of our own worker
     except ray.exceptions.RayError as error:
         raise UnavailableError(f"Ray cannot go on: {str(error).strip().splitlines()[-1]}; --resume goes on") from error
 
@@ -262,16 +264,16 @@ class _RayWorker:
         self._folder = OutputFolder(options.output, options.output_format, job.plan.layout.schema, self._name)
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
-    def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """Do one task; returns a report as columns of one row."""
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[bytes]]:
+        """Do one task; returns a column with a report."""
         task = self._tasks[int(batch["task"][0])]
         try:
             report = asyncio.run_coroutine_threadsafe(self._do(task), self._loop).result()
         except WeftError as error:
-            report = _SpanReport(error=error.code, message=f"{error.message} (worker {self._name})")
+            report = _SpanReport(error=(error.code, f"{error.message} (worker {self._name})"))
         except OSError as error:
-            report = _SpanReport(error=InternalError.code, message=f"{error} (worker {self._name})")
-        return {name: [value] for name, value in report._asdict().items()}
+            report = _SpanReport(error=(InternalError.code, f"{error} (worker {self._name})"))
+        return {"report": [pickle.dumps(report)]}
 
     async def _do(self, task: _SpanTask) -> _SpanReport:
         job, report = self._job, _SpanReport()
@@ -280,7 +282,10 @@ class _RayWorker:
                 self._worker = await self._start()
         shards = job.dataset.read(task.span, job.plan.layout.columns)
         for place in range(len(task.span.num_rows)):
-            shard = await asyncio.to_thread(next, shards)
+            shard = await asyncio.to_thread(next, shards, None)
+            if shard is None:
+                path = job.dataset.files[task.span.file].path
+                return report._replace(damage=(path, job.dataset.bad_files[path]))
             if place in task.done:
                 continue
             self._check_folder()

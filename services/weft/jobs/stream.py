@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
 from weft.base.core import Parameters
 from weft.base.errors import InvalidArgumentError, UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
@@ -18,7 +20,6 @@ from weft.jobs.dataset import Shard
 from weft.jobs.layout import ROW, Layout, make_layout
 from weft.jobs.output import FailedRow
 from weft.jobs.shard import run_shard
-from weft.jobs.stream_metrics import StreamMetrics
 from weft.jobs.target import JobTarget
 from weft.v2.client.v2_client import V2Client
 
@@ -75,15 +76,53 @@ class StreamOptions:
     ack_wait_s: float = 30.0
 
 
+class StreamMetrics:
+    """Counters of a stream in a registry of its own.
+
+    Attributes:
+        registry: What is served on the metrics port.
+    """
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._received = Counter("weft_stream_received_total", "Messages received", registry=self.registry)
+        self._again = Counter(
+            "weft_stream_redelivered_total", "Messages received that had been delivered before", registry=self.registry
+        )
+        self._done = Counter(
+            "weft_stream_messages_total", "Messages acknowledged, by outcome", ["outcome"], registry=self.registry
+        )
+        self._lag = Gauge("weft_stream_lag_messages", "Messages not acknowledged; NaN: unknown", registry=self.registry)
+        self._inflight = Gauge("weft_stream_inflight_messages", "Messages in work", registry=self.registry)
+        self._seconds = Histogram(
+            "weft_stream_request_seconds", "From the start of a request to its acknowledgement", registry=self.registry
+        )
+        for outcome in ("answered", "dead"):
+            self._done.labels(outcome)
+
+    def received(self, messages: Sequence[Message]) -> None:
+        """Messages came."""
+        self._received.inc(len(messages))
+        self._again.inc(sum(message.num_deliveries > 1 for message in messages))
+
+    def answered(self, num_answered: int, num_dead: int, duration_s: float) -> None:
+        """Messages were acknowledged."""
+        self._done.labels("answered").inc(num_answered)
+        self._done.labels("dead").inc(num_dead)
+        self._seconds.observe(duration_s)
+
+    def observe_lag(self, num_messages: int | None, num_inflight: int) -> None:
+        """What is left to do; None: the broker does not say."""
+        self._lag.set(float("nan") if num_messages is None else num_messages)
+        self._inflight.set(num_inflight)
+
+
 class MessageStream:
     """At least once: a message is acknowledged after its answer, or its dead letter, is written.
 
     Args:
-        client: To the router.
         source: Broker of ``options.source``, not connected.
         target: Broker of ``options.target``, not connected; may be the same object.
-        options: What to do.
-        metrics: Counts.
     """
 
     def __init__(
@@ -191,7 +230,7 @@ class MessageStream:
         shard = _shard_of(messages, self._layout, self._options.order_by)
         keys = {str(key) for key in shard.columns[self._options.order_by]} if self._options.order_by else set()
         before = {task for key in keys if (task := self._last_of.get(key)) is not None and not task.done()}
-        task = asyncio.create_task(self._answer(messages, shard, before))
+        task = asyncio.create_task(self._answer_or_give_back(messages, shard, before))
         self._tasks.add(task)
         for key in keys:
             self._last_of[key] = task
@@ -204,10 +243,21 @@ class MessageStream:
             for message in messages:
                 self._inflight.pop(message.id, None)
             self._has_room.set()
-            if not task.cancelled() and (error := task.exception()) is not None:
-                _log.error("messages are left to be delivered again", exc_info=error)
 
         task.add_done_callback(finished)
+
+    async def _answer_or_give_back(
+        self, messages: Sequence[Message], shard: Shard, before: set[asyncio.Task[None]]
+    ) -> None:
+        try:
+            await self._answer(messages, shard, before)
+        except Exception:
+            _log.exception("messages are given back, to be delivered again")
+            await asyncio.sleep(_RETRY_S)
+            for message in messages:
+                self._inflight.pop(message.id, None)
+            with contextlib.suppress(UnavailableError):
+                await self._source.give_back(messages)
 
     async def _answer(self, messages: Sequence[Message], shard: Shard, before: set[asyncio.Task[None]]) -> None:
         """Answer messages once those before them are done, publish what came of each in their order, acknowledge."""
@@ -219,8 +269,9 @@ class MessageStream:
                 shard.faults[row] = f"delivered {message.num_deliveries} times without an answer"
         result = await run_shard(shard, self._layout, self._send)
         failed = {each.row: each for each in result.failed}
+        values = shard.columns.get(self._options.order_by, [None] * len(messages))
         answers = {
-            row: Publication(messages[row].id, json.dumps(answer, ensure_ascii=False).encode(), messages[row].headers)
+            row: _answer_to(messages[row], values[row], answer)
             for row, answer in zip(result.columns[ROW].to_pylist(), _rows_of(result.columns), strict=True)
         }
         failed |= await self._publish_answers(answers)
@@ -253,11 +304,12 @@ class MessageStream:
             "weft-source": message.id,
         }
         topic = self._options.dead_letters
-        letter = Publication(message.id, message.payload, headers)
+        letter = Publication(message.id, message.payload, headers, message.key)
         try:
             await self._insist(lambda: self._source.publish(topic, [letter]))
         except InvalidArgumentError:  # with its headers it is larger than the broker takes; it stays in the source
-            bare = Publication(message.id, b"", {name: headers[name] for name in ("weft-status", "weft-source")})
+            known = {name: headers[name] for name in ("weft-status", "weft-source")}
+            bare = Publication(message.id, b"", known, message.key)
             await self._insist(lambda: self._source.publish(topic, [bare]))
 
     async def _send(
@@ -324,6 +376,12 @@ def _shard_of(messages: Sequence[Message], layout: Layout, order_by: str) -> Sha
         for name, column in columns.items():
             column.append(record.get(name))
     return Shard(0, 0, len(messages), "", columns, faults=faults)
+
+
+def _answer_to(message: Message, order_value: Any, answer: Mapping[str, Any]) -> Publication:
+    """With the key of its message, or the value that messages are ordered by: what has one key stays in order."""
+    key = str(order_value).encode() if message.key is None and order_value is not None else message.key
+    return Publication(message.id, json.dumps(answer, ensure_ascii=False).encode(), message.headers, key)
 
 
 def _rows_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -8,18 +8,14 @@ nested graph, inlined at compile time) runs in a frame of its own, filled throug
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import WireTensor
-from weft.language.bandit_algorithms import BanditAlgorithm
+from weft.language.bandit_algorithms import BanditPlan
+from weft.language.dialects import GRAPH, Dialect
 from weft.language.path_form import PathForm
-from weft.language.policy import PolicyPlan
 from weft.language.request_scope import RequestScope
-
-if TYPE_CHECKING:
-    from weft.language.description import Description
-    from weft.router.steps import Node, NodeParts
 
 Frame = list[WireTensor | None]
 
@@ -35,7 +31,6 @@ class Condition(Protocol):
     """A compiled expression.
 
     Attributes:
-        source: The text in the file.
         tensors: Bindings of the tensors that it reads; only these are decoded. The slot of a ``steps.<name>.ok`` is
             among them, under that text.
         is_test: Whether its value is true or false; else it is a text.
@@ -59,8 +54,6 @@ class Condition(Protocol):
 
         Args:
             frame: Its tensors have ``num_rows`` rows.
-            request: The request that runs.
-            num_rows: How many.
             numbers: Of the rows, for messages; None: from 0.
 
         Raises:
@@ -69,11 +62,44 @@ class Condition(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class PolicyPlan(ABC):
+    """What a policy says of one step, or of the answers of a whole graph.
+
+    Attributes:
+        repeats_failures: The action may run again after it has failed.
+        condition_words: What ``condition`` is: ``cache key``.
+        allows_streams: It acts on the first response of a decoupled model as on an answer; others are left out there.
+    """
+
+    field: ClassVar[str]
+    condition_words: ClassVar[str] = ""
+    repeats_failures: ClassVar[bool] = False
+    allows_streams: ClassVar[bool] = False
+
+    @property
+    def num_calls(self) -> int:
+        """How many calls it makes of one, when models fail or are late."""
+        return 1
+
+    def calls_text(self, path: str) -> str:
+        """How ``num_calls`` come about, where they are more than one: ``3 attempts of root/clf``."""
+        return ""
+
+    @property
+    def condition(self) -> Condition | None:
+        """What it evaluates for each request."""
+        return None
+
+    @abstractmethod
+    def text(self) -> str:
+        """What it does, for drawings and explanations: ``hedge after 40 ms, 1 extra call``."""
+
+
+@dataclass(frozen=True, slots=True)
 class CallPlan:
     """A call of a model on a target.
 
     Attributes:
-        target: Name of the target that serves the model, as given to the router.
         model_name, model_version: As sent; version "" means the target's default.
         signature: What the target declared when the graph was compiled.
     """
@@ -102,28 +128,11 @@ class ShadowPlan:
         return f"shadow of {self.percent:g} % of requests{limit}"
 
 
-@dataclass(frozen=True, slots=True)
-class BanditPlan:
-    """A splitter that learns from feedback.
-
-    Attributes:
-        algorithm: How the next step is chosen.
-        epsilon: Share of requests that explore, of an algorithm that takes it.
-        min_pulls: Requests that each step gets first.
-    """
-
-    algorithm: BanditAlgorithm
-    epsilon: float
-    min_pulls: int
-
-
 class DefaultPlan(NamedTuple):
     """Value of an output of a step that was skipped or failed softly.
 
     Attributes:
-        slot: Of the node's frame.
         tensor: The value. Where ``is_batched``: of one row, its leading dimension 1, repeated for every row.
-        is_batched: Whether the tensor has a batch dimension.
     """
 
     slot: int
@@ -139,7 +148,6 @@ class StepPlan:
     ``is_soft`` with ``defaults``, then the error.
 
     Attributes:
-        name: Unique within the node.
         path: For errors and spans, for example ``root/clf``.
         action: A call, or the node that runs in this step's place.
         inputs: Target input <- slot of the node's frame; an absent slot is left out of the call.
@@ -150,8 +158,8 @@ class StepPlan:
         cases: Values that choose this step.
         is_otherwise: Taken when nothing else matches.
         weight: Share, or weight of its answer; 1 where none was given.
-        dispensable: Target outputs that nobody has to have, or that have a default: an answer may lack them, whatever
-            the model declares.
+        optional_outputs: Target outputs that nobody has to have, or that have a default: an answer may lack them,
+            whatever the model declares.
         keeps_rows: Its answer has as many rows as what it was given; in an ensemble's file a step may give any number.
         timeout_ms: 0 means none. One deadline for all attempts; the fallback has its own.
         is_soft: A failure leaves the outputs absent, or with their default, and the request goes on.
@@ -183,7 +191,7 @@ class StepPlan:
     cases: tuple[str, ...] = ()
     is_otherwise: bool = False
     weight: float = 1.0
-    dispensable: frozenset[str] = frozenset()
+    optional_outputs: frozenset[str] = frozenset()
     keeps_rows: bool = True
     timeout_ms: int = 0
     is_soft: bool = False
@@ -219,6 +227,97 @@ class Reshaping(NamedTuple):
     target: tuple[int, ...]
 
 
+#: Note of a flow along which nothing passes: its target waits for the end of its source.
+THEN = "then"
+
+
+class TensorUse(NamedTuple):
+    """A tensor that goes along a flow.
+
+    Attributes:
+        given_as: What the target of the step that gives it calls it; "" where no step does.
+        taken_as: What the target of the step that takes it calls it; "" where no step does.
+        condition: Where only a condition of the step reads it: how the condition names it, and which one it is.
+    """
+
+    slot: int
+    given_as: str = ""
+    taken_as: str = ""
+    condition: str = ""
+
+
+class Flow(NamedTuple):
+    """From one place in a node to another.
+
+    Attributes:
+        source: Index in ``Description.steps``; None: where the node is entered.
+        target: Index in ``Description.steps``; None: where the node is left.
+        notes: When it is taken: ``when inputs.X > 1``, ``60 %``.
+        tensors: What goes along it.
+        gives: Whether the tensors are outputs of the source, so that they may be missing where that is soft.
+        is_back: From where the node is left to where it is entered, for another round; ``source`` and ``target`` are
+            None.
+    """
+
+    source: int | None
+    target: int | None
+    notes: tuple[str, ...] = ()
+    tensors: tuple[TensorUse, ...] = ()
+    gives: bool = False
+    is_back: bool = False
+
+
+class End(NamedTuple):
+    """Where a node is entered or left.
+
+    Attributes:
+        title: How it chooses or combines: ``first that holds``.
+        notes: The details: ``on text(inputs.LANG)``.
+        is_plain: It only passes tensors on.
+    """
+
+    title: str
+    notes: tuple[str, ...] = ()
+    is_plain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """One node.
+
+    Attributes:
+        steps: The steps of the plan, its shadows, and its custom steps.
+        entry, exit: Where it is entered and left.
+        flows: Between these; without those that are ``is_back`` there is no cycle.
+        step_notes: Index of a step -> what the kind says of the step itself, beside its policies.
+        names: Slot -> name of its tensor, where that is not the one of ``NodePlan.specs``.
+        maybe_absent: Slots that a request may leave without a tensor, beside those whose spec is optional.
+        each: What the steps run once for, where only the data says how many there are: ``chunk of CROPS``.
+    """
+
+    kind: str
+    steps: tuple[StepPlan, ...]
+    entry: End
+    exit: End
+    flows: tuple[Flow, ...]
+    notes: tuple[str, ...] = ()
+    step_notes: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    names: Mapping[int, str] = field(default_factory=dict)
+    maybe_absent: frozenset[int] = frozenset()
+    each: str = ""
+
+    def waits_of(self, index: int) -> list[str]:
+        """What a step waits for beside its tensors, and whether the answer of the node waits for it, in words."""
+        waits = [(flow.source, flow.target) for flow in self.flows if THEN in flow.notes]
+        before = [self.steps[source].name for source, target in waits if target == index and source is not None]
+        told = [f"after {', '.join(before)}"] if before else []
+        return told + ["the answer waits for it"] * ((index, None) in waits)
+
+    def notes_to(self, index: int) -> list[str]:
+        """What is said on the flows to a step: when it runs, and how often."""
+        return [note for flow in self.flows if flow.target == index for note in flow.notes]
+
+
 @dataclass(frozen=True, slots=True)
 class NodePlan(ABC):
     """One node; the root node is the graph. Each kind has a class of its own, with what only it has.
@@ -230,7 +329,6 @@ class NodePlan(ABC):
         runs_shadows: Shadows are among its steps, and the node starts them; those of any other start with the node.
         can_be_pinned: A request may choose the step, with the header ``x-graph-route``.
         watches: Of ``when`` and ``min_remaining_ms``, what the node looks at itself before it runs a step.
-        name: As in the file.
         path: From the root, names of steps and nodes.
         num_slots: Length of the frame.
         inputs: Node input -> slot. Slots of inputs come first, in this order.
@@ -317,11 +415,7 @@ class NodePlan(ABC):
         return next(iter(lost), None)
 
     @abstractmethod
-    def node(self, parts: "NodeParts") -> "Node":
-        """The node, ready to run."""
-
-    @abstractmethod
-    def describe(self) -> "Description":
+    def describe(self) -> Description:
         """What the node does, in words and edges."""
 
 
@@ -331,8 +425,6 @@ class GraphPlan:
 
     Attributes:
         signature: The graph as a model: what clients see.
-        root: The node that answers.
-        is_ensemble: ``platform: "ensemble"``, the rules and texts of Triton Inference Server.
         timeout_ms: 0 means none.
         max_inflight: Requests of this graph at once; 0 means no limit.
         cache: Whole answers of the graph are kept.
@@ -341,8 +433,13 @@ class GraphPlan:
 
     signature: ModelSignature
     root: NodePlan
-    is_ensemble: bool = False
+    dialect: Dialect = GRAPH
     timeout_ms: int = 0
     max_inflight: int = 0
     cache: PolicyPlan | None = None
     dependencies: frozenset[tuple[str, str]] = frozenset()
+
+    @property
+    def error_prefix(self) -> str:
+        """What precedes its errors: ``sentiment/1: ``."""
+        return self.dialect.error_prefix(self.signature.name, self.signature.version)

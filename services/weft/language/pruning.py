@@ -1,7 +1,8 @@
 """What a step reads, and a pipeline without the steps that only feed outputs that no request wants."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from weft.language.plan import NodePlan, StepPlan
 
@@ -28,7 +29,7 @@ def live_steps(plan: NodePlan, wanted: Collection[str], also: Collection[int] = 
     producers = _producers(plan)
     ends = {*also, *(index for index, step in enumerate(plan.steps) if step.is_awaited)}
     ends.update(producers[slot] for slot in slots if slot in producers)
-    live = ends | _before(plan, ends, producers)
+    live = reached(ends, lambda index: _needs(plan.steps[index], producers))
     live |= {
         index for index, step in enumerate(plan.steps) if step.shadow is not None and _needs(step, producers) <= live
     }
@@ -37,16 +38,18 @@ def live_steps(plan: NodePlan, wanted: Collection[str], also: Collection[int] = 
 
 def steps_before(plan: NodePlan, index: int) -> set[int]:
     """Indexes of the steps of a pipeline that one depends on: that it reads from or is after, and so on."""
-    return _before(plan, [index], _producers(plan))
+    producers = _producers(plan)
+    return reached([index], lambda other: _needs(plan.steps[other], producers)) - {index}
 
 
-def _before(plan: NodePlan, ends: Iterable[int], producers: Mapping[int, int]) -> set[int]:
-    found: set[int] = set()
-    waiting = list(ends)
+def reached(starts: Iterable[Any], following: Callable[[Any], Iterable[Any]]) -> set[Any]:
+    """Everything that a path from one of ``starts`` leads to, these included."""
+    found = set(starts)
+    waiting = list(found)
     while waiting:
-        direct = _needs(plan.steps[waiting.pop()], producers) - found
-        found |= direct
-        waiting += direct
+        new = set(following(waiting.pop())) - found
+        found |= new
+        waiting += new
     return found
 
 
@@ -61,7 +64,6 @@ def pruned(plan: NodePlan, live: Collection[int]) -> NodePlan:
     A step that waited for one that is left out waits for what that one waited for.
 
     Args:
-        plan: A pipeline.
         live: As ``live_steps`` gives them, so that no step reads from one that is left out.
     """
     position = {index: place for place, index in enumerate(live)}

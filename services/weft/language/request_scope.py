@@ -11,7 +11,6 @@ class RequestScope:
     """What a condition may know of the request beside tensors.
 
     Attributes:
-        parameters: Request parameters.
         headers: ASCII metadata, lower-case keys.
         request_id: May be "".
         priority: 0 where none was given.

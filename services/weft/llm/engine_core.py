@@ -58,6 +58,16 @@ class _Launched(NamedTuple):
     has_failed: bool
 
 
+class _Active:
+    """An admitted request: a sequence for each choice, in order, and the number of unfinished ones."""
+
+    __slots__ = ("num_open", "sequences")
+
+    def __init__(self, sequences: list[Sequence]) -> None:
+        self.sequences = sequences
+        self.num_open = len(sequences)
+
+
 class EngineCore:
     """Active requests and the steps that advance them. Not thread-safe.
 
@@ -106,7 +116,7 @@ class EngineCore:
         self._metrics = metrics
         self._clock_ns = clock_ns
         self._eos_token_ids = tuple(token for token in model_config.eos_token_ids if token < model_config.vocab_size)
-        self._requests: dict[EngineRequest, None] = {}  # in order of arrival
+        self._requests: dict[EngineRequest, _Active] = {}  # in order of arrival
         self._sequence_ids = count(1)
         self._seeds = random.Random(None if config.seed < 0 else config.seed)  # noqa: S311  # for sampling, not for secrets
 
@@ -136,6 +146,7 @@ class EngineCore:
             return
         params = request.params
         seed = self._seeds.getrandbits(_SEED_BITS) if params.seed is None else params.seed
+        sequences: list[Sequence] = []
         for choice in range(params.n):
             sequence = Sequence(
                 request,
@@ -143,12 +154,11 @@ class EngineCore:
                 choice=choice,
                 seed=seed_of_choice(seed, choice),
                 eos_token_ids=self._eos_token_ids,
-                parent=request.sequences[0] if choice else None,
+                parent=sequences[0] if choice else None,
             )
-            request.sequences.append(sequence)
-        self._requests[request] = None
-        request.num_open = params.n
-        for sequence in request.sequences:
+            sequences.append(sequence)
+        self._requests[request] = _Active(sequences)
+        for sequence in sequences:
             self.scheduler.add(sequence)
 
     def abort(self, request: EngineRequest) -> None:
@@ -158,15 +168,21 @@ class EngineCore:
 
     def finish(self, request: EngineRequest, choice: int) -> None:
         """Finish one choice without a delta; the request ends with its last choice."""
-        if request not in self._requests:
+        active = self._requests.get(request)
+        if active is None:
             return
-        sequence = request.sequences[choice]
+        sequence = active.sequences[choice]
         if sequence.status is SequenceStatus.ENDED or sequence.is_cancelled:
             return
-        self.scheduler.cancel(request.sequences[choice])
-        request.num_open -= 1
-        if not request.num_open:
+        self.scheduler.cancel(sequence)
+        active.num_open -= 1
+        if not active.num_open:
             self._remove(request, "stop")
+
+    def sequences(self, request: EngineRequest) -> list[Sequence]:
+        """The sequences of an active request, one for each choice; none before it is admitted. Any thread."""
+        active = self._requests.get(request)
+        return [] if active is None else active.sequences
 
     def reject(self, request: EngineRequest, error: WeftError) -> None:
         """Fail a request that was not admitted. Any thread."""
@@ -177,7 +193,7 @@ class EngineCore:
         for sequence in self.scheduler.sweep(now_ns):
             request = sequence.request
             waited_ms = (now_ns - request.arrival_ns) / 1e6
-            num_tokens = sum(sequence.num_output for sequence in request.sequences)
+            num_tokens = sum(sequence.num_output for sequence in self._requests[request].sequences)
             message = f"deadline passed after {waited_ms:.1f} ms and {num_tokens} new tokens"
             self._fail_request(request, DeadlineExceededError(message))
 
@@ -273,8 +289,9 @@ class EngineCore:
                 delta.logprobs = [token_logprobs(logprobs, each, sequence.params.logprobs) for each in rows]
             if is_finished:
                 delta.finish_reason = finish_reason
-                request.num_open -= 1
-                delta.is_last = not request.num_open
+                active = self._requests[request]
+                active.num_open -= 1
+                delta.is_last = not active.num_open
                 if delta.is_last:
                     self._remove(request, finish_reason)
             deltas.append(delta)
@@ -309,11 +326,10 @@ class EngineCore:
 
     def _remove(self, request: EngineRequest, outcome: str) -> None:
         """Remove the request from the scheduler and record its outcome."""
-        del self._requests[request]
-        for sequence in reversed(request.sequences):  # forks first: cancelling their parent would enqueue them
+        sequences = self._requests.pop(request).sequences
+        for sequence in reversed(sequences):  # forks first: cancelling their parent would enqueue them
             self.scheduler.cancel(sequence)
-        self._metrics.record_end(request, outcome, self._clock_ns())
-        request.sequences.clear()  # breaks the cycle that would keep long prompts until garbage collection
+        self._metrics.record_end(request, outcome, self._clock_ns(), sequences[0].first_scheduled_ns)
 
     def _record(self, plan: ForwardPlan, num_new_tokens: int, duration_s: float) -> StepMetrics:
         scheduler, pool = self.scheduler, self.pool

@@ -8,12 +8,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
+from weft.base.statistics import FINE_BUCKETS_S, LatencyHistogram
 from weft.llm.config import EngineConfig, TransformerConfig
-from weft.llm.histogram import Histogram
+from weft.llm.models.model_config import DTYPE_BYTES
 from weft.llm.request import EngineRequest
 from weft.llm.scheduler.plan import ForwardPlan
 from weft.llm.scheduler.scheduler import StepResult
-from weft.llm.step_cost import StepCost
+from weft.llm.scheduler.sequence import Sequence
 
 #: Outcomes of requests that completed.
 ANSWERED = ("stop", "length")
@@ -122,7 +125,7 @@ class Totals(NamedTuple):
         num_output_tokens: New tokens.
         num_good_requests: Requests that completed within their latency objectives.
         busy_ns: Time spent in steps.
-        num_flops: Minimum arithmetic of the steps, see ``StepCost``; 0 if no peak is configured.
+        num_flops: Minimum arithmetic of the steps, see ``TransformerConfig.flops``; 0 if no peak is configured.
         num_bytes: Minimum memory traffic of the steps in bytes; 0 if no peak is configured.
     """
 
@@ -157,7 +160,7 @@ class EngineMetrics:
         config: The engine's; provides default latency objectives and peak rates.
         model_config: The model's shape, from which arithmetic and memory traffic are computed.
         observer: Receives every event as well.
-        weight_bytes: See ``StepCost``.
+        weight_bytes: Of all matrices of products as they are in memory; None: as numbers of ``config.dtype``.
 
     Attributes:
         queue_time: From arrival to the first slot, of requests with at least one token.
@@ -188,15 +191,13 @@ class EngineMetrics:
     ) -> None:
         self._config = config
         self._observer = observer or EngineObserver()
-        self._cost = (
-            StepCost(model_config, config.dtype, config.kv_dtype, weight_bytes)
-            if config.peak_flops_per_s or config.peak_bytes_per_s
-            else None
-        )
+        self._model = model_config
+        if weight_bytes is None:
+            weight_bytes = (model_config.num_multiplied + model_config.num_head) * DTYPE_BYTES[config.dtype]
+        self._weight_bytes = weight_bytes
         self._timelines: dict[EngineRequest, _Timeline] = {}
         self._num_flops = self._num_bytes = 0
-        self.queue_time, self.ttft, self.itl = Histogram(), Histogram(), Histogram()
-        self.tpot, self.e2e = Histogram(), Histogram()
+        self.queue_time, self.ttft, self.itl, self.tpot, self.e2e = (LatencyHistogram(FINE_BUCKETS_S) for _ in range(5))
         self.outcomes: Counter[str] = Counter()
         self.num_prompt_tokens = self.num_cached_tokens = self.num_computed_tokens = self.num_output_tokens = 0
         self.num_good_requests = self.num_steps = self.num_failed_steps = self.num_non_finite = self.busy_ns = 0
@@ -244,25 +245,25 @@ class EngineMetrics:
             else:
                 choice.first_ns = now_ns
                 if not timeline.first_ns:
-                    self._record_first_token(request, timeline, now_ns)
+                    self._record_first_token(sequence, timeline, now_ns)
             choice.num_tokens += num_new
             choice.last_ns = now_ns
         # Few distinct keys: most choices had their last token in the same step.
         for (last_ns, num_new), count in previous.items():
             seconds = (now_ns - last_ns) / 1e9 / num_new
-            self.itl.add(seconds, count)
+            self.itl.observe(seconds, count=count)
             self._observer.on_inter_token(seconds, count)
 
-    def record_end(self, request: EngineRequest, outcome: str, now_ns: int) -> None:
-        """Record the end of a request."""
+    def record_end(self, request: EngineRequest, outcome: str, now_ns: int, first_scheduled_ns: int = 0) -> None:
+        """Record the end of a request, which had its first slot at ``first_scheduled_ns``; 0: it never had one."""
         timeline = self._timelines.pop(request)
-        record = self._record(request, timeline, outcome, now_ns)
+        record = self._record(request, timeline, outcome, now_ns, first_scheduled_ns)
         self.outcomes[outcome] += 1
         self.num_good_requests += record.is_good
-        self.e2e.add(record.e2e_s)
+        self.e2e.observe(record.e2e_s)
         for choice in timeline.choices:
             if choice.num_tokens > 1:
-                self.tpot.add(choice.tpot_ns / 1e9)
+                self.tpot.observe(choice.tpot_ns / 1e9)
         self._observer.on_request(record)
 
     def record_step(self, plan: ForwardPlan, record: StepMetrics) -> None:
@@ -272,26 +273,28 @@ class EngineMetrics:
         self.num_output_tokens += record.num_sampled
         self.busy_ns += round(record.duration_s * 1e9)
         self.last_step = record
-        if self._cost is not None:
-            num_flops, num_bytes = self._cost.of(plan)
-            self._num_flops += num_flops
-            self._num_bytes += num_bytes
+        if self._config.peak_flops_per_s or self._config.peak_bytes_per_s:
+            num_new, context = np.diff(plan.q_start).astype(np.int64), plan.ctx_len.astype(np.int64)
+            self._num_flops += self._model.flops(num_new, context, len(plan.sample_rows))
+            kv_bytes = self._model.read_kv_bytes(num_new, context, self._config.kv_dtype)
+            self._num_bytes += self._weight_bytes + kv_bytes
         self._observer.on_step(record)
 
-    def _record_first_token(self, request: EngineRequest, timeline: _Timeline, now_ns: int) -> None:
+    def _record_first_token(self, sequence: Sequence, timeline: _Timeline, now_ns: int) -> None:
         timeline.first_ns = now_ns
-        first = request.sequences[0]
-        self.num_prompt_tokens += first.num_prompt
-        self.num_cached_tokens += first.num_cached
-        queue_s = (first.first_scheduled_ns - request.arrival_ns) / 1e9
-        ttft_s = (now_ns - request.arrival_ns) / 1e9
-        self.queue_time.add(queue_s)
-        self.ttft.add(ttft_s)
+        self.num_prompt_tokens += sequence.num_prompt
+        self.num_cached_tokens += sequence.num_cached
+        arrival_ns = sequence.request.arrival_ns
+        queue_s = (sequence.first_scheduled_ns - arrival_ns) / 1e9
+        ttft_s = (now_ns - arrival_ns) / 1e9
+        self.queue_time.observe(queue_s)
+        self.ttft.observe(ttft_s)
         self._observer.on_first_token(queue_s, ttft_s)
 
-    def _record(self, request: EngineRequest, timeline: _Timeline, outcome: str, now_ns: int) -> RequestMetrics:
+    def _record(
+        self, request: EngineRequest, timeline: _Timeline, outcome: str, now_ns: int, first_scheduled_ns: int
+    ) -> RequestMetrics:
         arrival_ns = request.arrival_ns
-        first_scheduled_ns = request.sequences[0].first_scheduled_ns if request.sequences else 0
         ttft_s = (timeline.first_ns - arrival_ns) / 1e9 if timeline.first_ns else None
         tpot_s = max(choice.tpot_ns for choice in timeline.choices) / 1e9
         slo_ttft_ms = request.slo_ttft_ms or self._config.slo_ttft_ms

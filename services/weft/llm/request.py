@@ -2,16 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from weft.base.errors import WeftError
 from weft.llm.sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    from weft.llm.scheduler.sequence import Sequence
 
 
 class TokenLogprobs(NamedTuple):
@@ -78,8 +75,6 @@ class EngineRequest:
         block_hashes: Hashes of the leading full blocks of the prompt, as far as they are known. Owned by the engine.
         unique_prompt_ids: Tokens of the prompt, each once, where penalties need them; None: unknown. Owned by the
             engine.
-        sequences: One per choice, in order, from admission until the request ends. Owned by the engine.
-        num_open: Unfinished choices. Owned by the engine.
     """
 
     prompt_ids: npt.NDArray[np.int32]
@@ -95,5 +90,3 @@ class EngineRequest:
     is_cancelled: bool = False
     block_hashes: list[bytes] = field(default_factory=list)
     unique_prompt_ids: npt.NDArray[np.int32] | None = None
-    sequences: list["Sequence"] = field(default_factory=list)
-    num_open: int = 0

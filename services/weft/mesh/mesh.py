@@ -114,7 +114,8 @@ class Mesh:
             unix_socket = [f"--unix-socket={sockets[name]}"] if name in sockets else []
             for label in replicas[name]:
                 listen = self._listen("127.0.0.1", self._hold("127.0.0.1"), self._hold("127.0.0.1"))
-                arguments = [*repository, *listen, *unix_socket, *own_router]
+                # The router cancels what its clients cancel; --max-resets-per-s of the user comes later, and holds.
+                arguments = ["--max-resets-per-s=0", *repository, *listen, *unix_socket, *own_router]
                 self._add(label, arguments, module=f"weft.services.{name}", security=access.service_security)
         endpoints = await self._all_serving([label for name in names for label in replicas[name]], deadline_s)
         addresses = {name: ",".join(endpoints[label].grpc for label in replicas[name]) for name in names}

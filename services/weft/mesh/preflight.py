@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from weft.base.processes.ports import reserve_port
-from weft.base.repository.layout import folders_of_models, has_files, is_ensemble, is_model_folder
+from weft.base.repository.layout import folders_of_models, has_files, is_model_folder, runs_in_router
 from weft.mesh.service_names import GRAPHS
 from weft.v2.server.unix_socket import path_fault
 
@@ -42,7 +42,7 @@ def service_folders(repository: Path, services: Sequence[str]) -> dict[str, Path
         config.parent
         for name, folder in folders.items()
         for config in sorted(folder.glob("*/config.pbtxt"))
-        if name != GRAPHS and not is_ensemble(config)
+        if name != GRAPHS and not runs_in_router(config)
     ]
     if models and not any(map(has_files, models)):
         empty = ", ".join(str(model.relative_to(repository)) for model in models)

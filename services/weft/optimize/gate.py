@@ -8,6 +8,8 @@ from weft.optimize.bootstrap import UNSEEN, Loss
 
 #: A candidate is faster if it saves at least this share of the time; less is within what a machine's noise moves.
 MIN_SAVING = 0.05
+#: Shares of the original's time that differ by no more are equal.
+_SAME = 0.01
 
 
 class GateCandidate(NamedTuple):
@@ -54,10 +56,11 @@ def pick(contenders: Sequence[GateCandidate]) -> tuple[str, str]:
     """The fastest of those that were let through, of equals the smallest; or "" and why there is none."""
     if not contenders:
         return "", "no candidate passes the gate"
-    best = min(contenders, key=lambda one: (round(one.time_ratio, 2), one.size_bytes))
+    best = min(contenders, key=lambda one: one.time_ratio)
     if best.time_ratio > 1 - MIN_SAVING:
         return "", (
-            f"no candidate that passes the gate is faster: the best, {best.name}, takes {best.time_ratio:.2f} of the "
+            f"no candidate that passes the gate is faster: the best, {best.name}, takes {best.time_ratio:.4g} of the "
             f"original's time, and {1 - MIN_SAVING:.2f} or less counts as faster"
         )
-    return best.name, ""
+    limit = min(best.time_ratio + _SAME, 1 - MIN_SAVING)
+    return min((one for one in contenders if one.time_ratio <= limit), key=lambda one: one.size_bytes).name, ""

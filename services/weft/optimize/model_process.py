@@ -30,14 +30,16 @@ _CALL_LIMIT_S = 600.0
 
 
 class Sample(NamedTuple):
-    """What some requests, one after another, took.
+    """What some requests took.
 
     Attributes:
+        elapsed_s: All together.
         latencies_s: Of each.
         cpu_s: CPU time of the process, of all its threads.
         num_rows: In all requests together.
     """
 
+    elapsed_s: float
     latencies_s: Sequence[float]
     cpu_s: float
     num_rows: int
@@ -85,9 +87,9 @@ class VersionProcess:
         """
         self._ask((name, [{key: encode(array) for key, array in request.items()} for request in requests]))
 
-    def measure(self, name: str, num_requests: int) -> Sample:
-        """Answer requests of a set, one after another and in turn, and say what that took. Raises as ``send``."""
-        return Sample(*self._ask((name, num_requests)))
+    def measure(self, name: str, num_requests: int, num_inflight: int = 1) -> Sample:
+        """Answer requests of a set in turn, some at once, and say what that took. Raises as ``send``."""
+        return Sample(*self._ask((name, (num_requests, num_inflight))))
 
     def close(self) -> None:
         """End the process."""
@@ -153,8 +155,8 @@ class _Server:
             except (EOFError, OSError):
                 return
             try:
-                if isinstance(what, int):
-                    answer: Any = await self._measure(self._sets[name], what)
+                if isinstance(what, tuple):
+                    answer: Any = await self._measure(self._sets[name], *what)
                 else:
                     self._sets[name] = what
                     answer = await self._measure(what, len(what))
@@ -163,19 +165,27 @@ class _Server:
             else:
                 self._pipe.send(("", answer))
 
-    async def _measure(self, requests: Sequence[Mapping[str, WireTensor]], num_requests: int) -> tuple[Any, ...]:
+    async def _measure(
+        self, requests: Sequence[Mapping[str, WireTensor]], num_requests: int, num_inflight: int = 1
+    ) -> tuple[Any, ...]:
         latencies_s = []
         num_rows = 0
-        cpu_s = _cpu_s()
-        for index in range(num_requests):
-            inputs = dict(requests[index % len(requests)])
-            rows = next(iter(inputs.values())).shape[0] if self._has_batch else 1
-            call = InferCall(self._model, inputs=inputs, num_rows=rows)
-            start_s = time.perf_counter()
-            await self._core.infer(call, CallContext())
-            latencies_s.append(time.perf_counter() - start_s)
-            num_rows += rows
-        return latencies_s, _cpu_s() - cpu_s, num_rows
+        indices = iter(range(num_requests))
+
+        async def send() -> None:
+            nonlocal num_rows
+            for index in indices:
+                inputs = dict(requests[index % len(requests)])
+                rows = next(iter(inputs.values())).shape[0] if self._has_batch else 1
+                call = InferCall(self._model, inputs=inputs, num_rows=rows)
+                start_s = time.perf_counter()
+                await self._core.infer(call, CallContext())
+                latencies_s.append(time.perf_counter() - start_s)
+                num_rows += rows
+
+        begin_s, cpu_s = time.perf_counter(), _cpu_s()
+        await asyncio.gather(*(send() for _ in range(num_inflight)))
+        return time.perf_counter() - begin_s, latencies_s, _cpu_s() - cpu_s, num_rows
 
 
 def _cpu_s() -> float:

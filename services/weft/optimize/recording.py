@@ -24,7 +24,7 @@ from weft.optimize.answers import answer_rows
 from weft.optimize.methods.method import Inputs
 from weft.optimize.rows import DataRows
 from weft.router.core import RouterCore
-from weft.serving.calls.nested_calls import Callee
+from weft.serving.calls import Callee
 from weft.serving.core import ServingCore
 from weft.tools.offline import BACKENDS, GRAPH_FOLDER
 

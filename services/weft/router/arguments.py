@@ -6,7 +6,7 @@ from pathlib import Path
 
 from weft.base.repository.control import add_control_arguments, control_arguments, control_fault
 from weft.base.text.argument_types import is_metadata_name
-from weft.router.budgets.retry_budget import DEFAULT_PERCENT
+from weft.router.target import DEFAULT_RETRY_PERCENT
 from weft.router.targets.specification import BalancingPolicy, parse_policy, policy_names
 
 
@@ -50,7 +50,7 @@ def add_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -
     parser.add_argument(
         "--retry-budget-percent",
         type=float,
-        default=DEFAULT_PERCENT,
+        default=DEFAULT_RETRY_PERCENT,
         metavar="P",
         help="of a hundred calls of a target so many may be repeated in the long run, and 100 at once: retries, hedges "
         "and calls that a replica had not begun; 'budget_percent' of a graph's 'retry' goes before it for the graph's "

@@ -7,16 +7,14 @@ from dataclasses import replace
 
 from weft.base.signature import ModelSignature, TensorSpec, allows_empty_batch
 from weft.base.text.pbtxt import Diagnostic
-from weft.language.checks.amplification import check_amplification
-from weft.language.checks.latency import check_latency
-from weft.language.checks.responses import check_responses
+from weft.language.checks.costs import check_amplification, check_latency
+from weft.language.checks.fields import check_responses
 from weft.language.compiler.name_table import NameTable
-from weft.language.compiler.nodes import NodeBuilder
+from weft.language.compiler.nodes import NodeBuilder, required_outputs
 from weft.language.compiler.resolve import Resolver
 from weft.language.compiler.scope import BuiltNode, NodeUse, ResponseCount, declared_types, spec_of
 from weft.language.plan import GraphPlan
-from weft.language.syntax.parse import GraphFile, NodeDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.syntax.source import GraphError, GraphLookup, GraphSource, ModelCatalog
 from weft.router.operators import KINDS
 from weft.router.policies import POLICIES
@@ -71,14 +69,14 @@ def _compile(
     root = file.nodes.get(file.root) if file else None
     if file is None or root is None:
         return None
-    names = NameTable(resolver, report)
+    names = NameTable(resolver, KINDS, report)
     for node in file.all_nodes:
         names.of(file, node)  # reports unknown names also in nodes that no step runs
-    builder = NodeBuilder(names, report)
+    builder = NodeBuilder(names, KINDS, report)
     wanted = frozenset(names.of(file, root).outputs)
     given = declared_types(file, root, file.message.input)
-    spared = wanted if file.is_ensemble else {spec.name for spec in file.message.output if spec.optional}
-    call = NodeUse(given, {}, wanted, root.name, ((file.label, root.name),), wanted.difference(spared))
+    required = frozenset(required_outputs(file, wanted))
+    call = NodeUse(given, {}, wanted, root.name, ((file.label, root.name),), required)
     built = builder.build_node(file, root, call)
     _check_inputs(file, root, names, report)
     check_responses(file, report, streams=built.responses > ResponseCount.ONE, is_known=not _is_open(file, names))
@@ -88,7 +86,7 @@ def _compile(
     plan = GraphPlan(
         signature=_signature(file, built),
         root=built.plan,
-        is_ensemble=file.is_ensemble,
+        dialect=file.dialect,
         timeout_ms=message.policy.timeout_ms,
         max_inflight=message.policy.max_inflight,
         cache=builder.cache,
@@ -100,15 +98,13 @@ def _compile(
 
 
 def _check_inputs(file: GraphFile, root: NodeDefinition, names: NameTable, report: GraphReport) -> None:
-    """Inputs of the graph that nothing reads: an error in an ensemble, else a warning."""
-    known = names.of(file, root)
-    if any(step.is_open for step in known.steps) or root.kind is None or (report.has_errors and not file.is_ensemble):
+    known, is_error = names.of(file, root), file.dialect.must_read_all
+    if any(step.is_open for step in known.steps) or root.kind is None or (report.has_errors and not is_error):
         return
     for i, spec in enumerate(file.message.input):
         if not known.reads_input(spec.name):
-            add = report.error if file.is_ensemble else report.warning
-            what = f"ensemble input '{spec.name}' for ensemble" if file.is_ensemble else f"input '{spec.name}' of graph"
-            add("G026", file, f"input[{i}].name", f"{what} '{file.name}' is not used")
+            add = report.error if is_error else report.warning
+            add("G026", file, f"input[{i}].name", file.dialect.unread_input(file.name, spec.name))
 
 
 def _is_open(file: GraphFile, names: NameTable) -> bool:
@@ -127,7 +123,7 @@ def _signature(file: GraphFile, built: BuiltNode) -> ModelSignature:
     return ModelSignature(
         name=file.name,
         version=file.source.version,
-        platform="ensemble" if file.is_ensemble else "graph",
+        platform=file.dialect.platform,
         max_batch_size=message.max_batch_size,
         inputs=tuple(dict.fromkeys(spec_of(tensor) for tensor in message.input)),
         outputs=tuple(outputs),

@@ -12,25 +12,20 @@ from weft.base.repository.watcher import RepositoryWatcher
 from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics
 from weft.base.versions import version_number
-from weft.router.admission import AdmissionController, AdmissionSettings, admissible_priority
-from weft.router.admission.permit import Permit
+from weft.router.admission import AdmissionController, AdmissionSettings, Permit, admissible_priority
 from weft.router.bandits.file import BanditFile
-from weft.router.budgets.retry_budget import DEFAULT_PERCENT, RetryBudget
 from weft.router.feedback import GraphServicer, Siblings
-from weft.router.metrics.admission_metrics import AdmissionCollector
-from weft.router.metrics.graph_metrics import RouterCollector
-from weft.router.metrics.model_metrics import MetricsSource, ModelMetricsCollector
-from weft.router.metrics.replica_metrics import ReplicaCollector
-from weft.router.metrics.step_metrics import StepCollector
-from weft.router.metrics.target_metrics import TargetCollector
-from weft.router.repository.control import GraphControl
+from weft.router.metrics import AdmissionCollector, ReplicaCollector, RouterCollector, StepCollector, TargetCollector
+from weft.router.model_metrics import MetricsSource, ModelMetricsCollector
 from weft.router.repository.files import GraphRepository
-from weft.router.repository.lifecycle import GraphLifecycle
+from weft.router.repository.lifecycle import GraphControl, GraphLifecycle
 from weft.router.repository.table import GraphTable
 from weft.router.runtime import Runtime
-from weft.router.serving.served import Served, ServedGraph, ServedTargetModel
+from weft.router.serving.graph import ServedGraph
+from weft.router.serving.model import ServedTargetModel
+from weft.router.serving.served import Served
 from weft.router.steps import earlier
-from weft.router.target import Target
+from weft.router.target import DEFAULT_RETRY_PERCENT, RetryBudget, Target
 from weft.router.targets.catalog import CatalogEntry, TargetCatalog
 from weft.router.targets.model_control import TargetModelControl
 from weft.v2.server.server import Extension
@@ -85,7 +80,7 @@ class RouterCore:
         state_dir: Path | None = None,
         allow_route_header: bool = False,
         num_workers: int = 1,
-        retry_budget_percent: float = DEFAULT_PERCENT,
+        retry_budget_percent: float = DEFAULT_RETRY_PERCENT,
         metrics_from: Sequence[MetricsSource] = (),
     ) -> None:
         self._changed = asyncio.Event()
@@ -139,7 +134,6 @@ class RouterCore:
             self._followers.append(asyncio.create_task(self._watcher.run(self._repository_poll_s)))
 
     async def _load_at_start(self) -> None:
-        """As ``GraphLifecycle.load_at_start``."""
         await self._lifecycle.load_at_start(self._load_graphs)
 
     async def close(self, *, grace_s: float) -> None:
@@ -203,11 +197,7 @@ class RouterCore:
         entries = [self._graphs.index_entry(graph) for graph in self._graphs]
         entries += (IndexEntry(name, "", "UNAVAILABLE", fault) for name, fault in self._repository.faults.items())
         entries += [_model_entry(entry) for entry in self._catalog.entries() if entry.model.signature.name not in names]
-        entries += (
-            IndexEntry(name, "", "UNAVAILABLE", reason)
-            for name, reason in self._catalog.awaited().items()
-            if name not in names
-        )
+        entries += (entry for name, entry in self._catalog.awaited().items() if name not in names)
         return [entry for entry in entries if not ready_only or entry.state == "READY"]
 
     def statistics(self, name: str, version: str) -> list[ModelStatistics]:
@@ -277,8 +267,9 @@ class RouterCore:
         return any(graph.file.name == name for graph in self._graphs)
 
     async def refresh(self, target: str) -> None:
-        """What a target serves now is known; graphs follow."""
+        """What a target serves now is known, and graphs have followed."""
         await self._catalog.refresh(target)
+        await self._lifecycle.recheck()
 
     async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
         """Load a graph, as ``GraphControl.load``, or else a model, as ``TargetModelControl.load``."""
@@ -377,7 +368,7 @@ class RouterCore:
         """The admission has limits of what serves alone, with the limits that their policies have now."""
         kept = []
         for name in list(self._admission.limits):
-            with contextlib.suppress(NotFoundError, UnavailableError):
+            with contextlib.suppress(WeftError):  # it is gone, or takes no requests now
                 self._served(name, "").limit(self._admission)
                 kept.append(name)
         self._admission.keep(kept)
@@ -403,8 +394,8 @@ class RouterCore:
             version = str(version_number(version))
             entry = self._catalog.entry(name, version)
         if entry is None:
-            if (reason := self._catalog.awaited().get(name)) is not None:
-                raise UnavailableError(f"Request for unknown model: '{name}' is not at ready state; {reason}")
+            if (awaited := self._catalog.awaited().get(name)) is not None:
+                raise UnavailableError(f"Request for unknown model: '{name}' is not at ready state; {awaited.reason}")
             shown = f"'{name}' version {version[:80]}" if version else f"'{name}'"
             silent = self._catalog.unreachable
             hint = f"; targets that do not answer: {', '.join(silent)}" if silent else ""

@@ -1,21 +1,21 @@
 """Runs a compiled graph: everything that can be known before a request is worked out once, when the graph is loaded."""
 
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import cast
 
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import InternalError, UnsupportedError, WeftError
 from weft.base.observing import telemetry
 from weft.base.tensors import WireTensor
-from weft.language.plan import Frame, GraphPlan
+from weft.language.plan import CallPlan, Frame, GraphPlan, NodePlan, StepPlan
 from weft.language.request_scope import RequestScope
 from weft.router.admission import InflightLimit
-from weft.router.assembly import Assembly
 from weft.router.bandits.memory import settle
 from weft.router.policies.cache import CachePlan
-from weft.router.reporting.headers import forwarded_headers
+from weft.router.reporting.counters import StepCounters
 from weft.router.reporting.path import (
     INCOMPLETE_PARAMETER,
     PATH_HEADER,
@@ -24,12 +24,31 @@ from weft.router.reporting.path import (
     path_text,
     trace_text,
 )
-from weft.router.requests.cached_answers import GraphAnswers
-from weft.router.requests.routes import ROUTE_HEADER, Routes
-from weft.router.requests.selection import Selection, Selections
+from weft.router.requests import ROUTE_HEADER, GraphAnswers, Routes, Selection, Selections, forwarded_headers
 from weft.router.runtime import Runtime
-from weft.router.steps import GraphRequest, Run, earlier
-from weft.router.steps.reshaping import reshape_slots
+from weft.router.steps import (
+    Action,
+    Attempt,
+    CallAction,
+    Defaults,
+    ErrorContext,
+    GraphRequest,
+    Limited,
+    Node,
+    NodeAction,
+    NodeParts,
+    OperatorPlan,
+    PolicyParts,
+    Run,
+    ShadowedNode,
+    ShadowStep,
+    Step,
+    StepPolicyPlan,
+    StreamAction,
+    StreamParts,
+    earlier,
+    reshape_slots,
+)
 
 #: How long a response of a stream is held back to learn whether it is the last, in seconds: models tell the end right
 #: behind their last response, and a client that does not ask for empty responses learns it by a flag of that one.
@@ -42,7 +61,6 @@ class Execution:
 
     Attributes:
         start_ns: On the runtime's clock.
-        selection: The requested outputs.
         run: Of the root; the deadline of the graph is worked in.
         work: Runs the graph; await it once.
         outputs: What it gave, where that is not in the frame of ``run``.
@@ -59,10 +77,6 @@ class Execution:
 
 class GraphExecutor:
     """A graph ready to run, shared by all requests.
-
-    Args:
-        plan: The compiled graph.
-        runtime: Shared with the other graphs of the router.
 
     Raises:
         KeyError: The plan names a target that the runtime does not have.
@@ -197,7 +211,6 @@ class GraphExecutor:
         yield last
 
     def _responses(self, execution: Execution) -> AsyncGenerator[Run, None]:
-        """The responses of a decoupled graph."""
         if not self.plan.signature.is_decoupled:
             raise UnsupportedError(f"graph '{self.plan.signature.name}' is not decoupled")
         return execution.selection.node.responses(execution.run)
@@ -212,7 +225,6 @@ class GraphExecutor:
         execution.run.request.response_parameters = request.response_parameters
 
     async def _answer_from_cache(self, execution: Execution, answers: GraphAnswers) -> None:
-        """Take the answer from the cache, or run the graph."""
         if execution.run.request.is_in_sequence:  # models may remember requests, so each is run
             await execution.selection.node.run(execution.run)
         else:
@@ -235,3 +247,116 @@ class GraphExecutor:
         if root.reshaped_inputs:
             reshape_slots(frame, root.reshaped_inputs)
         return Run(frame, request, deadline_ns, context.trace_context, NodeRecord(root.name, root.path_form))
+
+
+class Assembly:
+    """Makes nodes and steps of one graph.
+
+    Args:
+        runtime: What they share with other graphs.
+    """
+
+    def __init__(self, plan: GraphPlan, runtime: Runtime) -> None:
+        name, version = plan.signature.name, plan.signature.version
+        self._runtime = runtime
+        self.error_context = ErrorContext(
+            prefix=plan.error_prefix,
+            is_batching=plan.signature.max_batch_size > 0,
+            graph=name,
+            version=version,
+        )
+        #: Where the tensors of a node, or those of its steps, differ from the graph's in having a batch dimension.
+        self._other_context = replace(self.error_context, is_batching=not self.error_context.is_batching)
+        #: By nested graph and node: every use of a node counts against the same ``max_inflight``.
+        self._limits: dict[tuple[str, str], InflightLimit] = {}
+
+    def node(self, plan: NodePlan, graph: str = "") -> Node:
+        """A node with all that is in it.
+
+        Args:
+            plan: The node.
+            graph: The nested graph around it; "" where there is none.
+
+        Raises:
+            KeyError: It names a target that is not there.
+        """
+        graph = plan.graph or graph
+        steps = tuple(self.step(step, plan, graph) for step in plan.steps)
+        customs = tuple(self.step(step, plan, graph) for step in plan.customs)
+        node = cast("OperatorPlan", plan).node(NodeParts(steps, customs, self._context(plan.is_batched), self._runtime))
+        shadows = [self.step(step, plan, graph) for step in plan.shadows]
+        return ShadowedNode(node, shadows) if shadows else node
+
+    def step(self, plan: StepPlan, node: NodePlan, graph: str = "", *, stands_in: bool = False) -> Step:
+        """Build the executable step of a StepPlan: action, policies, then guards (when, fallback, limits).
+
+        Args:
+            plan: The step.
+            node: Around it.
+            graph: As of ``node``.
+            stands_in: It is a fallback.
+
+        Raises:
+            KeyError: As ``node``.
+        """
+        runtime, context = self._runtime, self._context(node.batches_steps)
+        if plan.action.streams:
+            plan = replace(plan, policies=tuple(policy for policy in plan.policies if policy.allows_streams))
+        counters = runtime.step_counters.of(self.error_context.graph, self.error_context.version, plan.path)
+        action = self._action(plan, node, graph, context, counters)
+        if plan.policies or plan.fallback:
+            action = Attempt(action, plan.name, plan.path)
+        for policy in reversed(plan.policies):
+            action = cast("StepPolicyPlan", policy).wrap(action, PolicyParts(plan, context, runtime, counters))
+        min_remaining_ms = 0 if "min_remaining_ms" in node.watches and not stands_in else plan.min_remaining_ms
+        timeout_ms = plan.timeout_ms
+        if plan.max_inflight or min_remaining_ms:
+            inflight = runtime.inflight_limit(f"step '{plan.path}'", plan.max_inflight) if plan.max_inflight else None
+            action = Limited(action, context, runtime.clock_ns, inflight, min_remaining_ms, timeout_ms)
+            timeout_ms = 0
+        is_watched = "when" in node.watches and (plan.shadow is None or node.runs_shadows)
+        step = Step(
+            plan,
+            action,
+            context,
+            runtime.clock_ns,
+            counters,
+            Defaults(plan, node),
+            when=None if is_watched else plan.when,
+            timeout_ms=timeout_ms,
+            fallbacks=[self.step(fallback, node, graph, stands_in=True) for fallback in _fallbacks(plan)],
+        )
+        return step if plan.shadow is None else ShadowStep(step, plan.shadow, runtime, counters)
+
+    def _action(
+        self, plan: StepPlan, node: NodePlan, graph: str, context: ErrorContext, counters: StepCounters
+    ) -> Action:
+        """What the step does: a call, or a node within its limit."""
+        runtime, inner = self._runtime, plan.action
+        parts = StreamParts(counters, runtime.clock_ns, plan.is_soft)
+        if isinstance(inner, CallPlan):
+            target = runtime.targets[inner.target]
+            if inner.signature.is_decoupled:
+                return StreamAction(plan, inner, target, context, node, parts)
+            return CallAction(plan, inner, target, context, node)
+        is_tentative = bool(plan.fallback or plan.is_soft or any(one.repeats_failures for one in plan.policies))
+        action = NodeAction(plan, self.node(inner, graph), context, node, parts, is_tentative=is_tentative)
+        if not inner.max_inflight:
+            return action
+        key = (inner.graph or graph, inner.name)
+        if key not in self._limits:
+            self._limits[key] = runtime.inflight_limit(f"node '{inner.name}'", inner.max_inflight)
+        return Limited(action, context, runtime.clock_ns, self._limits[key])
+
+    def _context(self, is_batched: bool | None) -> ErrorContext:
+        """The graph, for what has a batch dimension or not; None: as the graph."""
+        is_same = is_batched is None or is_batched == self.error_context.is_batching
+        return self.error_context if is_same else self._other_context
+
+
+def _fallbacks(plan: StepPlan) -> Iterator[StepPlan]:
+    """The fallbacks of a step in the order in which they are tried; its defaults are theirs."""
+    fallback = plan.fallback
+    while fallback is not None:
+        yield replace(fallback, fallback=None, defaults=plan.defaults)
+        fallback = fallback.fallback

@@ -6,9 +6,8 @@ from typing import TypeVar, cast
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.base.security.access import check_model
-from weft.router.bandits.store import BanditChoice, BanditStore, KnownArm
-from weft.router.bandits.taken_path import bandit_choices
-from weft.router.repository.signatures import signatures_of
+from weft.router.bandits.store import BanditChoice, BanditStore, KnownArm, bandit_choices
+from weft.router.repository.config import signatures_of
 from weft.router.repository.table import GraphTable
 from weft.router.targets.catalog import TargetCatalog
 from weft.v2.protocol.services import add_service, method_handlers
@@ -47,9 +46,7 @@ class GraphServicer:
     """Answers ``weft.graph.GraphService``.
 
     Args:
-        graphs: What is served.
         bandits: What learns.
-        catalog: What the targets serve.
         siblings: Gives feedback for a request that this router does not know to those that may; None: there are none.
     """
 

@@ -1,17 +1,56 @@
 """What all graphs of a router share while they run."""
 
+import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from weft.base.cancellation import cancel_and_wait
 from weft.base.limits import divided, share
 from weft.router.admission import InflightLimit
 from weft.router.bandits.store import BanditStore
-from weft.router.budgets.retry_budget import RetryBudget
-from weft.router.budgets.shadow_pool import ShadowPool
-from weft.router.reporting.step_counters import StepCounterTable
-from weft.router.target import Target
+from weft.router.reporting.counters import StepCounterTable
+from weft.router.target import RetryBudget, Target
+
+#: Copies of all graphs together; each holds the tensors that it is made of.
+MAX_SHADOWS = 1024
+
+
+class ShadowPool:
+    """Background tasks that end with the router.
+
+    Args:
+        max_inflight: Tasks at once.
+    """
+
+    def __init__(self, max_inflight: int = MAX_SHADOWS) -> None:
+        self._max_inflight = max_inflight
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more may start; never after ``close``."""
+        return not self._is_closed and len(self._tasks) < self._max_inflight
+
+    @property
+    def num_inflight(self) -> int:
+        """Tasks that run."""
+        return len(self._tasks)
+
+    def start(self, work: Coroutine[Any, Any, None], on_end: Callable[[asyncio.Task[None]], None]) -> None:
+        """Run ``work``, which raises nothing, as a task; ``on_end`` is called however it ends."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(on_end)
+
+    async def close(self) -> None:
+        """Every task was cancelled and has ended; none starts any more."""
+        self._is_closed = True
+        await cancel_and_wait(list(self._tasks))
 
 
 @dataclass(slots=True)

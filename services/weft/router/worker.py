@@ -21,8 +21,11 @@ from weft.v2.workers.peer import Answer
 from weft_protos import graph_service_pb2 as graph_pb
 from weft_protos import grpc_service_pb2 as pb
 
-#: Gauges that are no sums over workers: what one of them has, they all have.
-GREATEST = ("weft_graph_degraded", "weft_graph_load_failed", "weft_endpoint_state", "weft_target_serving_replicas")
+#: Families that are no sums over workers: what one of them has, they all have.
+GREATEST = (
+    *("weft_graph_degraded", "weft_graph_load_failed", "weft_endpoint_state", "weft_target_serving_replicas"),
+    *("weft_graph_load_failures", "weft_bandit_pulls", "weft_bandit_rewards", "weft_bandit_reward_sum"),
+)
 
 
 class WorkerCore(RouterCore):
@@ -73,7 +76,7 @@ class WorkerCore(RouterCore):
             self._bandit_file.is_read = not is_known
         await super().start()
         await self._link.settle()
-        self._sharing.tell()
+        self._sharing.publish()
         self._sharing.start()
         self._has_started.set()
 
@@ -173,7 +176,6 @@ class WorkerCore(RouterCore):
         return pb.ModelStatisticsResponse(model_stats=entries).SerializeToString()
 
     async def _statistics_elsewhere(self, name: str, version: str) -> list[pb.ModelStatistics]:
-        """Those of the siblings that answer."""
         answers = await self._link.ask("statistics", json.dumps([name, version]).encode())
         return [
             entry

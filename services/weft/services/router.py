@@ -7,15 +7,18 @@ from functools import partial
 from pathlib import Path
 
 from weft.base.security.arguments import server_fault
-from weft.router.admission import AdmissionSettings
-from weft.router.admission.concurrency_limit import LOWEST_LEVEL
+from weft.router.admission import LOWEST_LEVEL, AdmissionSettings
 from weft.router.arguments import add_arguments, usage_fault
 from weft.router.core import RouterCore
-from weft.router.metrics.model_metrics import MetricsSource, ModelMetricsCollector
+from weft.router.model_metrics import MetricsSource, ModelMetricsCollector
 from weft.router.target import Target
 from weft.router.targets.connect import make_target
-from weft.router.targets.securing import add_target_security_arguments, target_securities
-from weft.router.targets.specification import parse_target, policy_fault
+from weft.router.targets.specification import (
+    add_target_security_arguments,
+    parse_target,
+    policy_fault,
+    target_securities,
+)
 from weft.router.worker import GREATEST, WorkerCore
 from weft.v2.server import server
 from weft.v2.workers.group import run_group

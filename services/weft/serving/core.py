@@ -19,19 +19,14 @@ from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics
 from weft.serving.backends.base import Backend
 from weft.serving.backends.custom_metrics import CustomMetrics
-from weft.serving.calls.nested_calls import Callee, NestedCalls
-from weft.serving.calls.router_callee import RouterCallee
+from weft.serving.calls import Callee, NestedCalls, RouterCallee
 from weft.serving.config import ModelDefinition, config_override, define_model
 from weft.serving.config.placement import count_gpus
 from weft.serving.lifecycle.lifecycle import ManagedModel
-from weft.serving.lifecycle.model_control import ModelControl
-from weft.serving.lifecycle.repository import Fingerprint, ModelRepository
+from weft.serving.lifecycle.repository import Fingerprint, ModelControl, ModelRepository
 from weft.serving.lifecycle.warm_pool import WarmLimits, WarmPool
-from weft.serving.metrics.exported_metrics import ExportedMetrics
-from weft.serving.metrics.gpu_metrics import gpu_collectors
-from weft.serving.metrics.inline_metrics import InlineCollector
-from weft.serving.metrics.warm_metrics import WarmPoolCollector
-from weft.serving.runtime.rate_limited import make_limiter
+from weft.serving.metrics import ExportedMetrics, InlineCollector, WarmPoolCollector, gpu_collectors
+from weft.serving.runtime.idle import make_limiter
 from weft.serving.scheduler.rate_limiter import ResourceKey
 from weft.v2.client.wires import WireName
 from weft.v2.load_report import LoadReporter
@@ -176,9 +171,9 @@ class ServingCore(InferenceCore):
         """Whether the version ("" = any) serves; False for one that is not there. Raises NotFoundError."""
         model = self._find(name)
         if not version:
-            return any(not ready.served.outages.is_total for ready in model.ready_versions())
+            return any(not ready.served.crashed.includes_all for ready in model.ready_versions())
         try:
-            return not model.select(version).served.outages.is_total
+            return not model.select(version).served.crashed.includes_all
         except (NotFoundError, UnavailableError):
             return False
 

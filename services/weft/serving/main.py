@@ -8,7 +8,7 @@ from pathlib import Path
 from weft.base.repository.control import add_completion_argument, add_control_arguments, control_fault
 from weft.base.security.arguments import add_channel_arguments, server_fault
 from weft.serving.backends.base import Backend
-from weft.serving.calls.nested_calls import Callee
+from weft.serving.calls import Callee
 from weft.serving.config.placement import MAX_INSTANCES
 from weft.serving.core import DEFAULT_MAX_INSTANCES, DEFAULT_RESPONSE_CACHE_BYTES, ServingCore
 from weft.serving.lifecycle.warm_pool import WarmLimits

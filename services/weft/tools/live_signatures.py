@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from weft.base.errors import RemoteError, UnsupportedError
-from weft.router.repository.signatures import signatures_of
+from weft.router.repository.config import signatures_of
 from weft.router.targets.catalog import TargetCatalog
 from weft.router.targets.grpc_target import GrpcTarget
 from weft.v2.client.v2_client import V2Client

@@ -9,7 +9,7 @@ from google.protobuf.message import Message
 from weft.base.signature import TensorSpec
 from weft.base.text.pbtxt import Diagnostic, PbtxtError, parse
 from weft.base.versions import version_order
-from weft.router.repository.signatures import signature_of
+from weft.router.repository.config import signature_of
 from weft.tools.catalog import StaticCatalog
 from weft_protos import graph_service_pb2 as pb
 

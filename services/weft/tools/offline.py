@@ -9,7 +9,7 @@ from typing import Any
 from weft import backends as model
 from weft.backends import postprocess, preprocess
 from weft.base.errors import WeftError
-from weft.base.repository.layout import folders_of_models, is_ensemble, is_model_folder
+from weft.base.repository.layout import folders_of_models, is_model_folder, runs_in_router
 from weft.base.signature import ModelSignature
 from weft.base.text.pbtxt import Diagnostic, PbtxtError
 from weft.base.versions import is_version
@@ -57,7 +57,7 @@ def backends_of(service: str) -> dict[str, type[Backend]]:
 
 def is_graph(path: Path) -> bool:
     """Whether the file is a graph: any file but a ``config.pbtxt`` that declares no ensemble."""
-    return path.name != CONFIG_FILENAME or is_ensemble(path)
+    return path.name != CONFIG_FILENAME or runs_in_router(path)
 
 
 def require_regular(path: Path) -> None:

@@ -78,26 +78,26 @@ def train_heads(
     """
     import torch  # noqa: PLC0415  # seconds, and other commands do without
 
-    from weft.llm.models.fingerprint import fingerprint  # noqa: PLC0415
-    from weft.llm.models.model import LlamaModel  # noqa: PLC0415
-    from weft.llm.models.model_config import TransformerConfig  # noqa: PLC0415
-    from weft.llm.models.weight_parts import EMBEDDING, LM_HEAD  # noqa: PLC0415
+    from weft.llm.models.model import TransformerModel  # noqa: PLC0415
+    from weft.llm.models.registry import read_config  # noqa: PLC0415
     from weft.llm.models.weights import load_folder, numbers_of  # noqa: PLC0415
     from weft.llm.speculation import head_training  # noqa: PLC0415
     from weft.llm.speculation.medusa_heads import DESCRIPTION_FILENAME, MedusaHeads  # noqa: PLC0415
+    from weft.llm.weights.fingerprint import fingerprint  # noqa: PLC0415
+    from weft.llm.weights.parts import EMBEDDING, LM_HEAD  # noqa: PLC0415
 
     settings = head_training.HeadTraining(**training)
     if not force and (output / DESCRIPTION_FILENAME).exists():
         raise AlreadyExistsError(f"{output / DESCRIPTION_FILENAME} exists; nothing was done. --force writes over it")
     if device.partition(":")[0] == "cuda" and not torch.cuda.is_available():
         raise InvalidArgumentError(f"device must be cpu on this machine, which has no GPU for torch, got {device!r}")
-    config = TransformerConfig.from_folder(folder)
+    config = read_config(folder)
     token_ids = _token_ids(folder, data, config.vocab_size)[:max_tokens]
     own = fingerprint(folder)
     weights = load_folder(folder, config, dtype=torch.float32, device=device)
-    embedding = numbers_of(weights[EMBEDDING])
-    lm_head = embedding if config.tie_word_embeddings else numbers_of(weights[LM_HEAD])
-    model = LlamaModel(config, weights, dtype=torch.float32, device=device)
+    lm_head = numbers_of(weights[EMBEDDING if config.tie_word_embeddings else LM_HEAD])
+    embedding = numbers_of(weights[EMBEDDING]) * config.embedding_scale
+    model = TransformerModel(config, weights, dtype=torch.float32, device=device)
     heads, accuracies = head_training.train_heads(model, embedding, lm_head, token_ids, settings, on_step)
     rows = [HeadRow._make((*each.top_k, each.agreement, each.overlap)) for each in accuracies]
     facts = {"num_training_tokens": len(token_ids), "held_out": [row._asdict() for row in rows]}

@@ -1,4 +1,4 @@
-"""Errors of HTTP/2: what ends a connection, and what ends one stream (RFC 9113, sections 5.4 and 7)."""
+"""Errors of HTTP/2 (RFC 9113, sections 5.4 and 7)."""
 
 from enum import IntEnum
 
@@ -32,21 +32,5 @@ class Http2ConnectionError(Exception):
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         super().__init__(f"{code.name}: {reason}")
-        self.code = code
-        self.reason = reason
-
-
-class Http2StreamError(Exception):
-    """The peer broke the protocol on one stream, which ends with RST_STREAM; the connection goes on.
-
-    Args:
-        stream_id: The stream.
-        code: Sent to the peer.
-        reason: For the log.
-    """
-
-    def __init__(self, stream_id: int, code: ErrorCode, reason: str) -> None:
-        super().__init__(f"{code.name} on stream {stream_id}: {reason}")
-        self.stream_id = stream_id
         self.code = code
         self.reason = reason

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from tests.compat.graphs.shape import Request
 
 from weft.language import GraphPlan
-from weft.tools.explain.entry import ExplainedStep, Fate
+from weft.tools.explain.entry import ExplainedStep, StepOutcome
 from weft.tools.explain.question import RequestTexts, read_question
 from weft.tools.explain.render import render_json, render_text
 from weft.tools.explain.tree import explain
@@ -29,8 +29,8 @@ def explained_calls(plan: GraphPlan, request: Request) -> tuple[set[str], set[st
 def _calls(entry: ExplainedStep, *, is_certain: bool) -> Iterator[tuple[str, bool]]:
     """Models that steps below may call, and whether they do for certain; shadows may."""
     for child in entry.children:
-        if child.fate.can_run or child.fate is Fate.SHADOW:
-            is_sure = is_certain and child.fate is Fate.RUNS
+        if child.outcome.can_run or child.outcome is StepOutcome.SHADOW:
+            is_sure = is_certain and child.outcome is StepOutcome.RUNS
             if child.kind == "model":
                 yield child.target.partition("@")[0], is_sure
             yield from _calls(child, is_certain=is_sure)

@@ -10,8 +10,8 @@ from tests.unit.builders import execute_batch, make_served_request
 
 from weft.backends import BACKENDS
 from weft.backends import onnxruntime as backend_module
-from weft.backends.binding import MAX_GRAPHS, BoundOutput, BoundSession
-from weft.backends.pinned import PinnedPool
+from weft.backends.gpu import PinnedPool
+from weft.backends.onnxruntime import MAX_GRAPHS, BoundOutput, BoundSession
 from weft.serving.backends.base import InstanceContext
 from weft.serving.config.placement import count_gpus
 

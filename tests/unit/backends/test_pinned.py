@@ -6,7 +6,7 @@ import gc
 import numpy as np
 import pytest
 
-from weft.backends.pinned import PinnedPool
+from weft.backends.gpu import PinnedPool
 from weft.base.errors import InternalError
 
 

@@ -10,7 +10,7 @@ import torch
 from tests.unit.builders import execute_batch, load_backend, make_served_request
 
 from weft.backends import BACKENDS
-from weft.backends.torch_device import TorchDevice
+from weft.backends.pytorch import TorchDevice
 from weft.base.errors import InvalidArgumentError
 from weft.serving.backends.base import InstanceContext
 from weft.serving.config.placement import count_gpus

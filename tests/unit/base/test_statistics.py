@@ -3,7 +3,14 @@
 import pytest
 
 from weft.base.errors import WeftError
-from weft.base.statistics import LATENCY_BUCKETS_S, DurationCount, LatencyHistogram, ModelStatistics, failure_reason
+from weft.base.statistics import (
+    FINE_BUCKETS_S,
+    LATENCY_BUCKETS_S,
+    DurationCount,
+    LatencyHistogram,
+    ModelStatistics,
+    failure_reason,
+)
 
 
 def test_duration_count_adds_up():
@@ -55,3 +62,17 @@ def test_every_error_has_a_reason(cls):
         "UNAVAILABLE": "BACKEND",
     }
     assert expected.get(cls.code, "OTHER") == failure_reason(cls.code)
+
+
+def test_a_histogram_counts_and_finds_quantiles() -> None:
+    """Sum and count are exact, a quantile is the bound of its bucket, what is above all bounds is counted, too."""
+    histogram = LatencyHistogram(FINE_BUCKETS_S)
+    assert 0.0 == histogram.quantile(0.5)
+    histogram.observe(0.01, count=98)
+    histogram.observe(1.0)
+    histogram.observe(1e6)
+    assert (100, pytest.approx(0.98 + 1.0 + 1e6)) == (histogram.count, histogram.sum_s)  # type: ignore[comparison-overlap]
+    assert 0.01 <= histogram.quantile(0.5) < 0.012
+    assert 1.0 <= histogram.quantile(0.99) < 1.2
+    assert FINE_BUCKETS_S[-1] == histogram.quantile(1.0)
+    assert 1 == histogram.counts[-1]

@@ -13,7 +13,7 @@ from weft.capacity.costs.language_model import LanguageModel
 from weft.capacity.costs.onnx_model import OnnxModel
 from weft.capacity.costs.torch_model import TorchModel
 from weft.llm.config import EngineConfig
-from weft.llm.models.model import LlamaModel
+from weft.llm.models.model import TransformerModel
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.models.weights import random_weights
 
@@ -105,7 +105,7 @@ def test_a_torch_program_is_counted_by_its_operators(tmp_path: Path) -> None:
 def test_matrices_of_a_language_model_are_as_large_as_the_engine_makes_them(quantization: str) -> None:
     """The engine counts its own the same way."""
     engine = EngineConfig(dtype="float32", quantization=quantization)
-    made = LlamaModel(CONFIG, random_weights(CONFIG, 0), num_bits=engine.num_bits)
+    made = TransformerModel(CONFIG, random_weights(CONFIG, 0), num_bits=engine.num_bits)
     assert LanguageModel(CONFIG, engine).matrix_bytes == made.matrix_bytes
 
 
@@ -114,7 +114,7 @@ def test_the_cache_of_a_language_model_is_as_large_as_the_engine_makes_it(kv_cac
     """Scales of 8-bit codes included."""
     engine = EngineConfig(dtype="float32", kv_cache_dtype=kv_cache_dtype, num_blocks=20)
     dtype = torch.int8 if kv_cache_dtype == "int8" else None
-    kv = LlamaModel(CONFIG, random_weights(CONFIG, 0)).new_kv(20, engine.block_size, dtype)
+    kv = TransformerModel(CONFIG, random_weights(CONFIG, 0)).new_kv(20, engine.block_size, dtype)
     assert LanguageModel(CONFIG, engine).kv_bytes(1 << 40, 0) == kv.nbytes
 
 

@@ -99,7 +99,7 @@ def test_a_package_that_is_missing_is_told_by_what_installs_it(
     arguments: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Where only the base is installed, a command that needs more says so in one line."""
-    for name in ("weft.cli.commands.jobs.batch", "weft.cli.commands.models.optimize"):
+    for name in ("weft.cli.commands.batch", "weft.cli.commands.optimize"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "rich", None)
     monkeypatch.setitem(sys.modules, "rich.console", None)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.cli.__main__ import main, make_parser
+from weft.cli.__main__ import CommandParser, main, make_parser
 
 #: Commands that print facts; the others write files or drawings.
 WITH_FACTS = (
@@ -38,6 +38,8 @@ def commands(parser: argparse.ArgumentParser, prefix: str = "") -> dict[str, arg
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for name, command in action.choices.items():
+                if isinstance(command, CommandParser):
+                    command.load()
                 found |= {prefix + name: command} | commands(command, f"{prefix}{name} ")
     return found
 

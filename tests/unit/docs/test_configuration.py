@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.cli.arguments import mesh
+from weft.cli.commands import edge, up
 from weft.gateway.main import make_parser as make_gateway_parser
 from weft.router.arguments import add_arguments as add_router_arguments
 from weft.services.router import make_parser as make_router_parser
@@ -66,10 +66,8 @@ def serving_parser() -> argparse.ArgumentParser:
 
 def mesh_parser(name: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
-    commands = parser.add_subparsers()
-    mesh.add_commands(commands)
-    command: argparse.ArgumentParser = commands.choices[name]
-    return command
+    {"up": up, "edge": edge}[name].add_arguments(parser)
+    return parser
 
 
 def test_every_service() -> None:

@@ -6,6 +6,8 @@ import os
 import re
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -14,19 +16,27 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf.json_format import ParseDict
+from tests.unit.serving.builders import make_request
 
 from weft.base.core import CallContext, InferCall, InferResult
-from weft.base.errors import InvalidArgumentError, WeftError
+from weft.base.errors import DeadlineExceededError, InvalidArgumentError, ResourceExhaustedError, WeftError
 from weft.base.tensors import Array, bytes_tensor, decode, encode, split_bytes
+from weft.base.text.pbtxt import PbtxtError
 from weft.gateway.app import Gateway
 from weft.gateway.http.request_context import RequestTracker
 from weft.gateway.http.resources import Limits, Resources
 from weft.gateway.openai import ENDPOINTS
 from weft.gateway.openai.models import Models
-from weft.serving.backends.base import Backend
+from weft.serving.backends.base import Backend, Batch
+from weft.serving.config import define_model
 from weft.serving.core import ServingCore
+from weft.serving.queues import QUEUES, PolicyQueue
+from weft.serving.queues.settings import SchedulerSettings, WaitPolicy
+from weft.serving.request.request import InferenceResponse, Outcome
+from weft.serving.scheduler.batcher import make_batcher
 from weft_protos.model_config_pb2 import ModelConfig
 
+S = 1_000_000_000
 PAGE = (Path(__file__).parents[3] / "docs/extending.md").read_text()
 
 
@@ -85,6 +95,164 @@ def test_a_backend(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     weight, bias = np.arange(6, dtype=np.float32).reshape(3, 2), np.array([1, -1], np.float32)
     np.savez(folder / "1" / "weights.npz", weight=weight, bias=bias)
     assert np.allclose(given @ weight + bias, asyncio.run(infer(folder.parent, backends, given)))
+
+
+@pytest.fixture
+def edf(monkeypatch: pytest.MonkeyPatch) -> type[PolicyQueue]:
+    """The queue policy of the page, registered."""
+    (code,) = blocks("A queue policy", "python")
+    queue: type[PolicyQueue] = module(code, "edf").EarliestDeadlineQueue
+    monkeypatch.setitem(QUEUES, "edf", queue)
+    return queue
+
+
+def queued(edf: type[PolicyQueue], *deadlines_s: int | None, **settings: Any) -> tuple[PolicyQueue, list[Any], Any]:
+    """A queue with requests of these deadlines, the requests, and the settings, for batches of four rows."""
+    made = SchedulerSettings(4, is_batching=True, queue_policy="edf", **settings)
+    queue, requests = edf(made), [make_request(deadline_ns=at_s and at_s * S) for at_s in deadlines_s]
+    for request in requests:
+        queue.add(request, 0)
+    queue.check_integrity()
+    return queue, requests, made
+
+
+def test_a_queue_policy_orders_batches(edf: type[PolicyQueue]) -> None:
+    """Batches are formed of the nearest deadlines; equal ones are served by arrival, and those without one last."""
+    queue, requests, settings = queued(edf, None, 9, None, 5, 9, 7)
+    batcher, batches = make_batcher(settings), []
+    while batch := batcher.next_batch(queue, 0).requests:
+        queue.take(batch, 0)
+        queue.check_integrity()
+        batches.append([requests.index(request) for request in batch])
+    assert batches == [[3, 5, 1, 4], [0, 2]]
+
+
+def test_a_queue_policy_waits_no_longer_than_a_member_may(edf: type[PolicyQueue]) -> None:
+    """The batcher holds requests back for others, and sends them in time for the nearest deadline."""
+    queue, (slow, urgent), settings = queued(edf, 60, 8, max_queue_delay_us=10 * 1_000_000)
+    batcher = make_batcher(settings)
+    assert ([], 4 * S, None) == batcher.next_batch(queue, 0)
+    assert [urgent, slow] == batcher.next_batch(queue, 4 * S).requests
+
+
+def test_a_queue_policy_expires_and_withdraws(edf: type[PolicyQueue]) -> None:
+    """What is too late leaves with an error when its time comes, what is cancelled at once, and the rest stays."""
+    queue, (first, second, last, other), _ = queued(edf, 5, 9, None, 9)
+    assert 5 * S == queue.next_expiry_ns()
+    assert [first] == [expired.request for expired in queue.expire(5 * S)]
+    assert (True, False, False) == (queue.remove(second), queue.remove(second), queue.remove(first))
+    assert [other, last] == list(queue)
+    queue.check_integrity()
+
+
+def test_a_queue_policy_refuses_and_puts_back(edf: type[PolicyQueue]) -> None:
+    """A full queue refuses, a passed deadline too; a timeout with DELAY moves a request to those without deadline."""
+    policy = WaitPolicy("DELAY", default_timeout_us=1_000_000, max_queue_size=2)
+    queue, (urgent, late), _ = queued(edf, 5, None, default_policy=policy)
+    with pytest.raises(ResourceExhaustedError, match="Exceeds maximum queue size: 2 requests wait already"):
+        queue.add(make_request(), 0)
+    assert [] == queue.expire(S)
+    assert [urgent, late] == list(queue)
+    queue.remove(late)
+    with pytest.raises(DeadlineExceededError):
+        queue.add(make_request(deadline_ns=S), S)
+    queue.add(soon := make_request(deadline_ns=9 * S), S)
+    assert [soon, urgent] == list(queue)
+    assert [urgent] == [expired.request for expired in queue.expire(5 * S)]
+    queue.check_integrity()
+
+
+def test_a_queue_policy_tells_what_goes_before(edf: type[PolicyQueue]) -> None:
+    """A deadline is held against the rows that are served first, those of nearer deadlines, and only those."""
+    queue, _, _ = queued(edf, None, 5, 9)
+    deadlines_s = (1, 5, 7, 9, None)
+    rows = [queue.num_rows_before(make_request(deadline_ns=at_s and at_s * S)) for at_s in deadlines_s]
+    assert [0, 1, 1, 2, 3] == rows
+
+
+async def test_a_queue_policy_serves_a_model(edf: type[PolicyQueue], folder: Path) -> None:
+    """A model that names it in its configuration answers requests in its order."""
+    (config,) = blocks("A queue policy", "pbtxt")
+    (folder / "config.pbtxt").write_text(config.replace("max_batch_size: 8", "max_batch_size: 1"))
+    is_open, begun, executed = threading.Event(), asyncio.Event(), []
+    loop = asyncio.get_running_loop()
+
+    class Gate(Backend):
+        def load(self) -> None:
+            pass
+
+        def execute(self, batch: Batch) -> list[Outcome]:
+            loop.call_soon_threadsafe(begun.set)
+            assert is_open.wait(10)
+            executed.extend(int(request.array("X")[0, 0]) for request in batch.requests)
+            return [InferenceResponse({"Y": request.array("X")}) for request in batch.requests]
+
+    core = ServingCore(folder.parent, {"log": Gate}, num_gpus=0)
+    await core.start()
+    answers = []
+    for number, left_s in enumerate((None, None, 60, 30)):
+        deadline_ns = None if left_s is None else time.monotonic_ns() + left_s * S
+        call = InferCall("m", inputs={"X": encode(np.full((1, 2), number, np.float32))})
+        answers.append(asyncio.ensure_future(core.infer(call, CallContext(deadline_ns=deadline_ns))))
+        if number == 0:
+            await begun.wait()  # the others wait for the instance
+    await asyncio.sleep(0)
+    is_open.set()
+    await asyncio.gather(*answers)
+    await core.close(grace_s=5)
+    assert [0, 3, 2, 1] == executed
+
+
+@pytest.mark.parametrize(
+    ("name", "batching", "fault"),
+    [
+        ("fifo", "", r"config.pbtxt:6:56: .*'queue_policy' must be one of priority_levels, edf, got 'fifo'"),
+        ("edf", "priority_levels: 2 default_priority_level: 1", r"config.pbtxt:3:37: .*'edf' has no levels; remove"),
+    ],
+)
+def test_a_queue_policy_is_checked(edf: type[PolicyQueue], folder: Path, name: str, batching: str, fault: str) -> None:
+    """A name that is not registered, and levels beside a policy without them, are told with file, line and column."""
+    (config,) = blocks("A queue policy", "pbtxt")
+    config = config.replace('"edf"', f'"{name}"').replace("max_queue_delay_microseconds: 100", batching)
+    (folder / "config.pbtxt").write_text(config)
+    with pytest.raises(PbtxtError, match=fault):
+        define_model(folder, (1,), {"log": Backend}, num_gpus=0)  # type: ignore[type-abstract]
+
+
+def test_an_llm_architecture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The class reads a folder of transformers, and its logits are those of transformers, in chunks too."""
+    import torch
+    import transformers
+
+    from weft.llm.models import registry
+    from weft.llm.models.model import TransformerModel
+    from weft.llm.models.weights import load_folder
+
+    (code,) = blocks("An LLM architecture", "python")
+    monkeypatch.setattr(registry, "ARCHITECTURES", [*registry.ARCHITECTURES, module(code, "phi3").Phi3])
+    transformers.utils.logging.disable_progress_bar()
+    torch.manual_seed(0)
+    shape = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "pad_token_id": 0}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 9, "attn_implementation": "eager"}
+    theirs = transformers.Phi3ForCausalLM(transformers.Phi3Config(**shape, **heads)).eval()
+    for parameter in theirs.parameters():
+        parameter.data.mul_(6.0 if parameter.dim() == 2 else 1.0)  # so that a wrong mask or rotation shows
+    theirs.save_pretrained(tmp_path)
+    text, block_size = torch.randint(0, 64, (30,)), 32
+    with torch.no_grad():
+        expected = theirs(text.unsqueeze(0)).logits[0]
+    config = registry.read_config(tmp_path)
+    model = TransformerModel(config, load_folder(tmp_path, config), max_model_len=64)
+    kv, logits, first = model.new_kv(2, block_size), [], 0
+    for chunk in text.split([13, 1, 16]):
+        end = first + len(chunk)
+        table, ends = torch.ones(1, 1, dtype=torch.int32), torch.tensor([end], dtype=torch.int32)
+        start = torch.tensor([0, len(chunk)], dtype=torch.int32)
+        places = torch.arange(first, end)
+        hidden = model.forward(chunk, places.int(), kv, table, start, ends, block_size + places, len(chunk), end)
+        logits.append(model.logits(hidden))
+        first = end
+    torch.testing.assert_close(torch.cat(logits), expected, atol=1e-4, rtol=1e-5)
 
 
 COMPARE = """

@@ -2,8 +2,8 @@
 
 import pytest
 
-from weft.language.bandit_algorithms import ALGORITHMS
-from weft.language.plan import BanditPlan, Binding
+from weft.language.bandit_algorithms import ALGORITHMS, BanditPlan
+from weft.language.plan import Binding
 from weft.router.operators.cascade import CascadePlan
 
 

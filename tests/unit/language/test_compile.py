@@ -7,6 +7,7 @@ import pytest
 
 from weft.base.errors import InvalidArgumentError
 from weft.language import GraphError, GraphSource, model_config
+from weft.language.dialects import TRITON
 from weft.language.plan import Binding, CallPlan, NodePlan
 from weft.router.combine import METHODS
 from weft.router.compile import check_graph, compile_graph
@@ -144,7 +145,7 @@ def test_an_optional_input_is_bound_where_it_may_be_absent(compiled):
 def test_a_triton_ensemble_is_a_graph(compiled):
     """Steps of a Triton Inference Server ensemble may stand in any order; data dependencies make the sequence."""
     plan = compiled("ensemble_pipeline")
-    assert plan.is_ensemble
+    assert plan.dialect is TRITON
     assert "ensemble" == plan.signature.platform
     assert [("resnet50", (), 1), ("decode_resize", (0,), 0)] == [
         (step.name, step.consumers, step.num_dependencies) for step in plan.root.steps

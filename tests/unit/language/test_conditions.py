@@ -14,12 +14,11 @@ from weft.base.errors import InvalidArgumentError
 from weft.base.tensors import WireTensor, bytes_tensor, encode
 from weft.language.plan import OK, Binding
 from weft.language.request_scope import RequestScope
-from weft.language.types.compile_condition import ConditionError, Sight, compile_condition
-from weft.language.types.conditions import KEY, WHEN, CelCondition, Purpose
+from weft.language.types.compile_condition import ConditionError, VisibleBindings, compile_condition
+from weft.language.types.conditions import KEY, MAX_LIST_ELEMENTS, WHEN, CelCondition, Purpose
 from weft.language.types.expression import Fault, read_expression
-from weft.language.types.readings import MAX_LIST_ELEMENTS
 from weft.language.types.signatures import TensorType
-from weft.router.tensors.rows import split
+from weft.router.tensors import split
 
 PROBS = np.array([[0.1, 0.2, 0.3, 0.4]], np.float32)
 TENSORS = {
@@ -58,14 +57,14 @@ def _type(name: str) -> TensorType:
 
 TYPES = {name: _type(name) for name in TENSORS}
 SLOTS = {name: slot for slot, name in enumerate(TENSORS)}
-STEPS = Sight({"lid": TensorType.unknown("a step")}, {"lid": len(TENSORS)}, {"post": "stands later"})
-SIGHTS = {"inputs": Sight(TYPES, SLOTS), "steps": STEPS}
+STEPS = VisibleBindings({"lid": TensorType.unknown("a step")}, {"lid": len(TENSORS)}, {"post": "stands later"})
+VISIBLE = {"inputs": VisibleBindings(TYPES, SLOTS), "steps": STEPS}
 FRAME = [*TENSORS.values(), None]
 REQUEST = RequestScope({"tier": "std", "count": 3, "ratio": 2.5, "on": True}, {"x-user-id": "u1"}, "r1", 2, None)
 
 
 def _compile(source: str, purpose: Purpose = WHEN) -> CelCondition:
-    return compile_condition(read_expression(source), purpose, SIGHTS, node="n")
+    return compile_condition(read_expression(source), purpose, VISIBLE, node="n")
 
 
 @pytest.mark.parametrize(
@@ -266,7 +265,7 @@ def test_an_evaluation_is_bounded():
         (
             "max(outputs.PROBS) > 0.5",
             12,
-            "'when' does not see 'outputs'; 'accept' in a cascade and 'while' of a loop do",
+            "'when' does not see 'outputs'",
         ),
         ("steps.lid", 0, "ask whether a step gave an answer: has(steps.NAME)"),
         ("steps.lif.ok", 6, "unknown step 'lif'; did you mean 'lid'?"),
@@ -304,9 +303,9 @@ def test_a_step_is_ok_if_its_slot_holds_something(ok):
 def test_accept_and_while_see_outputs_beside_inputs(purpose):
     """inputs.X and outputs.X are two tensors; the value is true or false."""
     types = {"X": TensorType("INT64", (1,), is_batched=False, is_optional=False, origin="the test")}
-    sights = {"inputs": Sight(types, {"X": 0}), "outputs": Sight(types, {"X": 1})}
+    visible = {"inputs": VisibleBindings(types, {"X": 0}), "outputs": VisibleBindings(types, {"X": 1})}
     condition = compile_condition(
-        read_expression("inputs.X[0] < outputs.X[0] && max(outputs.X) == 2"), purpose, sights, node="n"
+        read_expression("inputs.X[0] < outputs.X[0] && max(outputs.X) == 2"), purpose, visible, node="n"
     )
     assert (Binding("X", 0), Binding("X", 1)) == condition.tensors
     assert condition.evaluate([encode(np.array([1])), encode(np.array([2]))], REQUEST) is True
@@ -344,7 +343,7 @@ ROW_TYPES = {
 }
 ROW_CONDITIONS = [
     compile_condition(
-        read_expression(source), WHEN, {"inputs": Sight(ROW_TYPES, {n: i for i, n in enumerate(ROW_TYPES)})},
+        read_expression(source), WHEN, {"inputs": VisibleBindings(ROW_TYPES, {n: i for i, n in enumerate(ROW_TYPES)})},
         node="n",
     )
     for source in ROW_SOURCES
@@ -414,8 +413,8 @@ def test_one_element_of_a_large_tensor_is_read_without_the_others(source):
         "X": TensorType("FP32", (-1,), is_batched=True, is_optional=False, origin="the test"),
         "T": TensorType("BYTES", (-1,), is_batched=True, is_optional=False, origin="the test"),
     }
-    sight = Sight(types, {"X": 0, "T": 1})
-    condition = compile_condition(read_expression(source), WHEN, {"inputs": sight}, node="n")
+    bindings = VisibleBindings(types, {"X": 0, "T": 1})
+    condition = compile_condition(read_expression(source), WHEN, {"inputs": bindings}, node="n")
     count = 1_000_000
     frame = [WireTensor("FP32", (1, count), bytes(4 * count)), WireTensor("BYTES", (1, count), bytes(4 * count))]
     tracemalloc.start()
@@ -437,7 +436,7 @@ def test_a_row_without_strings_has_no_text():
     """text() of rows that are empty fails the request."""
     types = {"T": TensorType("BYTES", (-1,), is_batched=True, is_optional=False, origin="the test")}
     condition = compile_condition(
-        read_expression("text(inputs.T) == 'a'"), WHEN, {"inputs": Sight(types, {"T": 0})}, node="n"
+        read_expression("text(inputs.T) == 'a'"), WHEN, {"inputs": VisibleBindings(types, {"T": 0})}, node="n"
     )
     with pytest.raises(InvalidArgumentError, match=r"the BYTES tensor of shape \[2, 0\] has no first string"):
         condition.evaluate_rows([bytes_tensor([], (2, 0))], REQUEST, 2)
@@ -447,7 +446,7 @@ def test_a_row_with_many_elements_is_not_turned_into_a_list():
     """The limit of elements is one of a row."""
     types = {"X": TensorType("FP32", (-1,), is_batched=True, is_optional=False, origin="the test")}
     condition = compile_condition(
-        read_expression("inputs.X.all(x, x > 0.5)"), WHEN, {"inputs": Sight(types, {"X": 0})}, node="n"
+        read_expression("inputs.X.all(x, x > 0.5)"), WHEN, {"inputs": VisibleBindings(types, {"X": 0})}, node="n"
     )
     frame = [encode(np.ones((2, MAX_LIST_ELEMENTS), np.float32))]
     assert [True, True] == condition.evaluate_rows(frame, REQUEST, 2)
@@ -473,4 +472,4 @@ def test_a_tensor_of_unknown_type_fits_everything():
     """Without a catalog a tensor has no type; conditions on it are checked as far as they go."""
     types = {"X": TensorType.unknown("the test")}
     for source in ("max(inputs.X) > 1", "text(inputs.X) == 'a'", "inputs.X[0][1] == 3"):
-        compile_condition(read_expression(source), WHEN, {"inputs": Sight(types, {"X": 0})}, node="n")
+        compile_condition(read_expression(source), WHEN, {"inputs": VisibleBindings(types, {"X": 0})}, node="n")

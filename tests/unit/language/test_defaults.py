@@ -6,8 +6,8 @@ import pytest
 from weft.base.tensors import NUMPY_BY_DATATYPE, WireTensor, bytes_tensor, decode, encode
 from weft.language import GraphSource
 from weft.language.compiler.defaults import default_tensor
+from weft.language.syntax.file import GraphReport
 from weft.language.syntax.parse import parse_graph
-from weft.language.syntax.report import GraphReport
 from weft.language.types.signatures import TensorType
 from weft.router.operators import KINDS
 from weft.router.policies import POLICIES

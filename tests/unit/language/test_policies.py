@@ -4,10 +4,9 @@ import pytest
 from google.protobuf import text_format
 
 from weft.language import GraphSource
-from weft.language.checks.remaining import min_remaining_ms
-from weft.language.policy import GivenPolicies
+from weft.language.checks.fields import min_remaining_ms
+from weft.language.syntax.file import GivenPolicies, GraphReport
 from weft.language.syntax.parse import parse_graph
-from weft.language.syntax.report import GraphReport
 from weft.router.operators import KINDS
 from weft.router.policies import POLICIES
 from weft.router.policies.cache import CachePlan

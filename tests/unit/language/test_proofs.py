@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from weft.base.tensors import encode
 from weft.language.request_scope import RequestScope
-from weft.language.types.compile_condition import Sight, compile_condition
+from weft.language.types.compile_condition import VisibleBindings, compile_condition
 from weft.language.types.conditions import WHEN
 from weft.language.types.expression import read_expression
 from weft.language.types.signatures import TensorType
 
 KNOWN = TensorType("FP32", (1,), is_batched=True, is_optional=True, origin="the test")
-SIGHTS = {"inputs": Sight({"PROBS": KNOWN, "ABSENT": KNOWN}, {"PROBS": 0, "ABSENT": 1})}
+VISIBLE = {"inputs": VisibleBindings({"PROBS": KNOWN, "ABSENT": KNOWN}, {"PROBS": 0, "ABSENT": 1})}
 FRAME = [encode(np.array([[0.7]], np.float32)), None]
 
 
@@ -79,5 +79,5 @@ def test_a_test_whose_tensors_are_proved_never_fails(source):
     """Where every tensor that may be absent is tested as the compiler demands, no absence fails a request."""
     expression = read_expression(source)
     if not expression.unproved:
-        condition = compile_condition(expression, WHEN, SIGHTS, node="n")
+        condition = compile_condition(expression, WHEN, VISIBLE, node="n")
         assert condition.evaluate(FRAME, RequestScope({}, {})) in (True, False)

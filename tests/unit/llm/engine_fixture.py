@@ -13,7 +13,7 @@ import torch
 from weft.llm.config import EngineConfig, TransformerConfig
 from weft.llm.engine import Engine
 from weft.llm.metrics import EngineMetrics, EngineObserver
-from weft.llm.models.model import LlamaModel
+from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
 from weft.llm.request import Delta, EngineRequest, TokenLogprobs
 from weft.llm.runner import ModelRunner, StepTokens
@@ -46,10 +46,12 @@ _TIMEOUT_S = 60.0
 
 
 @cache
-def _model(shape: str, dtype: str, is_deterministic: bool, quantization: str) -> LlamaModel:
+def _model(shape: str, dtype: str, is_deterministic: bool, quantization: str) -> TransformerModel:
     config, num_bits = SHAPES[shape], {"int8": 8, "int4": 4}.get(quantization, 0)
     weights = random_weights(config, seed=3)
-    return LlamaModel(config, weights, dtype=getattr(torch, dtype), deterministic=is_deterministic, num_bits=num_bits)
+    return TransformerModel(
+        config, weights, dtype=getattr(torch, dtype), deterministic=is_deterministic, num_bits=num_bits
+    )
 
 
 class HookedRunner(ModelRunner):
@@ -71,7 +73,7 @@ class HookedRunner(ModelRunner):
 def make_engine(
     *,
     shape: str = "narrow",
-    model: LlamaModel | None = None,
+    model: TransformerModel | None = None,
     observer: EngineObserver | None = None,
     on_lost: Callable[[Any], None] = lambda error: None,
     before_step: Callable[[ForwardPlan], None] = lambda plan: None,
@@ -232,7 +234,7 @@ def random_prompts(count: int, least: int, most: int, seed: int = 0) -> list[lis
 
 def logits_of_text(config: TransformerConfig, weights: dict[str, Any], token_ids: torch.Tensor) -> torch.Tensor:
     """Logits of every position of a text, ``[T, V]``, which one block of the cache holds; deterministic."""
-    model = LlamaModel(config, weights, deterministic=True)
+    model = TransformerModel(config, weights, deterministic=True)
     count, block_size = len(token_ids), 32
     hidden = model.forward(
         token_ids,

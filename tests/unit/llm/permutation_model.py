@@ -6,8 +6,8 @@ import torch
 
 from weft.base.errors import InvalidArgumentError
 from weft.llm.config import TransformerConfig
-from weft.llm.models.weight_parts import EMBEDDING, LM_HEAD
 from weft.llm.models.weights import Weights, random_weights
+from weft.llm.weights.parts import EMBEDDING, LM_HEAD
 
 
 def permutation_weights(

@@ -13,9 +13,10 @@ import torch
 from safetensors.torch import save_file
 
 from weft.llm.config import TransformerConfig
-from weft.llm.models.weight_parts import Part, weight_parts
+from weft.llm.models.llama import Llama
+from weft.llm.weights.parts import Part
 
-CONFIG = TransformerConfig(
+CONFIG = Llama(
     vocab_size=64,
     hidden_size=64,
     intermediate_size=128,
@@ -80,7 +81,7 @@ def save_folder(
 
 def all_parts(config: TransformerConfig) -> list[Part]:
     """Every tensor of a folder that is not quantised."""
-    return [part for parts in weight_parts(config).values() for part in parts]
+    return [part for parts in config.weight_parts().values() for part in parts]
 
 
 def config_json(config: TransformerConfig, quantization: dict[str, Any] | None) -> dict[str, Any]:

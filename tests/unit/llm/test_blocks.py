@@ -8,8 +8,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from weft.llm.kv_window import KvWindow
-from weft.llm.scheduler.block_hashes import BlockHasher
-from weft.llm.scheduler.blocks import NULL_BLOCK, OFFLOADED, BlockPool
+from weft.llm.scheduler.blocks import NULL_BLOCK, OFFLOADED, BlockHasher, BlockPool
 from weft.llm.scheduler.offload import OffloadTier
 
 P = 4

@@ -15,7 +15,7 @@ from tests.unit.llm.speculation import proposers
 
 from weft.base.errors import DeadlineExceededError, InternalError
 from weft.llm.engine import Engine
-from weft.llm.models.model import LlamaModel
+from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
 from weft.llm.request import Delta
 from weft.llm.scheduler.plan import ForwardPlan
@@ -33,9 +33,9 @@ _NUM_BITS = {"none": 0, "int8": 8, "int4": 4}
 
 
 @cache
-def _model(window: int, dtype: str, quantization: str) -> LlamaModel:
+def _model(window: int, dtype: str, quantization: str) -> TransformerModel:
     config = replace(MODEL, sliding_window=window, intermediate_size=64)
-    return LlamaModel(
+    return TransformerModel(
         config,
         dict(random_weights(config, seed=3)),
         dtype=getattr(torch, dtype),
@@ -44,7 +44,7 @@ def _model(window: int, dtype: str, quantization: str) -> LlamaModel:
     )
 
 
-def _speculation(name: str, model: LlamaModel, num_drafts: int) -> dict[str, Any]:
+def _speculation(name: str, model: TransformerModel, num_drafts: int) -> dict[str, Any]:
     if name == "none":
         return {}
     if name == "ngram":

@@ -11,6 +11,8 @@ import pytest
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.llm.config import EngineConfig, TransformerConfig
+from weft.llm.models.llama import Llama
+from weft.llm.models.registry import config_from_json, read_config
 
 _LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -35,13 +37,12 @@ _LLAMA3_ROPE = {
 
 
 def _config(architecture: str = "Llama", **changes: Any) -> TransformerConfig:
-    return TransformerConfig.from_json({**_LLAMA, "architectures": [f"{architecture}ForCausalLM"], **changes})
+    return config_from_json({**_LLAMA, "architectures": [f"{architecture}ForCausalLM"], **changes})
 
 
 def test_llama() -> None:
     """Every field of a plain ``config.json`` arrives, and what it does not say has the default of the architecture."""
-    expected = TransformerConfig(
-        architecture="LlamaForCausalLM",
+    expected = Llama(
         vocab_size=1000,
         hidden_size=64,
         intermediate_size=128,
@@ -189,21 +190,21 @@ def test_unsupported_windows(architecture: str, fields: dict[str, Any], name: st
 def test_folder(tmp_path: Path) -> None:
     """End-of-text tokens of ``generation_config.json`` go before those of ``config.json``."""
     (tmp_path / "config.json").write_text(json.dumps(_LLAMA))
-    assert (2,) == TransformerConfig.from_folder(tmp_path).eos_token_ids
+    assert (2,) == read_config(tmp_path).eos_token_ids
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
-    assert (7, 9) == TransformerConfig.from_folder(tmp_path).eos_token_ids
+    assert (7, 9) == read_config(tmp_path).eos_token_ids
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.6}')
-    assert (2,) == TransformerConfig.from_folder(tmp_path).eos_token_ids
+    assert (2,) == read_config(tmp_path).eos_token_ids
 
 
 def test_folder_that_is_none(tmp_path: Path) -> None:
     """A folder without ``config.json``, and files that are not JSON objects, are said to be so."""
     with pytest.raises(NotFoundError, match=r"no config\.json in"):
-        TransformerConfig.from_folder(tmp_path)
+        read_config(tmp_path)
     for text in ("{", "[]", "[" * 100_000, "\xff"):
         (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
         with pytest.raises(InvalidArgumentError, match=r"config\.json (is not JSON|must hold a JSON object)"):
-            TransformerConfig.from_folder(tmp_path)
+            read_config(tmp_path)
 
 
 def test_engine_defaults() -> None:

@@ -13,7 +13,7 @@ from tests.unit.llm.engine_fixture import (
 )
 from tests.unit.llm.permutation_model import permutation, permutation_weights
 
-from weft.llm.models.model import LlamaModel
+from weft.llm.models.model import TransformerModel
 from weft.llm.sampling_params import UNLIMITED_TOKENS
 
 
@@ -88,7 +88,7 @@ def test_log_probabilities_are_the_models_own():
 def test_the_permutation_model_says_its_text_in_a_mixed_batch():
     """Without deterministic mode, too, the tokens of a model with a wide margin are the known text."""
     successors = permutation(VOCAB_SIZE, 5)
-    model = LlamaModel(MODEL, permutation_weights(MODEL, 5))
+    model = TransformerModel(MODEL, permutation_weights(MODEL, 5))
     prompts = random_prompts(12, 1, 50)
     answers = _greedy(prompts)
     serve(answers, model=model, deterministic=False, max_num_seqs=6, max_num_batched_tokens=32)

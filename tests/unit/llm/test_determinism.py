@@ -8,10 +8,10 @@ import torch
 from tests.unit.llm.engine_fixture import SHAPES, Answer, alone, finish, make_engine, random_prompts, serve
 from tests.unit.llm.speculation_fixture import Oracle
 
-from weft.llm.models.model import LlamaModel
+from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
 from weft_kernels import jit
-from weft_kernels.linear import cpu, onednn
+from weft_kernels.linear import onednn, products
 
 _NEEDLE = random_prompts(1, 33, 33, seed=7)[0]
 _SAMPLED = {"temperature": 1.0, "seed": 12345, "max_tokens": 12, "logprobs": 5}
@@ -62,7 +62,7 @@ def test_neighbours_are_felt_only_without_deterministic_mode(
     monkeypatch.setattr(jit, "is_available", lambda: False)
     monkeypatch.setattr(onednn, "is_native", lambda dtype: False)
     weights = random_weights(SHAPES["wide"], seed=3)
-    model = LlamaModel(SHAPES["wide"], weights, dtype=getattr(torch, dtype), deterministic=deterministic)
+    model = TransformerModel(SHAPES["wide"], weights, dtype=getattr(torch, dtype), deterministic=deterministic)
     logprobs = []
     for num_others in (0, 63):
         needle = Answer(_NEEDLE, **_SAMPLED)  # type: ignore[arg-type]
@@ -89,12 +89,12 @@ def test_compiled_products_need_no_mode(
 
     So they are with drafts, with a KV cache of codes, and where sampled.
     """
-    if not (cpu.has_panels(getattr(torch, dtype)) and cpu.has_panels(needed)):
+    if not (products.has_panels(getattr(torch, dtype)) and products.has_panels(needed)):
         pytest.skip("this CPU lacks the instructions, or numba is not installed")
-    monkeypatch.setattr(cpu, "_are_panels_faster", lambda dtype, shape: True)
+    monkeypatch.setattr(products, "_are_panels_faster", lambda dtype, shape: True)
     config = replace(SHAPES["wide"], intermediate_size=320)
     num_bits = {"none": 0, "int8": 8, "int4": 4}[quantization]
-    model = LlamaModel(config, random_weights(config, seed=3), dtype=getattr(torch, dtype), num_bits=num_bits)
+    model = TransformerModel(config, random_weights(config, seed=3), dtype=getattr(torch, dtype), num_bits=num_bits)
     options = {"model": model, "deterministic": False, "dtype": dtype, "kv_cache_dtype": "int8"}
 
     def answers() -> list[Answer]:

@@ -29,14 +29,13 @@ from weft.base.errors import (
     UnavailableError,
 )
 from weft.llm import engine as engine_module
-from weft.llm.engine import Engine
+from weft.llm.engine import Engine, RequestLimits
 from weft.llm.metrics import EngineObserver, RequestMetrics
-from weft.llm.models.model import LlamaModel
-from weft.llm.models.weight_parts import EMBEDDING
+from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
 from weft.llm.request import Delta
-from weft.llm.request_limits import RequestLimits
 from weft.llm.scheduler.sequence import Sequence
+from weft.llm.weights.parts import EMBEDDING
 
 _PROMPTS = random_prompts(6, 10, 40)
 
@@ -529,7 +528,7 @@ def test_logits_that_are_no_numbers_fail_their_request_alone():
     weights = dict(random_weights(MODEL, seed=3))
     weights[EMBEDDING] = weights[EMBEDDING].clone()
     weights[EMBEDDING][95] = float("nan")
-    engine = make_engine(model=LlamaModel(MODEL, weights, dtype=torch.float32, deterministic=True))
+    engine = make_engine(model=TransformerModel(MODEL, weights, dtype=torch.float32, deterministic=True))
     prompts = [[token % 90 for token in prompt] for prompt in _PROMPTS[:3]]
     spoiled = Answer([95, *prompts[0]], max_tokens=5, n=2, temperature=1.0, logprobs=2)
     others = [Answer(prompt, max_tokens=5, logprobs=2) for prompt in prompts]

@@ -15,16 +15,19 @@ from tests.unit.llm.engine_fixture import logits_of_text
 
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.llm.config import TransformerConfig
-from weft.llm.models.gguf.blocks import BLOCK_TYPES, to_weight
-from weft.llm.models.gguf.model_metadata import config_of_gguf
-from weft.llm.models.weight_parts import EMBEDDING, LM_HEAD, weight_parts
+from weft.llm.models.gemma3 import Gemma3
+from weft.llm.models.llama import Llama
+from weft.llm.models.qwen2 import Qwen2
+from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder
-from weft_kernels.linear import cpu
+from weft.llm.weights.gguf.source import BLOCK_TYPES, to_weight
+from weft.llm.weights.parts import EMBEDDING, LM_HEAD
+from weft_kernels.linear import products
 from weft_kernels.linear.quantized import QuantizedWeight
 
 torch.set_num_threads(1)
 
-_CONFIG = TransformerConfig(
+_CONFIG = Llama(
     vocab_size=48,
     hidden_size=256,
     intermediate_size=256,
@@ -53,15 +56,15 @@ _LAYER_NAMES = {
 @pytest.fixture(autouse=True)
 def _exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products are those with the numbers of the codes; where a CPU multiplies codes it rounds activations too."""
-    monkeypatch.setattr(cpu, "has_panels", lambda dtype: False)
+    monkeypatch.setattr(products, "has_panels", lambda dtype: False)
 
 
-def _file_name(name: str) -> str:
+def _file_name(name: str, names: dict[str, str]) -> str:
     whole = {EMBEDDING: "token_embd.weight", "model.norm.weight": "output_norm.weight", LM_HEAD: "output.weight"}
     if name in whole:
         return whole[name]
     _, _, index, *module, kind = name.split(".")
-    return f"blk.{index}.{_LAYER_NAMES['.'.join(module)]}.{kind}"
+    return f"blk.{index}.{(_LAYER_NAMES | names)['.'.join(module)]}.{kind}"
 
 
 def _blocks(type_id: int, shape: tuple[int, int], random: np.random.Generator) -> np.ndarray:
@@ -91,6 +94,7 @@ def write_gguf(
     architecture: str = "llama",
     change: Callable[[gguf.GGUFWriter], Any] = lambda writer: None,
     without: str = "",
+    names: dict[str, str] | None = None,
 ) -> dict[str, torch.Tensor]:
     """Write ``model.gguf``; returns every weight by its name in a Hugging Face folder, as numbers."""
     random = np.random.default_rng(0)
@@ -110,8 +114,8 @@ def write_gguf(
     writer.add_eot_token_id(3)
     change(writer)
     numbers = {}
-    for part in (part for parts in weight_parts(config).values() for part in parts):
-        name, kind = _file_name(part.name), GgmlType.F32 if len(part.shape) == 1 else type_of(part.name)
+    for part in (part for parts in config.weight_parts().values() for part in parts):
+        name, kind = _file_name(part.name, names or {}), GgmlType.F32 if len(part.shape) == 1 else type_of(part.name)
         if kind in (GgmlType.F32, GgmlType.F16):
             stored = random.normal(1 if "norm" in name else 0, 0.1, part.shape)
             stored = stored.astype(np.float16 if kind == GgmlType.F16 else np.float32)
@@ -137,7 +141,7 @@ def _logits(config: TransformerConfig, weights: dict[str, Any]) -> torch.Tensor:
 
 
 def _fused(config: TransformerConfig, numbers: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: torch.cat([numbers[part.name] for part in parts]) for name, parts in weight_parts(config).items()}
+    return {name: torch.cat([numbers[part.name] for part in parts]) for name, parts in config.weight_parts().items()}
 
 
 _CODED = {each.name: number for number, each in BLOCK_TYPES.items() if each.dtype is None}
@@ -167,7 +171,7 @@ def test_model_of_a_file(tmp_path: Path, kind: str) -> None:
         return mixed.get(name.split(".")[-2], GgmlType.Q4_K)
 
     numbers = _fused(_CONFIG, write_gguf(tmp_path, type_of))
-    config = TransformerConfig.from_folder(tmp_path)
+    config = read_config(tmp_path)
     assert replace(_CONFIG, rms_norm_eps=config.rms_norm_eps, dtype=config.dtype) == config
     assert _CONFIG.rms_norm_eps == pytest.approx(config.rms_norm_eps)
     assert ("float16" if kind == "F16" else "bfloat16") == config.dtype
@@ -183,7 +187,7 @@ def test_tied_embedding_of_codes(tmp_path: Path) -> None:
     """A file without an output matrix has its embedding for that, as codes in the product."""
     config = replace(_CONFIG, tie_word_embeddings=True)
     numbers = _fused(config, write_gguf(tmp_path, lambda name: GgmlType.Q8_0, config=config))
-    read = TransformerConfig.from_folder(tmp_path)
+    read = read_config(tmp_path)
     assert read.tie_word_embeddings
     weights = load_folder(tmp_path, read, dtype=torch.float32)
     assert isinstance(weights[LM_HEAD], QuantizedWeight)
@@ -192,13 +196,44 @@ def test_tied_embedding_of_codes(tmp_path: Path) -> None:
 
 def test_only_llama_reorders_queries_and_keys(tmp_path: Path) -> None:
     """In files of Qwen 2 rows of queries and keys are as they are, and their biases are read."""
-    config = replace(_CONFIG, has_qkv_bias=True, architecture="Qwen2ForCausalLM")
+    config = Qwen2(**vars(_CONFIG) | {"has_qkv_bias": True})
     numbers = _fused(config, write_gguf(tmp_path, lambda name: GgmlType.F16, config=config, architecture="qwen2"))
-    read = TransformerConfig.from_folder(tmp_path)
+    read = read_config(tmp_path)
     assert read.has_qkv_bias
     weights = load_folder(tmp_path, read, dtype=torch.float32)
     for name, expected in numbers.items():
         assert torch.equal(expected, weights[name]), name  # type: ignore[arg-type]
+
+
+def test_gemma3(tmp_path: Path) -> None:
+    """Norms are read without the 1 that files add; what files do not have follows from the rest."""
+    fields = vars(_CONFIG) | {"has_qk_norm": True, "tie_word_embeddings": True, "query_pre_attn_scalar": 64}
+    config = Gemma3(**fields | {"sliding_window": 5, "sliding_layers": (True, True)})
+    names = {
+        "self_attn.q_norm": "attn_q_norm",
+        "self_attn.k_norm": "attn_k_norm",
+        "post_attention_layernorm": "post_attention_norm",
+        "pre_feedforward_layernorm": "ffn_norm",
+        "post_feedforward_layernorm": "post_ffw_norm",
+    }
+
+    def change(writer: gguf.GGUFWriter) -> None:
+        writer.add_key_length(64)
+        writer.add_value_length(64)
+        writer.add_sliding_window(5)
+
+    numbers = _fused(
+        config,
+        write_gguf(
+            tmp_path, lambda name: GgmlType.F16, config=config, architecture="gemma3", change=change, names=names
+        ),
+    )
+    read = read_config(tmp_path)
+    assert replace(config, rms_norm_eps=read.rms_norm_eps, dtype=read.dtype) == read
+    weights = load_folder(tmp_path, read, dtype=torch.float32)
+    for name, expected in numbers.items():
+        offset = 1.0 if name.endswith("norm.weight") else 0.0
+        assert torch.equal(expected - offset, weights[name]), name  # type: ignore[operator, arg-type]
 
 
 def test_llama3_factors(tmp_path: Path) -> None:
@@ -208,9 +243,9 @@ def test_llama3_factors(tmp_path: Path) -> None:
     smooth = np.clip((8192 / lengths - 1) / 3, 0, 1)
     factors = (1 / ((1 - smooth) / 8 + smooth)).astype(np.float32)
     write_gguf(tmp_path, lambda name: GgmlType.F16, change=lambda file: file.add_tensor("rope_freqs.weight", factors))
-    rope = TransformerConfig.from_folder(tmp_path).rope
+    rope = read_config(tmp_path).rope
     assert ("llama3", 8.0, 8192.0) == (rope["rope_type"], rope["factor"], rope["original_max_position_embeddings"])
-    assert load_folder(tmp_path, TransformerConfig.from_folder(tmp_path))
+    assert load_folder(tmp_path, read_config(tmp_path))
     wrong = np.linspace(1, 9, half, dtype=np.float32)
     write_gguf(tmp_path, lambda name: GgmlType.F16, change=lambda file: file.add_tensor("rope_freqs.weight", wrong))
     _fails(tmp_path, "'rope_freqs.weight' must have the factors of Llama 3, got others, up to 9.0")
@@ -218,7 +253,7 @@ def test_llama3_factors(tmp_path: Path) -> None:
 
 def _fails(folder: Path, *messages: str, kind: type[WeftError] = InvalidArgumentError) -> None:
     with pytest.raises(kind) as caught:
-        load_folder(folder, TransformerConfig.from_folder(folder))
+        load_folder(folder, read_config(folder))
     assert [] == [message for message in messages if message not in str(caught.value)], str(caught.value)
 
 
@@ -245,7 +280,10 @@ def test_a_file_that_is_cut_off(tmp_path: Path) -> None:
         (b"GGUF" + struct.pack("<IQQQ1sI", 3, 0, 1, 1, b"a", 13), "a value has type 13"),
         (b"GGUF" + struct.pack("<IQQQ1sI", 3, 0, 1, 1, b"\xff", 7), "can't decode byte 0xff"),
         (b"GGUF" + struct.pack("<IQQQ1sIQQQIQ", 3, 1, 0, 1, b"a", 3, 2**40, 2**40, 2**40, 0, 0), "elements"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 0, 0), "general.architecture must be one of llama, qwen2, qwen3, got None"),
+        (
+            b"GGUF" + struct.pack("<IQQ", 3, 0, 0),
+            "general.architecture must be one of llama, qwen2, qwen3, gemma3, got None",
+        ),
     ],
 )
 def test_headers_that_lie(tmp_path: Path, data: bytes, message: str) -> None:
@@ -308,7 +346,7 @@ def test_tensors_that_do_not_fit(tmp_path: Path) -> None:
     assert 1 == data[place]
     path.write_bytes(data[:place] + bytes([10]) + data[place + 1 :])
     _fails(tmp_path, "'blk.0.attn_q.weight' must have one of the types F32, F16, Q4_0", "got number 10")
-    assert 48 == config_of_gguf(path)["vocab_size"]
+    assert 48 == read_config(tmp_path).vocab_size
 
 
 def test_several_files(tmp_path: Path) -> None:
@@ -318,4 +356,4 @@ def test_several_files(tmp_path: Path) -> None:
     _fails(tmp_path, "must have one .gguf file, got 2: model.gguf, other.gguf")
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(WeftError, match=r"no config\.json"):
-        TransformerConfig.from_folder(tmp_path)
+        read_config(tmp_path)

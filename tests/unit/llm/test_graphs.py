@@ -9,11 +9,10 @@ import torch
 from tests.unit.llm.engine_fixture import SHAPES, Answer, make_engine, random_prompts
 
 from weft.base.errors import InvalidArgumentError
-from weft.llm.graphs.cache_sizing import build_shrinking
-from weft.llm.graphs.policy import BATCH_SIZES, GraphPolicy
-from weft.llm.host_copy import HostCopy
-from weft.llm.models.model import LlamaModel
+from weft.llm.graphs import BATCH_SIZES, GraphPolicy, build_shrinking
+from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
+from weft.llm.runner import HostCopy
 
 
 class FakeRecorder:
@@ -161,11 +160,11 @@ def test_replay_equals_eager_bitwise_and_compiles_nothing(deterministic):
     """On a GPU: hidden states of captured decodes are bitwise those of the same shape launched one by one."""
     from triton import knobs
 
-    from weft.llm.graphs.recorder import CudaRecorder
+    from weft.llm.graphs import CudaRecorder
 
     config = SHAPES["wide"]
     weights = random_weights(config, seed=3)
-    model = LlamaModel(config, weights, dtype=torch.bfloat16, device="cuda", deterministic=deterministic)
+    model = TransformerModel(config, weights, dtype=torch.bfloat16, device="cuda", deterministic=deterministic)
     options: dict[str, Any] = {"model": model, "dtype": "bfloat16", "deterministic": deterministic, "max_num_seqs": 4}
     eager, graphs = (runner_of(**options) for _ in range(2))
     graphs.capture(GraphPolicy(4, (1, 3)), CudaRecorder(torch.device("cuda")))
@@ -189,7 +188,7 @@ def hidden_of(runner, plan) -> torch.Tensor:
 
 def decode_plan(num_seqs: int, q_len: int):
     """A step of sequences with 40 tokens before it, over zero keys and values in blocks of their own."""
-    from weft.backends.llm.speculation import _plan
+    from weft.backends.llm.loading import _plan
 
     plan = _plan(num_seqs, num_seqs * q_len, 0)
     table = [(slot, column, 1 + slot * 8 + column) for slot in range(num_seqs) for column in range(8)]

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from weft.llm.config import TransformerConfig
-from weft.llm.models.model import LlamaModel
+from weft.llm.models.gemma3 import Gemma3
+from weft.llm.models.model import TransformerModel
+from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder
 
 torch.set_num_threads(1)
@@ -27,6 +29,16 @@ _SHAPE = {
     "attn_implementation": "eager",
 }
 _SCALED = {"rope_theta": 500.0, "factor": 4.0, "original_max_position_embeddings": 16}
+_GEMMA3 = {
+    "num_hidden_layers": 7,
+    "head_dim": 24,
+    "sliding_window": 11,
+    "query_pre_attn_scalar": 20,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 500.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+    },
+}
 #: Class of the configuration in transformers, and what differs from ``_SHAPE``.
 _CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"num_hidden_layers": 3}),
@@ -55,7 +67,25 @@ _CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-untied": ("Qwen3", {"head_dim": 32}),
     "mistral-slides": ("Mistral", {"sliding_window": 11}),
     "mistral-whole": ("Mistral", {"sliding_window": None, "head_dim": 8}),
+    "gemma3": ("Gemma3", _GEMMA3),
+    "gemma3-scaled": (
+        "Gemma3",
+        _GEMMA3
+        | {"layer_types": ["full_attention", "sliding_attention"], "num_hidden_layers": 2}
+        | {
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+            }
+        },
+    ),
 }
+
+
+def _config_class(name: str) -> Any:
+    import transformers
+
+    return getattr(transformers, f"{name}TextConfig", None) or getattr(transformers, f"{name}Config")
 
 
 @dataclass(frozen=True)
@@ -74,7 +104,7 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     transformers.utils.logging.disable_progress_bar()
     name, changes = _CASES[request.param]
     torch.manual_seed(list(_CASES).index(request.param))
-    theirs = getattr(transformers, f"{name}ForCausalLM")(getattr(transformers, f"{name}Config")(**_SHAPE | changes))
+    theirs = getattr(transformers, f"{name}ForCausalLM")(_config_class(name)(**_SHAPE | changes))
     for parameter in theirs.parameters():
         # The initial weights are so small that a wrong mask or rotation would stay below the bound, and norms are 1.
         parameter.data.mul_(6.0) if parameter.dim() == 2 else parameter.data.add_(torch.randn_like(parameter) * 0.2)
@@ -83,14 +113,14 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     text = torch.randint(0, _SHAPE["vocab_size"], (_TEXT_LEN,))
     with torch.no_grad():
         logits = theirs(text.unsqueeze(0)).logits[0]
-    return _Case(folder, TransformerConfig.from_folder(folder), text, logits)
+    return _Case(folder, read_config(folder), text, logits)
 
 
 class _Sequences:
     """A model and a small KV cache in which texts have their blocks; computes any pieces of them in one step."""
 
     def __init__(self, case: _Case, *, num_sequences: int = 1, deterministic: bool = False) -> None:
-        self._model = LlamaModel(case.config, load_folder(case.folder, case.config), deterministic=deterministic)
+        self._model = TransformerModel(case.config, load_folder(case.folder, case.config), deterministic=deterministic)
         blocks_each = -(-_TEXT_LEN // _BLOCK_SIZE)
         num_blocks = 1 + num_sequences * blocks_each
         # What a step does not store is not a number, so that reading it would show.
@@ -148,6 +178,9 @@ def test_a_wrong_detail_shows(case: _Case) -> None:
     if window:
         _assert_far(case, sliding_window=window + 1)
         _assert_far(case, sliding_window=window - 1)
+    if isinstance(case.config, Gemma3):
+        _assert_far(case, local_rope=case.config.local_rope | {"rope_theta": 303.0})
+        _assert_far(case, query_pre_attn_scalar=21)
 
 
 def test_whole_prompt(case: _Case) -> None:

@@ -4,7 +4,7 @@ import platform
 
 import pytest
 
-from weft.llm.malloc import retain_freed_memory
+from weft.llm.runner import retain_freed_memory
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the setting is glibc's")

@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 from tests.unit.llm.engine_fixture import MODEL, Answer, finish, make_engine, random_prompts, serve
 
-from weft.llm.histogram import BOUNDS_S, Histogram
 from weft.llm.metrics import EngineObserver, RequestMetrics, StepMetrics
-from weft.llm.models.model import LlamaModel
-from weft.llm.models.weight_parts import EMBEDDING, LM_HEAD, is_matrix
+from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
 from weft.llm.scheduler.plan import ForwardPlan
-from weft.llm.step_cost import StepCost
+from weft.llm.weights.parts import EMBEDDING, LM_HEAD, is_matrix
 from weft_kernels.linear.quantizers import quantize
 
 _MS = 1_000_000
@@ -160,25 +158,25 @@ def test_use_of_the_hardware_where_peaks_are_known():
     engine.submit(answer.request)
     finish(engine, [answer])
     rates = engine.metrics.rates(before, engine.metrics.totals(clock()))
-    flops = sum(StepCost(MODEL, "float32", "float32").of(plan)[0] for plan in plans)
+    flops = sum(
+        MODEL.flops(np.diff(plan.q_start).astype(np.int64), plan.ctx_len.astype(np.int64), len(plan.sample_rows))
+        for plan in plans
+    )
     assert flops / 0.03 / 1e9 == rates.mfu
     assert rates.mbu is None
 
 
 def test_cost_of_a_step():
-    """A prompt of 3 tokens and a sequence with 1 new token of 5, counted by hand."""
+    """A prompt of 3 tokens and a sequence with 1 new token of 5, counted by hand; windows cut what attention sees."""
     model = replace(MODEL, num_layers=1)
     layer = 32 * (32 + 16 + 16) + 32 * 32 + 3 * 32 * 48
-    plan = ForwardPlan(**{name: np.empty(0, np.int32) for name in ForwardPlan._fields})._replace(  # type: ignore[arg-type]
-        q_start=np.array([0, 1, 4], np.int32),
-        ctx_len=np.array([5, 3], np.int32),
-        token_ids=np.zeros(4, np.int32),
-        sample_rows=np.zeros(2, np.int32),
-    )
-    num_seen = 5 + (1 + 2 + 3)
-    flops, num_bytes = StepCost(model, "bfloat16", "bfloat16").of(plan)
-    assert 2 * (4 * layer + 2 * 32 * 96) + 4 * 32 * num_seen == flops
-    assert 2 * (layer + 32 * 96) + 8 * (2 * 16 * 2) == num_bytes
+    num_new, context = np.array([1, 3]), np.array([5, 3])
+    assert layer == model.num_multiplied
+    assert 2 * (4 * layer + 2 * 32 * 96) + 4 * 32 * (5 + (1 + 2 + 3)) == model.flops(num_new, context, 2)
+    assert 8 * (2 * 16 * 2) == model.read_kv_bytes(num_new, context, "bfloat16")
+    model = replace(MODEL, sliding_window=2, sliding_layers=(True, False))
+    assert 4 * 32 * (11 + 2 + (1 + 2 + 2)) == model.attention_flops(num_new, context)
+    assert (8 + 2 + 3) * (2 * 16 * 2) == model.read_kv_bytes(num_new, context, "bfloat16")
 
 
 @pytest.mark.parametrize("num_bits", [0, 4, 8])
@@ -191,23 +189,5 @@ def test_bytes_of_matrices_are_those_of_their_codes(num_bits: int) -> None:
     if num_bits:
         bits = {LM_HEAD: 8}
         expected = sum(quantize(each, bits.get(name, num_bits)).num_bytes for name, each in matrices.items())
-    model = LlamaModel(MODEL, dict(weights), num_bits=num_bits)
+    model = TransformerModel(MODEL, dict(weights), num_bits=num_bits)
     assert expected == model.matrix_bytes
-    plan = ForwardPlan(**{name: np.empty(0, np.int32) for name in ForwardPlan._fields})._replace(  # type: ignore[arg-type]
-        q_start=np.zeros(1, np.int32)
-    )
-    assert expected == StepCost(MODEL, "float32", "float32", model.matrix_bytes).of(plan)[1]
-
-
-def test_a_distribution_counts_and_finds_quantiles():
-    """Sum and count are exact, a quantile is the bound of its bucket, what is above all bounds is counted, too."""
-    histogram = Histogram()
-    assert 0.0 == histogram.quantile(0.5)
-    histogram.add(0.01, 98)
-    histogram.add(1.0)
-    histogram.add(1e6)
-    assert (100, pytest.approx(0.98 + 1.0 + 1e6)) == (histogram.count, histogram.sum_s)  # type: ignore[comparison-overlap]
-    assert 0.01 <= histogram.quantile(0.5) < 0.012
-    assert 1.0 <= histogram.quantile(0.99) < 1.2
-    assert BOUNDS_S[-1] == histogram.quantile(1.0)
-    assert 1 == histogram.counts[-1]

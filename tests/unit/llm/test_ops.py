@@ -7,9 +7,8 @@ import sys
 import pytest
 import torch
 
-from weft.llm import ops
 from weft_kernels import jit
-from weft_kernels.linear import cpu
+from weft_kernels.linear import products
 
 torch.set_num_threads(1)
 
@@ -26,6 +25,7 @@ def test_no_kernel_is_imported_on_a_cpu() -> None:
     code = """
 import sys, torch
 from weft.llm import ops
+from weft_kernels.linear import products
 before = set(sys.modules)
 ops.softmax_topk(torch.ones(1, 4), 1)
 ops.silu_mul(torch.ones(1, 4, dtype=torch.float16))
@@ -55,7 +55,7 @@ def test_a_linear_layer_multiplies(dtype: torch.dtype, deterministic: bool) -> N
     """Whatever form its weight has, packed or plain, the product is that of the numbers."""
     x, weight, bias = torch.randn(5, 40).to(dtype), torch.randn(24, 40).to(dtype), torch.randn(24).to(dtype)
     expected = x.double() @ weight.double().t() + bias.double()
-    out = ops.linear(weight, bias, deterministic=deterministic)(x)
+    out = products.linear(weight, bias, deterministic=deterministic)(x)
     assert dtype == out.dtype
     torch.testing.assert_close(expected, out.double(), atol=1e-4 if dtype == torch.float32 else 0.2, rtol=0.01)
 
@@ -66,13 +66,15 @@ def test_kernels_multiply_with_codes() -> None:
 import torch
 from weft_kernels.linear.quantizers import quantize
 from weft.llm import ops
+from weft_kernels.linear import products
 x, weight = torch.randn(3, 64), torch.randn(24, 64)
 for num_bits in (8, 4):
     codes = quantize(weight, num_bits)
     expected = x @ codes.dequantize().t()
     for given in (codes, weight):
         for deterministic in (False, True):
-            out = ops.linear(given, num_bits=num_bits, deterministic=deterministic)(x)
+            options = {"num_bits": num_bits, "deterministic": deterministic}
+            out = products.linear(given, has_kernels=ops.ARE_KERNELS_FORCED, **options)(x)
             torch.testing.assert_close(expected, out, atol=1e-4, rtol=1e-4)
 print("equal")
 """
@@ -83,8 +85,8 @@ print("equal")
 def test_the_faster_type(monkeypatch: pytest.MonkeyPatch) -> None:
     """A 16-bit type is kept only if products with it are no slower than with float32, for few rows and for many."""
     times_ns = {torch.bfloat16: {1: 100, 32: 100}, torch.float32: {1: 100, 32: 100}}
-    monkeypatch.setattr(cpu, "product_ns", lambda shape, dtype, num_rows: times_ns[dtype][num_rows])
-    assert torch.bfloat16 == ops.faster_dtype(torch.bfloat16, (8, 4))
+    monkeypatch.setattr(products, "product_ns", lambda shape, dtype, num_rows: times_ns[dtype][num_rows])
+    assert torch.bfloat16 == products.faster_dtype(torch.bfloat16, (8, 4))
     times_ns[torch.bfloat16][32] = 120
-    assert torch.float32 == ops.faster_dtype(torch.bfloat16, (8, 4))
-    assert torch.float32 == ops.faster_dtype(torch.float32, (8, 4))
+    assert torch.float32 == products.faster_dtype(torch.bfloat16, (8, 4))
+    assert torch.float32 == products.faster_dtype(torch.float32, (8, 4))

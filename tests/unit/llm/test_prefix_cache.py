@@ -14,7 +14,7 @@ from tests.unit.llm.engine_fixture import (
     random_prompts,
 )
 
-from weft.llm.scheduler import block_hashes
+from weft.llm.scheduler import blocks
 
 _BLOCK_SIZE = 16
 _SHARED = random_prompts(1, 70, 70)[0]
@@ -136,7 +136,7 @@ def test_a_cancel_ends_the_hashing_of_a_prompt(monkeypatch: pytest.MonkeyPatch):
     """A request that is cancelled while its prompt is hashed ends after that slice, and gets nothing."""
     cancelled, other = (Answer(prompt, max_tokens=4) for prompt in random_prompts(2, 200, 200))
     engine = make_engine()
-    monkeypatch.setattr(block_hashes, "_NUM_SLICE_BLOCKS", 3)
+    monkeypatch.setattr(blocks, "_NUM_SLICE_BLOCKS", 3)
     extend = engine.pool.hasher.extend
 
     def cancel_after_two(hashes, root, tokens, num_blocks):

@@ -14,11 +14,10 @@ from tests.unit.llm.engine_fixture import logits_of_text
 from tests.unit.llm.quantized_folders import CONFIG, FORMATS, Tensors, bitsandbytes4, gptq, save_folder
 
 from weft.base.errors import InvalidArgumentError
-from weft.llm.config import TransformerConfig
-from weft.llm.models.weight_parts import weight_parts
+from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder
-from weft.llm.ops import Matrix
-from weft_kernels.linear import cpu
+from weft_kernels.linear import products
+from weft_kernels.linear.products import Matrix
 from weft_kernels.linear.quantized import QuantizedWeight
 
 torch.set_num_threads(1)
@@ -30,7 +29,7 @@ _DOWN = "model.layers.1.mlp.down_proj"
 @pytest.fixture(autouse=True)
 def _exact_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products are those with the numbers of the codes; where a CPU multiplies codes it rounds activations too."""
-    monkeypatch.setattr(cpu, "has_panels", lambda dtype: False)
+    monkeypatch.setattr(products, "has_panels", lambda dtype: False)
 
 
 def _numbers(weight: Matrix) -> torch.Tensor:
@@ -45,7 +44,7 @@ def _logits(weights: dict[str, Any]) -> torch.Tensor:
 
 
 def _fused(numbers: Tensors) -> Tensors:
-    return {name: torch.cat([numbers[part.name] for part in parts]) for name, parts in weight_parts(CONFIG).items()}
+    return {name: torch.cat([numbers[part.name] for part in parts]) for name, parts in CONFIG.weight_parts().items()}
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -53,7 +52,7 @@ def test_what_is_read_is_what_was_written(tmp_path: Path, kind: str) -> None:
     """Every number of every format is that which was written, and logits are those of the numbers."""
     writer, quantization = FORMATS[kind]
     expected = _fused(save_folder(tmp_path, writer, quantization))
-    weights = load_folder(tmp_path, TransformerConfig.from_folder(tmp_path))
+    weights = load_folder(tmp_path, read_config(tmp_path))
     assert expected.keys() == weights.keys()
     for name, weight in weights.items():
         torch.testing.assert_close(_numbers(weight), expected[name], rtol=1e-6, atol=1e-7)
@@ -247,7 +246,7 @@ def test_malformed_folders(tmp_path: Path, kind: str, change: Callable[[Tensors]
 def test_blocks_of_one_element(tmp_path: Path) -> None:
     """Blocks of odd size, which codes in groups cannot have, are read as numbers."""
     expected = _fused(save_folder(tmp_path, bitsandbytes4(is_double=False, block=1), FORMATS["nf4"][1]))
-    weights = load_folder(tmp_path, TransformerConfig.from_folder(tmp_path))
+    weights = load_folder(tmp_path, read_config(tmp_path))
     for name, weight in weights.items():
         torch.testing.assert_close(_numbers(weight), expected[name], rtol=1e-6, atol=1e-7)
 
@@ -266,7 +265,7 @@ def test_blocks_larger_than_the_weight_take_no_memory(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     config["quantization_config"]["weight_block_size"] = [10**15, 32]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert _fused(expected).keys() == load_folder(tmp_path, TransformerConfig.from_folder(tmp_path)).keys()
+    assert _fused(expected).keys() == load_folder(tmp_path, read_config(tmp_path)).keys()
 
 
 @pytest.mark.parametrize(
@@ -283,7 +282,7 @@ def test_sizes_that_nothing_has(tmp_path: Path, change: dict[str, Any]) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | change))
     with pytest.raises(InvalidArgumentError, match="must be at most"):
-        TransformerConfig.from_folder(tmp_path)
+        read_config(tmp_path)
 
 
 def test_ends_outside_of_the_vocabulary(tmp_path: Path) -> None:
@@ -291,7 +290,7 @@ def test_ends_outside_of_the_vocabulary(tmp_path: Path) -> None:
     save_folder(tmp_path, *FORMATS["gptq"])
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"eos_token_id": [3, CONFIG.vocab_size, 10**12]}))
-    assert TransformerConfig.from_folder(tmp_path).eos_token_ids == (3,)
+    assert read_config(tmp_path).eos_token_ids == (3,)
 
 
 @pytest.mark.parametrize("kind", FORMATS)

@@ -21,7 +21,7 @@ from tests.unit.llm.speculation_fixture import SAMPLING_KINDS, Oracle, device_op
 from weft.base.errors import InvalidArgumentError
 from weft.llm.config import EngineConfig
 from weft.llm.engine import Engine
-from weft.llm.models.model import LlamaModel
+from weft.llm.models.model import TransformerModel
 from weft.llm.sampling_params import SamplingParams
 from weft.llm.speculation.depth import FixedDepth
 from weft.llm.speculation.ngram import NgramProposer
@@ -256,8 +256,8 @@ def test_a_defect_of_the_engine_would_be_seen(defect: str, monkeypatch: pytest.M
     assert [answer.tokens for answer in expected] != [answer.tokens for answer in actual]
 
 
-def _permuted(cycle_len: int) -> LlamaModel:
-    return LlamaModel(MODEL, permutation_weights(MODEL, 3, cycle_len=cycle_len), deterministic=True)
+def _permuted(cycle_len: int) -> TransformerModel:
+    return TransformerModel(MODEL, permutation_weights(MODEL, 3, cycle_len=cycle_len), deterministic=True)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -14,9 +14,9 @@ from tests.unit.llm.permutation_model import permutation, permutation_weights
 
 from weft.base.errors import InvalidArgumentError, NotFoundError, ResourceExhaustedError, WeftError
 from weft.llm.config import TransformerConfig
-from weft.llm.models.model import LlamaModel
-from weft.llm.models.weight_parts import LM_HEAD, weight_parts
+from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import load_folder, random_weights
+from weft.llm.weights.parts import LM_HEAD
 
 torch.set_num_threads(1)
 
@@ -39,7 +39,7 @@ _Tensors = dict[str, torch.Tensor]
 def _tensors() -> _Tensors:
     """The tensors of a folder, each with numbers of its own."""
     generator = torch.Generator().manual_seed(0)
-    parts = [part for parts in weight_parts(_CONFIG).values() for part in parts]
+    parts = [part for parts in _CONFIG.weight_parts().values() for part in parts]
     return {part.name: torch.randn(part.shape, generator=generator) for part in parts}
 
 
@@ -73,7 +73,7 @@ def test_parts_are_joined(tmp_path: Path, save: Callable[[Path, _Tensors], objec
     tensors = _tensors()
     save(tmp_path, tensors)
     weights = load_folder(tmp_path, _CONFIG)
-    assert list(weight_parts(_CONFIG)) == list(weights)
+    assert list(_CONFIG.weight_parts()) == list(weights)
     prefix = "model.layers.1."
     for name, parts in (("qkv_proj.weight", "qkv"), ("qkv_proj.bias", "qkv")):
         kind = name.partition(".")[2]
@@ -201,7 +201,7 @@ def test_random_weights() -> None:
 def test_loading_undoes_splitting(tmp_path: Path) -> None:
     """Random weights that are split into the tensors of a folder come back from it as they were."""
     weights, tensors = random_weights(_CONFIG, 3), {}
-    for name, parts in weight_parts(_CONFIG).items():
+    for name, parts in _CONFIG.weight_parts().items():
         pieces = weights[name].split([part.shape[0] for part in parts])
         tensors |= {part.name: piece.clone() for part, piece in zip(parts, pieces, strict=True)}
     _save(tmp_path, tensors)
@@ -212,7 +212,7 @@ def test_loading_undoes_splitting(tmp_path: Path) -> None:
 
 def _greedy(config: TransformerConfig, weights: _Tensors, first: int, num_tokens: int) -> list[int]:
     """What the model says after the token ``first``, always the most likely token."""
-    model = LlamaModel(config, dict(weights))
+    model = TransformerModel(config, dict(weights))
     block_size = 16
     num_blocks = -(-num_tokens // block_size)
     kv = model.new_kv(1 + num_blocks, block_size)
@@ -278,14 +278,14 @@ def test_model_needs_all_weights() -> None:
     """A model is not made of incomplete weights, nor for longer texts than it can do."""
     weights = random_weights(_CONFIG, 0)
     with pytest.raises(InvalidArgumentError, match="max_model_len must be from 0 to 64, got 65"):
-        LlamaModel(_CONFIG, weights, max_model_len=65)
+        TransformerModel(_CONFIG, weights, max_model_len=65)
     del weights[LM_HEAD]
     with pytest.raises(InvalidArgumentError, match=r"1 of .* missing, first 'lm_head\.weight'"):
-        LlamaModel(_CONFIG, weights)
+        TransformerModel(_CONFIG, weights)
 
 
 def test_a_cache_larger_than_memory_is_refused():
     """A cache that the host cannot allocate is an error that says its size and what to lower."""
-    model = LlamaModel(_CONFIG, dict(random_weights(_CONFIG, seed=1)))
+    model = TransformerModel(_CONFIG, dict(random_weights(_CONFIG, seed=1)))
     with pytest.raises(ResourceExhaustedError, match=r"a KV cache of 1099511627776 blocks takes \d+ bytes.*lower kv_c"):
         model.new_kv(2**40, 16)

@@ -9,7 +9,7 @@ from tests.unit.llm.engine_fixture import MODEL, Answer, finish, make_engine, ra
 
 from weft.llm.engine import Engine
 from weft.llm.kv_window import KvWindow, kv_window
-from weft.llm.models.model import LlamaModel
+from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
 from weft.llm.runner import ModelRunner
 
@@ -20,9 +20,9 @@ _NUM_BLOCKS = (_WINDOW + _NUM_STEP_TOKENS) // _BLOCK_SIZE + 1 + 1
 _OPTIONS = {"block_size": _BLOCK_SIZE, "max_num_seqs": 4, "max_num_batched_tokens": _NUM_STEP_TOKENS, "watermark": 0.0}
 
 
-def _model(**fields: object) -> LlamaModel:
+def _model(**fields: object) -> TransformerModel:
     config = replace(_WINDOWED, **fields)  # type: ignore[arg-type]
-    return LlamaModel(config, random_weights(config, seed=3), deterministic=True)
+    return TransformerModel(config, random_weights(config, seed=3), deterministic=True)
 
 
 _MODEL = _model()

@@ -113,6 +113,7 @@ def test_the_fastest_is_picked_and_of_equals_the_smallest() -> None:
     two = [GateCandidate("a", 0.501, 90), GateCandidate("b", 0.504, 30)]
     assert ("b", "") == pick(two)
     assert ("c", "") == pick([*two, GateCandidate("c", 0.4, 900)])
+    assert ("a", "") == pick([GateCandidate("a", 0.949, 90), GateCandidate("b", 0.954, 30)])  # b is no faster
 
 
 @pytest.mark.parametrize(
@@ -120,6 +121,7 @@ def test_the_fastest_is_picked_and_of_equals_the_smallest() -> None:
     [
         ([], "no candidate passes the gate"),
         ([GateCandidate("a", 0.96, 1)], "is faster: the best, a, takes 0.96"),
+        ([GateCandidate("a", 0.9503, 1)], "takes 0.9503 of"),
         ([GateCandidate("a", 1.4, 1)], "is faster"),
     ],
 )

@@ -31,13 +31,14 @@ class ScriptedProcess(VersionProcess):
         """Note how many rows the requests have."""
         self._rows[name] = len(requests[0]["X"])
 
-    def measure(self, name: str, num_requests: int) -> Sample:
+    def measure(self, name: str, num_requests: int, num_inflight: int = 1) -> Sample:
         """Without doing anything."""
         self.clock[0] *= 1.01
         self.measured.append(num_requests)
         rows = self._rows[name]
         cpu_s = self._cpu_s * rows * self.clock[0]
-        return Sample([cpu_s] * num_requests, cpu_s * num_requests, rows * num_requests)
+        total_s = cpu_s * num_requests
+        return Sample(total_s / num_inflight**0.5, [cpu_s] * num_requests, total_s, rows * num_requests)
 
 
 @pytest.fixture
@@ -58,16 +59,20 @@ def test_a_machine_that_slows_down_does_not_change_the_ratio(
     assert all(cost.ratio == 1.0 for cost in original.values())
     assert all(cost.ratio == pytest.approx(0.5, rel=0.002) for cost in candidate.values())
     assert all(cost.time_ratio == pytest.approx(0.5, rel=0.002) for cost in candidate.values())
+    assert all(cost.busy_time_ratio == pytest.approx(0.5, rel=0.002) for cost in candidate.values())
     assert 2.0 < original[1].cpu_s_per_1000 < 3.0
+    assert original[32].rows_per_s == pytest.approx(2000 / original[32].cpu_s_per_1000, rel=0.05)  # half the time
     assert original[32].p50_ms > 20 * original[1].p50_ms
 
 
 def test_the_objective_says_which_requests_are_compared(
     costs: tuple[dict[int, VersionCost], dict[int, VersionCost]],
 ) -> None:
-    """Faster by rows a second and slower at one row: no version for latency."""
-    ratios = {1: 1.065, 32: 0.8}
-    candidate = {rows: cost._replace(time_ratio=ratios[rows]) for rows, cost in costs[1].items()}
+    """Faster by rows a second with several requests in flight, and slower one at a time: no version for latency."""
+    candidate = {
+        rows: cost._replace(time_ratio=1.065, busy_time_ratio={1: 2.0, 32: 0.8}[rows])
+        for rows, cost in costs[1].items()
+    }
     picked = {
         objective: pick([GateCandidate("a", objective_ratio(candidate, objective), 1)])[0]
         for objective in ("latency", "throughput")
@@ -76,11 +81,11 @@ def test_the_objective_says_which_requests_are_compared(
 
 
 def test_a_round_takes_as_long_as_it_should() -> None:
-    """Many requests of a cheap model, few of a dear one."""
+    """Many requests of a cheap model, few of a dear one; at once no fewer than are in flight twice."""
     cheap, dear = ScriptedProcess(1e-6), ScriptedProcess(10.0)
     for process in (cheap, dear):
         CostMeter(process, {1: [{"X": np.zeros((1, 2))}]}, 1).measure_original()
-    assert ([1, 400], [1, 2]) == (cheap.measured, dear.measured)
+    assert ([1, 400, 400], [1, 8, 2]) == (cheap.measured, dear.measured)
 
 
 @pytest.fixture
@@ -122,7 +127,7 @@ def test_the_report_is_json(report: Report) -> None:
     assert 0.004 == facts["candidates"][0]["loss"]["high"]
     assert facts["candidates"][1]["costs"]["32"]["ratio"] == pytest.approx(0.5, rel=0.002)
     assert facts["candidates"][2]["loss"] is None
-    assert {"cpu_s_per_1000", "p50_ms", "p99_ms", "ratio", "time_ratio"} == set(facts["costs"]["1"])
+    assert {"cpu_s_per_1000", "rows_per_s", "time_ratio", "busy_time_ratio"} <= set(facts["costs"]["1"])
 
 
 @pytest.mark.parametrize("max_loss", [0.005, 0.0])

@@ -5,11 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.base.tensors import WireTensor, decode, encode
-from weft.language.plan import (
-    OK,
-    Binding,
-    Frame,
-)
+from weft.language.plan import OK, Binding, Frame
 from weft.language.request_scope import RequestScope
 
 

@@ -33,7 +33,7 @@ from weft.router.operators.ensemble import EnsemblePlan
 from weft.router.operators.map import MapPlan
 from weft.router.operators.splitter import SplitterPlan
 from weft.router.operators.switch import SwitchPlan
-from weft.router.tensors.adaption import with_batch, without_batch
+from weft.router.tensors import with_batch, without_batch
 
 MAX_BATCH_SIZE = 64
 

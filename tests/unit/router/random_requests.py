@@ -8,8 +8,8 @@ from tests.unit.router.fake_random import FakeRandom
 from tests.unit.router.random_graphs import WIDTH
 
 from weft.base.tensors import WireTensor
-from weft.router.budgets.retry_budget import RetryBudget
-from weft.router.tensors.adaption import without_batch
+from weft.router.target import RetryBudget
+from weft.router.tensors import without_batch
 
 
 class BoundlessBudget(RetryBudget):

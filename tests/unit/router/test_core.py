@@ -257,7 +257,8 @@ async def test_a_model_that_is_to_come_is_unavailable(tmp_path: Path, target: Fa
             found.append(caught.value.code)
             if caught.value.code == "UNAVAILABLE":
                 assert not s.core.is_model_ready(name, version)
-                assert name in [entry.name for entry in s.core.index(ready_only=False)]
+                states = {entry.name: entry.state for entry in s.core.index(ready_only=False)}
+                assert {"double": "UNAVAILABLE", "other": "LOADING"}[name] == states[name]
                 assert "is not at ready state; " in caught.value.message
         return found
 

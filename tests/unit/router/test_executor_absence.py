@@ -14,8 +14,7 @@ from weft.base.signature import ModelSignature
 from weft.base.tensors import WireTensor, decode
 from weft.language import GraphSource
 from weft.router.executor import GraphExecutor
-from weft.router.repository.config import config_of_graph, config_of_signature
-from weft.router.repository.signatures import message_of, signature_of
+from weft.router.repository.config import config_of_graph, config_of_signature, message_of, signature_of
 from weft.router.runtime import Runtime
 
 #: A graph whose output V an answer may lack.

@@ -15,7 +15,7 @@ from weft.language import GraphSource
 from weft.language.plan import GraphPlan
 from weft.router.compile import check_graph
 from weft.router.executor import GraphExecutor
-from weft.router.repository.readiness import missing_call
+from weft.router.repository.serving import missing_call
 from weft.router.runtime import Runtime
 
 SPARE = 'fallback { name: "spare" model_name: "spare" output_map { key: "Y" value: "of_guard" } }'

@@ -13,6 +13,7 @@ from tests.unit.router.text_graphs import DEFAULT, compiled, sequence, y
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import InternalError, InvalidArgumentError, RemoteError, ResourceExhaustedError
 from weft.base.tensors import WireTensor, decode
+from weft.language.dialects import TRITON
 from weft.language.plan import GraphPlan
 from weft.router.executor import GraphExecutor
 from weft.router.operators.sequence import SequencePlan
@@ -242,7 +243,7 @@ async def test_an_ensemble_error_starts_as_tritons_does() -> None:
         raise ResourceExhaustedError("Exceeds maximum queue size", retry_after_ms=5)
 
     with pytest.raises(ResourceExhaustedError) as caught:
-        await make.run(chain(name="pipe", is_ensemble=True), FakeTarget(m0=fail))
+        await make.run(chain(name="pipe", dialect=TRITON), FakeTarget(m0=fail))
     assert "in ensemble 'pipe', root/s0 -> m0@1: Exceeds maximum queue size" == caught.value.message
     assert 5 == caught.value.retry_after_ms
 

@@ -23,7 +23,7 @@ from weft.router.bandits.store import BanditStore
 from weft.router.combine import METHODS
 from weft.router.executor import GraphExecutor
 from weft.router.operators import splitter
-from weft.router.operators.ensemble import messages as ensemble_messages
+from weft.router.operators.ensemble import checks as ensemble_checks
 from weft.router.policies import POLICIES
 from weft.router.runtime import Runtime
 from weft.router.targets import balancing
@@ -35,7 +35,7 @@ async def test_a_combine_method(monkeypatch: pytest.MonkeyPatch) -> None:
     (code,), (line,) = blocks("A combine method", "python"), blocks("A combine method", "pbtxt")
     proto = messages("ranging", lambda file: add_value(file, "Combine", "Method", "RANGE"))
     monkeypatch.setattr(parse, "pb", proto)
-    monkeypatch.setattr(ensemble_messages, "pb", proto)
+    monkeypatch.setattr(ensemble_checks, "pb", proto)
     monkeypatch.setitem(METHODS, "RANGE", module(code, "range").RANGE)
     combine = line.replace("SPREAD", "Y").replace("SCORE", "Y")
     steps = 'step { name: "a" model_name: "a" } step { name: "b" model_name: "b" }'

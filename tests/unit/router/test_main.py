@@ -47,16 +47,6 @@ def test_the_router_starts_without_its_targets_and_stops_cleanly(tmp_path: Path)
     assert "target 'model' (127.0.0.1:1) does not answer" in log
 
 
-def test_the_router_imports_no_model_framework() -> None:
-    """Its image needs neither torch nor ONNX Runtime, nor the serving library."""
-    program = (
-        "import sys, weft.services.router;"
-        "print([m for m in ('torch', 'triton', 'onnxruntime', 'weft.serving') if m in sys.modules])"
-    )
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "[]" == answer.stdout.strip()
-
-
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [

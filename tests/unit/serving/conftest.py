@@ -9,8 +9,8 @@ from tests.unit.serving.fake_backends import TIMEOUT_S, Gate
 
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.serving.backends.base import Backend, InstanceContext, ModelContext
+from weft.serving.queues.settings import SchedulerSettings
 from weft.serving.runtime.model import ServedModel
-from weft.serving.scheduler.settings import SchedulerSettings
 
 
 @pytest.fixture

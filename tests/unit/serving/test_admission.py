@@ -4,10 +4,9 @@ import pytest
 from tests.unit.serving.builders import make_request
 
 from weft.base.errors import DeadlineExceededError
-from weft.serving.scheduler.admission import DeadlineAdmission
-from weft.serving.scheduler.execution_times import MAX_AGE_NS, MIN_MEASUREMENTS, ExecutionTimes
-from weft.serving.scheduler.queue import PriorityQueue
-from weft.serving.scheduler.settings import SchedulerSettings
+from weft.serving.queues.priority_levels import PriorityQueue
+from weft.serving.queues.settings import SchedulerSettings
+from weft.serving.scheduler.admission import MAX_AGE_NS, MIN_MEASUREMENTS, DeadlineAdmission, ExecutionTimes
 
 MS = 1_000_000
 NOW_NS = 1000 * MS

@@ -11,9 +11,8 @@ from tests.unit.serving.fake_backends import TIMEOUT_S, Echo
 
 from weft.base.core import CallContext
 from weft.base.tensors import decode
-from weft.serving.scheduler.queue import PriorityQueue
-from weft.serving.scheduler.sequence_settings import SequenceSettings
-from weft.serving.scheduler.settings import SchedulerSettings
+from weft.serving.queues.priority_levels import PriorityQueue
+from weft.serving.queues.settings import SchedulerSettings, SequenceSettings
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="the operating system has no such priority")
 
@@ -84,7 +83,7 @@ def test_only_the_lowest_of_strict_levels_is_in_the_background_and_never_the_def
 def test_a_range_of_levels_is_a_part_of_the_order_of_service():
     """The ranges of a queue hold each request once, and follow the queue as it changes."""
     queue = PriorityQueue(SchedulerSettings(8, **LEVELS))
-    better, worst = queue.within(0, 2), queue.within(3, 3)
+    better, worst = queue.apart(3)
     assert (list(better), list(worst), len(better), len(worst)) == ([], [], 0, 0)
     requests = [make_request(priority=priority) for priority in (3, 2, 1, 3, 1)]
     for request in requests:

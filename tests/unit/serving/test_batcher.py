@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from tests.unit.serving.builders import make_request
 
+from weft.serving.queues.priority_levels import PriorityQueue
+from weft.serving.queues.settings import SchedulerSettings, WaitPolicy
 from weft.serving.scheduler.batcher import make_batcher
 from weft.serving.scheduler.grouping import LengthBuckets
-from weft.serving.scheduler.queue import PriorityQueue
-from weft.serving.scheduler.settings import QueuePolicy, SchedulerSettings
 
 S = 1_000_000_000
 DELAY_S = 10
@@ -142,7 +142,7 @@ def test_batch_mixes_levels():
 
 def test_delayed_request_is_late():
     """A request that its policy put back does not wait for a delay again."""
-    settings = _settings(default_policy=QueuePolicy("DELAY", DELAY_S * 1_000_000))
+    settings = _settings(default_policy=WaitPolicy("DELAY", DELAY_S * 1_000_000))
     queue, batcher = PriorityQueue(settings), make_batcher(settings)
     old, new = make_request(), make_request(3)
     queue.add(old, 0)

@@ -15,7 +15,7 @@ from weft.base.text.pbtxt import PbtxtError
 from weft.serving.backends.base import InstanceContext, TensorBackend
 from weft.serving.config import ModelDefinition, define_model
 from weft.serving.config.placement import count_gpus
-from weft.serving.scheduler.settings import QueuePolicy
+from weft.serving.queues.settings import WaitPolicy
 
 BASE = """\
 backend: "echo"
@@ -136,8 +136,8 @@ def test_scheduler_settings(tmp_path: Path) -> None:
     assert settings.preferred_batch_sizes == (2, 6)
     assert settings.max_queue_delay_us == 300
     assert (settings.priority_levels, settings.default_priority_level) == (3, 2)
-    assert settings.default_policy == QueuePolicy(max_queue_size=5)
-    assert settings.policies == {1: QueuePolicy("DELAY", 7, allow_timeout_override=True)}
+    assert settings.default_policy == WaitPolicy(max_queue_size=5)
+    assert settings.policies == {1: WaitPolicy("DELAY", 7, allow_timeout_override=True)}
 
 
 def test_model_without_dynamic_batching(tmp_path: Path) -> None:

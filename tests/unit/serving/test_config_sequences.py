@@ -12,8 +12,8 @@ from weft.serving.backends.layout import file_signature
 from weft.serving.config import ModelDefinition, define_model
 from weft.serving.config.report import ConfigReport
 from weft.serving.config.sequence_inputs import sequence_inputs
+from weft.serving.queues.settings import SequenceSettings
 from weft.serving.scheduler.rate_limiter import RateLimit
-from weft.serving.scheduler.sequence_settings import SequenceSettings
 
 BASE = """\
 backend: "echo"

@@ -2,7 +2,7 @@
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-from weft.serving.metrics.exported_metrics import ExportedMetrics
+from weft.serving.metrics import ExportedMetrics
 
 
 def _family(kind, name, **values):

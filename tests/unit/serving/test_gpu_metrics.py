@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from weft.serving.metrics.gpu_metrics import GpuCollector, gpu_collectors
+from weft.serving.metrics import GpuCollector, gpu_collectors
 
 
 class NvmlError(Exception):

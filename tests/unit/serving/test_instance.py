@@ -35,8 +35,8 @@ from weft.base.errors import InternalError, InvalidArgumentError, WeftError
 from weft.base.tensors import decode
 from weft.serving.backends.base import InstanceContext
 from weft.serving.request.request import InferenceRequest, InferenceResponse
+from weft.serving.runtime.execution import OutputEncoder
 from weft.serving.runtime.instance import Instance
-from weft.serving.runtime.outputs import OutputEncoder
 
 
 class Runner:

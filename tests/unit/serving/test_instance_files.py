@@ -9,8 +9,8 @@ from tests.unit.serving.fake_backends import Echo
 
 from weft.base.errors import InternalError, InvalidArgumentError, NotFoundError, WeftError
 from weft.serving.backends.base import InstanceContext
+from weft.serving.queues.settings import SchedulerSettings
 from weft.serving.runtime.model import ServedModel
-from weft.serving.scheduler.settings import SchedulerSettings
 
 
 @pytest.fixture

@@ -18,12 +18,12 @@ from weft.base.errors import (
 )
 from weft.base.tensors import decode
 from weft.serving.backends.base import InstanceContext
+from weft.serving.queues.settings import SchedulerSettings, WaitPolicy
 from weft.serving.runtime.model import ServedModel
-from weft.serving.scheduler.settings import QueuePolicy, SchedulerSettings
 
 MS = 1_000_000
 #: Requests may ask for a shorter queue timeout than that of the model.
-SHORTER = QueuePolicy(default_timeout_us=60_000_000, allow_timeout_override=True)
+SHORTER = WaitPolicy(default_timeout_us=60_000_000, allow_timeout_override=True)
 
 
 def _value(result):
@@ -208,7 +208,7 @@ async def test_deadlines_while_a_batch_is_held(serve, monkeypatch):
 
 async def test_delayed_request_is_executed_last(serve, gate, monkeypatch):
     """With DELAY a request that waited too long runs after one that came later, and is answered."""
-    policy = QueuePolicy("DELAY", default_timeout_us=60_000_000, allow_timeout_override=True)
+    policy = WaitPolicy("DELAY", default_timeout_us=60_000_000, allow_timeout_override=True)
     model = await serve(gate.backend, is_batching=True, preferred_batch_sizes=(1,), default_policy=policy)
     first = await _busy(model, gate, make_call(0))
     expire, is_expired = model._queue.expire, asyncio.Event()
@@ -223,7 +223,7 @@ async def test_delayed_request_is_executed_last(serve, gate, monkeypatch):
 
 async def test_full_queue_refuses_at_once(serve, gate):
     """Over max_queue_size a request is refused with a hint, while the ones before it are answered."""
-    model = await serve(gate.backend, is_batching=True, default_policy=QueuePolicy(max_queue_size=2))
+    model = await serve(gate.backend, is_batching=True, default_policy=WaitPolicy(max_queue_size=2))
     first = await _busy(model, gate, make_call(0))
     rest = await _queued(model, make_call(1), make_call(2))
     with pytest.raises(ResourceExhaustedError, match="Exceeds maximum queue size") as raised:
@@ -236,7 +236,7 @@ async def test_full_queue_refuses_at_once(serve, gate):
 
 async def test_retry_hint_follows_the_model(serve, gate):
     """The hint of a full queue is the measured time of a request, for each that waits, shared by the instances."""
-    model = await serve(gate.backend, default_policy=QueuePolicy(max_queue_size=3))
+    model = await serve(gate.backend, default_policy=WaitPolicy(max_queue_size=3))
     gate.open(1)
     await model.infer(make_call(0), CallContext())
     await gate.entered()
@@ -260,7 +260,7 @@ async def test_free_instance_is_not_a_full_queue(serve, gate):
         num_instances=2,
         is_batching=True,
         preferred_batch_sizes=(1,),
-        default_policy=QueuePolicy(max_queue_size=1),
+        default_policy=WaitPolicy(max_queue_size=1),
     )
     gate.open()
     results = await asyncio.gather(*(model.infer(make_call(value), CallContext()) for value in range(2)))

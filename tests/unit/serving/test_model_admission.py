@@ -11,7 +11,7 @@ from weft.base.errors import InvalidArgumentError
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import WireTensor, bytes_tensor, split_bytes
 from weft.base.validation import validate
-from weft.serving.runtime import call_validation as intake
+from weft.serving.runtime import model as intake
 
 MANY = 20_000
 

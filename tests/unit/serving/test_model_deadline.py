@@ -9,7 +9,7 @@ from tests.unit.serving.fake_backends import Echo, Raises
 
 from weft.base.core import CallContext
 from weft.base.errors import DeadlineExceededError
-from weft.serving.scheduler.execution_times import MIN_MEASUREMENTS
+from weft.serving.scheduler.admission import MIN_MEASUREMENTS
 
 MS = 1_000_000
 

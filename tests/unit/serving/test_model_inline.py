@@ -14,8 +14,8 @@ from weft.base.core import CallContext, InferResult
 from weft.base.errors import DeadlineExceededError, InternalError, InvalidArgumentError, WeftError
 from weft.base.statistics import ModelStatistics
 from weft.base.tensors import decode
-from weft.serving.metrics.inline_metrics import InlineCollector
-from weft.serving.runtime.overruns import LIMIT_NS, Overruns
+from weft.serving.metrics import InlineCollector
+from weft.serving.runtime.recorder import LIMIT_NS, Overruns
 
 
 class Noted(Echo):

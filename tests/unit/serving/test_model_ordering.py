@@ -8,7 +8,7 @@ from tests.unit.serving.builders import make_call
 from tests.unit.serving.fake_backends import Echo
 
 from weft.base.core import CallContext
-from weft.serving.scheduler.ordering import ReorderBuffer
+from weft.serving.runtime.answers import ReorderBuffer
 
 
 def test_held_until_its_turn():

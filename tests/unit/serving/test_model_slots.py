@@ -13,9 +13,9 @@ from weft.base.errors import InternalError, RequestCancelledError, ResourceExhau
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import decode, encode
 from weft.serving.backends.base import Backend, InstanceContext, ModelContext
+from weft.serving.queues.settings import SchedulerSettings, WaitPolicy
 from weft.serving.request.request import STREAMED, InferenceResponse
 from weft.serving.runtime.model import ServedModel
-from weft.serving.scheduler.settings import QueuePolicy, SchedulerSettings
 
 TIMEOUT_S = 60.0
 #: Of the thread's CPU time, however busy the machine is.
@@ -156,7 +156,7 @@ async def test_who_leaves_gives_up_the_slot(serve):
 
 async def test_a_full_queue_says_when_to_come_back(serve):
     """By how long those before it took, and how many are served at once."""
-    model = await serve(is_batching=True, default_policy=QueuePolicy(max_queue_size=1))
+    model = await serve(is_batching=True, default_policy=WaitPolicy(max_queue_size=1))
     tasks = [_ask(model, number) for number in (0, 1)]
     await _slots(0, 1)
     Desk.present[0].start_ns = time.monotonic_ns() - 60_000_000_000

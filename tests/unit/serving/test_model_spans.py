@@ -15,10 +15,10 @@ from weft.base.errors import WeftError
 from weft.base.observing import telemetry
 from weft.serving.backends.base import InstanceContext
 from weft.serving.backends.layout import BatchLayout
+from weft.serving.queues.settings import SchedulerSettings, WaitPolicy
 from weft.serving.runtime import spans
 from weft.serving.runtime.model import ServedModel
 from weft.serving.scheduler.grouping import LengthBuckets
-from weft.serving.scheduler.settings import QueuePolicy, SchedulerSettings
 
 
 def _server():
@@ -112,7 +112,7 @@ async def test_left_in_the_queue(serve, gate, exporter):
     model = await serve(
         gate.backend,
         is_batching=True,
-        default_policy=QueuePolicy(default_timeout_us=60_000_000, allow_timeout_override=True),
+        default_policy=WaitPolicy(default_timeout_us=60_000_000, allow_timeout_override=True),
     )
     first = asyncio.create_task(model.infer(make_call(), CallContext()))
     await gate.entered()

@@ -18,8 +18,9 @@ from weft.base.errors import (
     UnavailableError,
 )
 from weft.base.tensors import decode, encode
-from weft.serving.request.split import MAX_PARTS, SplitRequest
-from weft.serving.scheduler.settings import QueuePolicy
+from weft.serving.queues.settings import WaitPolicy
+from weft.serving.request.request import SplitRequest
+from weft.serving.request.split import MAX_PARTS
 
 MS = 1_000_000
 
@@ -150,7 +151,7 @@ async def test_deadline(serve, gate):
 )
 async def test_full_queue_takes_all_parts_or_none(serve, gate, rows, expected):
     """Where the queue has no room for every part, none waits; a hint is given where that may change."""
-    policy = QueuePolicy(max_queue_size=2)
+    policy = WaitPolicy(max_queue_size=2)
     model = await serve(gate.backend, is_batching=True, can_split=True, default_policy=policy)
     first = await _queued(model, make_call(1))
     await gate.entered()

@@ -10,7 +10,7 @@ from tests.unit.serving.fake_backends import Echo, FailsFirst, Raises, RaisesOwn
 from weft.base.core import CallContext
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.statistics import MAX_COUNTED_LEVEL
-from weft.serving.scheduler.settings import QueuePolicy
+from weft.serving.queues.settings import WaitPolicy
 
 
 async def _serve_batches(serve, gate, **settings):
@@ -116,7 +116,7 @@ async def test_refused_requests_are_rejected(serve, gate):
     model = await serve(
         gate.backend,
         is_batching=True,
-        default_policy=QueuePolicy(default_timeout_us=60_000_000, allow_timeout_override=True),
+        default_policy=WaitPolicy(default_timeout_us=60_000_000, allow_timeout_override=True),
     )
     first = asyncio.create_task(model.infer(make_call(), CallContext()))
     await gate.entered()

@@ -5,8 +5,8 @@ from tests.unit.serving.builders import make_request
 
 from weft.base.errors import DeadlineExceededError, ResourceExhaustedError
 from weft.base.statistics import MAX_COUNTED_LEVEL
-from weft.serving.scheduler.queue import PriorityQueue
-from weft.serving.scheduler.settings import QueuePolicy, SchedulerSettings
+from weft.serving.queues.priority_levels import PriorityQueue
+from weft.serving.queues.settings import SchedulerSettings, WaitPolicy
 
 US = 1000
 
@@ -16,7 +16,7 @@ def _queue(**settings):
 
 
 def _policy(**fields):
-    return _queue(default_policy=QueuePolicy(**fields))
+    return _queue(default_policy=WaitPolicy(**fields))
 
 
 def _add(queue, *requests, now_ns=0):
@@ -66,7 +66,7 @@ def test_remove_is_exact():
     a, b, c = _add(queue, make_request(2), make_request(3), make_request(4))
     assert queue.remove(b)
     assert not queue.remove(b)
-    assert ([a, c], 2, 6) == (list(queue), len(queue), queue.num_rows_before(0))
+    assert ([a, c], 2, 6) == (list(queue), len(queue), queue.num_rows_before(make_request()))
 
 
 def test_take_stamps_the_start():
@@ -100,7 +100,7 @@ def test_timeout_rejects():
 def test_timeout_delays():
     """With DELAY a request moves behind those of its level that are in time, before the next level, and stays."""
     queue = _queue(
-        priority_levels=2, default_priority_level=1, policies={1: QueuePolicy("DELAY", default_timeout_us=10)}
+        priority_levels=2, default_priority_level=1, policies={1: WaitPolicy("DELAY", default_timeout_us=10)}
     )
     low = make_request(priority=2)
     early, late = make_request(), make_request()
@@ -173,14 +173,12 @@ def test_expired_come_in_order_of_expiry():
 
 def test_max_queue_size_counts_one_level():
     """A full level refuses with the limit in the text; other levels, and the same one after a removal, accept."""
-    queue = _queue(
-        priority_levels=2, default_priority_level=2, policies={1: QueuePolicy("DELAY", 10, max_queue_size=2)}
-    )
+    queue = _queue(priority_levels=2, default_priority_level=2, policies={1: WaitPolicy("DELAY", 10, max_queue_size=2)})
     first, _ = _add(queue, make_request(priority=1), make_request(5, priority=1))
     queue.expire(10 * US)  # delayed requests count too
     with pytest.raises(ResourceExhaustedError, match="Exceeds maximum queue size: 2 requests wait at priority level 1"):
         queue.add(make_request(priority=1), 0)
-    assert (2, 6) == (len(queue), queue.num_rows_before(1))
+    assert (2, 6) == (len(queue), queue.num_rows_before(make_request(priority=1)))
     _add(queue, make_request(priority=2))
     queue.remove(first)
     _add(queue, make_request(priority=1))
@@ -207,7 +205,7 @@ def test_ageing_ends_in_the_better_level():
 def test_delayed_requests_age():
     """A request that DELAY put back counts as one of the next level that came then, so it does not starve."""
     queue = _queue(
-        priority_levels=2, default_priority_level=1, priority_aging_us=10, default_policy=QueuePolicy("DELAY", 5)
+        priority_levels=2, default_priority_level=1, priority_aging_us=10, default_policy=WaitPolicy("DELAY", 5)
     )
     (old,) = _add(queue, make_request())
     assert [] == queue.expire(5 * US)
@@ -219,12 +217,12 @@ def test_delayed_requests_age():
 
 def test_rows_before():
     """A new request waits for the rows of its level and of better ones, delayed ones included."""
-    queue = _queue(priority_levels=3, default_priority_level=2, policies={1: QueuePolicy("DELAY", 5)})
+    queue = _queue(priority_levels=3, default_priority_level=2, policies={1: WaitPolicy("DELAY", 5)})
     first, *_ = _add(queue, *(make_request(rows, priority=level) for rows, level in ((1, 1), (2, 2), (4, 3))))
     queue.expire(5 * US)
-    assert [1, 3, 7] == [queue.num_rows_before(level) for level in (1, 2, 3)]
+    assert [1, 3, 7] == [queue.num_rows_before(make_request(priority=level)) for level in (1, 2, 3)]
     queue.remove(first)
-    assert [0, 2, 6] == [queue.num_rows_before(level) for level in (1, 2, 3)]
+    assert [0, 2, 6] == [queue.num_rows_before(make_request(priority=level)) for level in (1, 2, 3)]
 
 
 def test_count_by_level():

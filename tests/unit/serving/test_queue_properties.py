@@ -6,13 +6,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import DeadlineExceededError, ResourceExhaustedError
+from weft.serving.queues.priority_levels import PriorityQueue
+from weft.serving.queues.settings import SchedulerSettings, WaitPolicy
 from weft.serving.request.request import InferenceRequest
-from weft.serving.scheduler.queue import PriorityQueue
-from weft.serving.scheduler.settings import QueuePolicy, SchedulerSettings
 
 LEVELS = 3
 POLICIES = st.builds(
-    QueuePolicy,
+    WaitPolicy,
     timeout_action=st.sampled_from(["REJECT", "DELAY"]),
     default_timeout_us=st.sampled_from([0, 3, 10]),
     allow_timeout_override=st.booleans(),

@@ -3,9 +3,9 @@
 import pytest
 
 from weft.base.errors import InvalidArgumentError
-from weft.serving.scheduler.settings import QueuePolicy, SchedulerSettings, num_to_hold
+from weft.serving.queues.settings import SchedulerSettings, WaitPolicy, num_to_hold
 
-DELAY = QueuePolicy("DELAY", default_timeout_us=5)
+DELAY = WaitPolicy("DELAY", default_timeout_us=5)
 
 
 @pytest.mark.parametrize(
@@ -18,10 +18,10 @@ DELAY = QueuePolicy("DELAY", default_timeout_us=5)
         ({"priority_levels": 3}, r"default priority level must be provided and in range \[1, 3\], got 0"),
         ({"priority_levels": 3, "default_priority_level": 4}, r"in range \[1, 3\], got 4"),
         (
-            {"priority_levels": 3, "default_priority_level": 1, "policies": {4: QueuePolicy()}},
+            {"priority_levels": 3, "default_priority_level": 1, "policies": {4: WaitPolicy()}},
             r"priority level must be in range \[1, 3\], got 4",
         ),
-        ({"policies": {1: QueuePolicy()}}, "needs priority_levels > 0, got 1"),
+        ({"policies": {1: WaitPolicy()}}, "needs priority_levels > 0, got 1"),
         (
             {"preserve_ordering": True, "priority_levels": 2, "default_priority_level": 1},
             "Only one priority level is allowed when 'preserve_ordering' is true, got 2",
@@ -36,8 +36,8 @@ DELAY = QueuePolicy("DELAY", default_timeout_us=5)
             },
             r"priority_queue_policy\[1\]: Queue policy can not have DELAY",
         ),
-        ({"default_policy": QueuePolicy("DROP")}, "must be REJECT or DELAY, got 'DROP'"),
-        ({"default_policy": QueuePolicy(max_queue_size=-1)}, "must be at least 0"),
+        ({"default_policy": WaitPolicy("DROP")}, "must be REJECT or DELAY, got 'DROP'"),
+        ({"default_policy": WaitPolicy(max_queue_size=-1)}, "must be at least 0"),
     ],
 )
 def test_faults_are_refused(settings, text):
@@ -53,7 +53,7 @@ def test_faults_are_refused(settings, text):
         {},
         {"preferred_batch_sizes": (1, 8), "max_queue_delay_us": 100},
         {"preserve_ordering": True, "priority_levels": 1, "default_priority_level": 1},
-        {"preserve_ordering": True, "default_policy": QueuePolicy("DELAY")},
+        {"preserve_ordering": True, "default_policy": WaitPolicy("DELAY")},
         {"priority_levels": 2**64 - 1, "default_priority_level": 1, "policies": {2**64 - 1: DELAY}},
         {"is_batching": False, "preferred_batch_sizes": (99,)},
     ],

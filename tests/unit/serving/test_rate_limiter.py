@@ -1,19 +1,19 @@
 """Who may execute next where models share resources: fairness, no deadlock, nothing kept by those who wait."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import InvalidArgumentError, ResourceExhaustedError
+from weft.serving.queues.sequence import SequenceQueue
+from weft.serving.queues.settings import SchedulerSettings, SequenceSettings
 from weft.serving.request.call_path import CALL_PATH_HEADER
 from weft.serving.request.request import InferenceRequest
-from weft.serving.runtime.rate_limited import RateLimitedInstances
+from weft.serving.runtime.idle import RateLimitedInstances
 from weft.serving.scheduler import rate_limiter
 from weft.serving.scheduler.rate_limiter import PATIENCE, RESERVATION_NS, Contender, RateLimit, RateLimiter, parse_limit
-from weft.serving.scheduler.sequence import SequenceQueue
-from weft.serving.scheduler.sequence_settings import SequenceSettings
-from weft.serving.scheduler.settings import SchedulerSettings
 
 
 class Clock:
@@ -24,6 +24,13 @@ class Clock:
 
     def monotonic_ns(self):
         return self.now_ns
+
+
+class Queue(list):
+    """As much of a queue as the limiter asks for."""
+
+    def has_work_for(self, instance):
+        return bool(self)
 
 
 class Model:
@@ -37,11 +44,12 @@ class Model:
         }
         self.contenders = contenders
         self.work, self.running, self.num_run, self.calls = work, [], 0, []
-        self.idle = RateLimitedInstances(
-            limiter, contenders, queued=lambda: self.calls or [None] * self.work, dispatch=self.dispatch
-        )
+        self.idle = RateLimitedInstances(limiter, contenders, queued=self.queue, dispatch=self.dispatch)
         self.idle.open()
         self.idle.extend(contenders)
+
+    def queue(self) -> Any:
+        return Queue(self.calls or [None] * self.work)
 
     def dispatch(self):
         while self.idle and self.work:
@@ -60,7 +68,7 @@ class Limits:
     def __init__(self, monkeypatch):
         self.clock = Clock()
         self.alarms = []
-        monkeypatch.setattr("weft.serving.runtime.rate_limited.time", self.clock)
+        monkeypatch.setattr("weft.serving.runtime.idle.time", self.clock)
 
     def make(self, **limits):
         limits = {(name, None): count for name, count in limits.items()}

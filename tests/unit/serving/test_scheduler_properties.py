@@ -6,11 +6,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import DeadlineExceededError, ResourceExhaustedError
+from weft.serving.queues.priority_levels import PriorityQueue
+from weft.serving.queues.settings import SchedulerSettings, WaitPolicy
 from weft.serving.request.request import InferenceRequest
 from weft.serving.scheduler.batcher import make_batcher
 from weft.serving.scheduler.grouping import LengthBuckets
-from weft.serving.scheduler.queue import PriorityQueue
-from weft.serving.scheduler.settings import QueuePolicy, SchedulerSettings
 
 LEVELS = 3
 MAX_ROWS = 8
@@ -26,7 +26,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         delay_us=st.sampled_from([0, 5, 20]),
         aging_us=st.sampled_from([0, 0, 3, 10]),
         policy=st.builds(
-            QueuePolicy,
+            WaitPolicy,
             timeout_action=st.sampled_from(["REJECT", "DELAY"]),
             default_timeout_us=st.sampled_from([0, 4, 12]),
             allow_timeout_override=st.booleans(),

@@ -4,11 +4,10 @@ import pytest
 
 from weft.base.core import CallContext, InferCall
 from weft.base.tensors import WireTensor
+from weft.serving.queues.sequence import SequenceQueue
+from weft.serving.queues.settings import SchedulerSettings, SequenceSettings
 from weft.serving.request.request import InferenceRequest
-from weft.serving.scheduler.sequence import SequenceQueue
-from weft.serving.scheduler.sequence_batcher import make_sequence_batcher
-from weft.serving.scheduler.sequence_settings import SequenceSettings
-from weft.serving.scheduler.settings import SchedulerSettings
+from weft.serving.scheduler.batcher import make_sequence_batcher
 
 DELAY_US = 100
 DELAY_NS = DELAY_US * 1000
@@ -100,7 +99,7 @@ def test_states_of_one_shape_share_a_batch(has_varying_state, expected):
     requests = list(batches.queue)
     batches.next()
     for request, length in zip(requests, (1, 2, 1), strict=True):
-        request.turn.sequence.state["S"] = WireTensor("INT8", (1, length), bytes(length))
+        request.position.sequence.state["S"] = WireTensor("INT8", (1, length), bytes(length))
     batches.add("a", "b", "c", "D", "a")
     assert expected == [batches.next() for _ in expected]
 

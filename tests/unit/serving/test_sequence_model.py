@@ -20,9 +20,8 @@ from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import decode, encode
 from weft.serving.backends.base import InstanceContext, ModelContext, TensorBackend
 from weft.serving.backends.sequences import ImplicitState, SequenceInputs, Signal, sequenced
+from weft.serving.queues.settings import SchedulerSettings, SequenceSettings
 from weft.serving.runtime.sequence_model import SequenceModel
-from weft.serving.scheduler.sequence_settings import SequenceSettings
-from weft.serving.scheduler.settings import SchedulerSettings
 
 TIMEOUT_S = 10.0
 SIGNATURE = ModelSignature(

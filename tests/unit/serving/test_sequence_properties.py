@@ -8,11 +8,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import WeftError
+from weft.serving.queues.sequence import SequenceQueue
+from weft.serving.queues.settings import SchedulerSettings, SequenceSettings
 from weft.serving.request.request import InferenceRequest
-from weft.serving.scheduler.sequence import SequenceQueue
-from weft.serving.scheduler.sequence_batcher import make_sequence_batcher
-from weft.serving.scheduler.sequence_settings import SequenceSettings
-from weft.serving.scheduler.settings import SchedulerSettings
+from weft.serving.scheduler.batcher import make_sequence_batcher
 
 INSTANCES = ("X", "Y")
 
@@ -58,12 +57,12 @@ class SequenceMachine(RuleBasedStateMachine):
             requests, _, instance = self.batcher.next_batch(self.queue, self.now_ns)
             if not requests:
                 return
-            sequences = [request.turn.sequence for request in requests]
+            sequences = [request.position.sequence for request in requests]
             assert len(sequences) == len(set(sequences))
             for request in requests:
-                earlier = [r for r in self.unanswered if r.turn.sequence is request.turn.sequence]
+                earlier = [r for r in self.unanswered if r.position.sequence is request.position.sequence]
                 assert request is min(earlier, key=lambda r: r.sequence)
-                assert request.turn.sequence.instance == instance
+                assert request.position.sequence.instance == instance
             self.queue.take(requests, self.now_ns)
             self.idle.remove(instance)  # type: ignore[arg-type]
             self.running[instance] = requests  # type: ignore[index]

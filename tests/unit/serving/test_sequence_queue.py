@@ -15,10 +15,9 @@ from weft.base.errors import (
     UnavailableError,
     WeftError,
 )
+from weft.serving.queues.sequence import SequenceQueue
+from weft.serving.queues.settings import SchedulerSettings, SequenceSettings
 from weft.serving.request.request import InferenceRequest
-from weft.serving.scheduler.sequence import SequenceQueue
-from weft.serving.scheduler.sequence_settings import SequenceSettings
-from weft.serving.scheduler.settings import SchedulerSettings
 
 US = 1000
 IDLE_US = 500
@@ -117,7 +116,7 @@ def test_sequences_spread_over_the_instances_and_stay(make):
     sequences.add("d2")
     sequences.add("a2")
     assert [["a2"], ["d2"]] == [sequences.run("X"), sequences.run("Y")]
-    assert [0, 0, 1, 1] == [request.turn.sequence.row for request in list(sequences.names)[:4]]
+    assert [0, 0, 1, 1] == [request.position.sequence.row for request in list(sequences.names)[:4]]
 
 
 def test_backlog_is_served_in_order_when_slots_become_free(make):
@@ -149,7 +148,7 @@ def test_the_id_is_free_when_the_last_request_came(make):
     first = sequences.add("a1", "s")
     sequences.add("a2", "e")
     other = sequences.add("a1", "s")
-    assert first.turn.sequence is not other.turn.sequence
+    assert first.position.sequence is not other.position.sequence
     assert 2 == sequences.queue.num_sequences
 
 
@@ -157,7 +156,7 @@ def test_start_of_a_sequence_that_goes_on_restarts_it(make):
     """It runs after the requests before, in the same slot, and is told to the model as a start."""
     sequences = make(2, "X")
     first, again = sequences.add("a1", "s"), sequences.add("a2", "s")
-    assert (True, True) == (again.turn.is_start, first.turn.sequence is again.turn.sequence)
+    assert (True, True) == (again.position.is_start, first.position.sequence is again.position.sequence)
     assert [["a1"], ["a2"]] == [sequences.run("X"), sequences.run("X")]
 
 
@@ -348,12 +347,12 @@ def test_iterative_requests_run_until_the_model_lets_them_go(make):
     for name in ("a", "b"):
         sequences.add(name, "", sequence_id=0)
     (first,) = sequences.take("X")
-    assert (1, True) == (first.call.parameters["sequence_id"], first.turn.is_start)
+    assert (1, True) == (first.call.parameters["sequence_id"], first.position.is_start)
     sequences.now_ns = 5
     sequences.queue.executed([first], sequences.now_ns, {first})
     sequences.queue.check_integrity()
     assert (["a"], 5, 0) == (sequences.heads("X"), first.enqueue_ns, first.start_ns)
-    assert (False, False) == (first.turn.is_start, first.call.parameters["sequence_start"])
+    assert (False, False) == (first.position.is_start, first.call.parameters["sequence_start"])
     assert [["a"], ["b"], []] == [sequences.run("X") for _ in range(3)]
     assert 0 == sequences.queue.num_sequences
 

@@ -2,9 +2,9 @@
 
 from tests.unit.serving.builders import make_request
 
-from weft.serving.scheduler.queue import PriorityQueue
-from weft.serving.scheduler.settings import SchedulerSettings
-from weft.serving.scheduler.slots import SlotBatcher
+from weft.serving.queues.priority_levels import PriorityQueue
+from weft.serving.queues.settings import SchedulerSettings
+from weft.serving.scheduler.batcher import SlotBatcher
 
 MS = 1_000_000
 LEVELS = SchedulerSettings(max_batch_size=0, is_batching=True, priority_levels=3, default_priority_level=2)
@@ -15,7 +15,7 @@ class House:
 
     def __init__(self, num_slots=2, instances=("a",), settings=LEVELS):
         self.queue = PriorityQueue(settings)
-        self.slots = SlotBatcher(settings, num_slots, instances)
+        self.slots = SlotBatcher(self.queue, num_slots, instances)
         self.name_of = {}
 
     def come(self, name, priority=2, now_ns=0):

@@ -2,22 +2,106 @@
 
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any, ClassVar
 
 from weft.backends.llm import tensors
 from weft.backends.llm.generation import Generation, ResponseSink
 from weft.backends.llm.generation_request import RequestReader
 from weft.backends.llm.metrics import EngineExport
-from weft.backends.llm.output_processor import OutputProcessor
 from weft.backends.llm.settings import read_settings
 from weft.backends.llm.text import TextCodec
 from weft.base.errors import InternalError, UnavailableError, WeftError
-from weft.llm.request import EngineRequest
+from weft.base.observing.logs import get_logger
+from weft.llm.request import Delta, EngineRequest
 from weft.serving.backends.base import Backend, Batch, InstanceContext, ModelContext
 from weft.serving.backends.loading import require
 from weft.serving.backends.python.backend import SWITCH_INTERVAL_S
 from weft.serving.request.request import STREAMED, InferenceRequest, InferenceResponse, Outcome
+
+_LOG = get_logger("weft.model.llm")
+#: Most queued items that are processed before responses are sent.
+_MAX_BATCH = 1024
+
+#: Deltas of a step, or a generation whose client has read a response.
+_Item = list[tuple[Generation, Delta]] | Generation
+
+
+class OutputProcessor:
+    """Runs every ``Generation`` of one instance on a dedicated thread.
+
+    Args:
+        name: Name of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._inbox: SimpleQueue[_Item | None] = SimpleQueue()
+        self._step_deltas: list[tuple[Generation, Delta]] = []  # used only by the engine's thread
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def add(self, generation: Generation, delta: Delta) -> None:
+        """Collect a delta, on the engine's thread, until ``publish`` passes on all deltas of a step at once."""
+        if delta.error is None:
+            self._step_deltas.append((generation, delta))
+        else:  # errors may come outside of a step and from other threads
+            self._inbox.put([(generation, delta)])
+
+    def publish(self) -> None:
+        """Queue the collected deltas for conversion; called on the engine's thread, never blocks."""
+        if self._step_deltas:
+            self._inbox.put(self._step_deltas)
+            self._step_deltas = []
+
+    def on_response_taken(self, generation: Generation) -> None:
+        """Record that a client has read a response; any thread, never blocks."""
+        self._inbox.put(generation)
+
+    def close(self) -> None:
+        """Process everything queued so far, and end the thread."""
+        self._inbox.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        is_open = True
+        while is_open:
+            updated: dict[Generation, None] = {}  # in the order of their first update
+            is_open = False
+            for item in self._items():
+                if item is None:
+                    break
+                if isinstance(item, Generation):
+                    item.on_response_taken()
+                    updated[item] = None
+                    continue
+                for generation, delta in item:
+                    self._run_isolated(generation, partial(generation.add, delta))
+                    updated[generation] = None
+            else:
+                is_open = True
+            for generation in updated:
+                self._run_isolated(generation, generation.flush)
+
+    def _items(self) -> Iterator["_Item | None"]:
+        """The queued items; blocks for the first."""
+        yield self._inbox.get()
+        for _ in range(_MAX_BATCH):
+            try:
+                yield self._inbox.get_nowait()
+            except Empty:
+                return
+
+    def _run_isolated(self, generation: Generation, work: Callable[[], None]) -> None:
+        """Run ``work``; a defect fails its own request only."""
+        try:
+            work()
+        except Exception:
+            error = InternalError("the answer of the model cannot be made into a response")
+            _LOG.exception(error.message, extra={"error_id": error.error_id})
+            generation.fail(error)
+
 
 #: One in this many sequences may wait in the engine beyond those that run, so that a free slot is taken in the next
 #: step.
@@ -29,7 +113,8 @@ _CLOSE_GRACE_S = 1.0
 class LlmBackend(Backend):
     """Generates text with the model of a Hugging Face folder, for many requests concurrently (continuous batching).
 
-    The version folder has ``config.json`` and ``*.safetensors`` of a Llama, Mistral or Qwen model, and
+    The version folder has ``config.json`` and ``*.safetensors`` of a Llama, Mistral, Qwen or Gemma 3
+    model, and
     ``tokenizer.json``; without the latter, prompts and outputs are token ids only. Inputs and outputs are those of
     Triton's vLLM backend, plus ``input_ids`` and ``output_ids`` (``tensors``); the configuration need not declare them.
     The model is decoupled: with ``stream`` true there is a response per token, or per several if the client reads

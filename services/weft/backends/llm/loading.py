@@ -1,26 +1,321 @@
 """Loading of an engine from a Hugging Face folder; imports torch."""
 
+import gc
+import json
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
-from weft.backends.llm.drafting import load_proposer, read_draft_config
-from weft.backends.llm.make_runner import make_runner
 from weft.backends.llm.settings import Settings
-from weft.backends.llm.speculation import make_speculator
-from weft.base.errors import WeftError
+from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.processes.malloc import give_back_freed_memory
 from weft.llm.config import EngineConfig, TransformerConfig
 from weft.llm.engine import Engine
+from weft.llm.graphs import CudaRecorder, GraphPolicy, build_shrinking
+from weft.llm.kv_window import kv_window
 from weft.llm.metrics import EngineMetrics
-from weft.llm.models.model import LlamaModel
+from weft.llm.models.model import TransformerModel
+from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder, random_weights
-from weft.llm.ops import faster_dtype
 from weft.llm.runner import ModelRunner
+from weft.llm.scheduler.acceptance import UNKNOWN_TOKEN
+from weft.llm.scheduler.plan import PARAM_COLUMNS, ForwardPlan
+from weft.llm.speculation.depth import AdaptiveDepth, CostCurve
+from weft.llm.speculation.device_proposer import DeviceProposer
+from weft.llm.speculation.draft_model import DraftModelProposer
+from weft.llm.speculation.lookahead import LookaheadProposer
+from weft.llm.speculation.medusa import MedusaProposer
+from weft.llm.speculation.medusa_heads import MedusaHeads
+from weft.llm.speculation.ngram import NgramProposer
+from weft.llm.speculation.proposer import ProposerFactory
+from weft.llm.speculation.speculator import NONE, Speculator
+from weft_kernels.linear.products import faster_dtype
+
+_TRIAL_BLOCKS = 2
+
+
+def make_runner(
+    make: Callable[[int], ModelRunner],
+    config: EngineConfig,
+    model_config: TransformerConfig,
+    draft_config: TransformerConfig | None = None,
+) -> ModelRunner:
+    """A runner with a cache of the configured size, and with graphs if the device has them.
+
+    Args:
+        make: Makes a runner whose cache has so many blocks.
+        config: Resolved, without a number of blocks where that depends on free memory.
+        model_config: The model, whose weights are loaded.
+        draft_config: A draft model, likewise; None: there is none.
+
+    Raises:
+        InvalidArgumentError: The free memory of the device holds no block, or not the cache that was asked for.
+    """
+    if config.device == "cpu":
+        return make(config.num_blocks)
+    device = torch.device(config.device)
+    if not config.enable_cuda_graphs:
+        return make(config.with_cache(model_config, lambda: _free_bytes(device), draft_config).num_blocks)
+    policy = graph_policy(config)
+
+    def build(num_blocks: int, *, only_largest: bool = False) -> ModelRunner:
+        runner = make(num_blocks)
+        runner.bind_thread()
+        try:
+            runner.capture(policy, CudaRecorder(device), only_largest=only_largest)
+        except BaseException:
+            runner.close()
+            raise
+        return runner
+
+    def free_beside_graphs() -> int:
+        """Free memory, less what the largest graph takes; the others fit into its memory."""
+        _release()
+        free_bytes = _free_bytes(device)
+        trial = build(_TRIAL_BLOCKS, only_largest=True)
+        taken_bytes = free_bytes - _free_bytes(device)
+        trial.close()
+        del trial
+        _release()
+        return _free_bytes(device) - taken_bytes
+
+    num_blocks = config.with_cache(model_config, free_beside_graphs, draft_config).num_blocks
+    return build_shrinking(num_blocks, build, out_of_memory=torch.OutOfMemoryError, release=_release)
+
+
+def graph_policy(config: EngineConfig) -> GraphPolicy:
+    """Shapes of the steps of an engine: one token of each sequence, and with speculation all drafts too."""
+    q_lens = (1,) if config.speculation == "none" else (1, 1 + config.num_speculative_tokens)
+    return GraphPolicy(config.max_num_seqs, q_lens)
+
+
+def _free_bytes(device: torch.device) -> int:
+    return int(torch.cuda.mem_get_info(device)[0])
+
+
+def _release() -> None:
+    """Give memory that nothing uses back to the device."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+_TOKENIZER = "tokenizer.json"
+
+
+def read_draft_config(directory: Path, config: EngineConfig, model: TransformerConfig) -> TransformerConfig | None:
+    """Configuration of the draft model that ``config`` names; None: it names none.
+
+    Args:
+        directory: Folder of the target.
+        config: Need not be resolved.
+        model: Of the target.
+
+    Raises:
+        NotFoundError: The folder has no ``config.json``.
+        InvalidArgumentError: It is not supported, or does not fit the target: another vocabulary, a shorter context.
+    """
+    if config.speculation != "draft":
+        return None
+    folder = directory / config.draft_model
+    draft = read_config(folder)
+    if draft.vocab_size != model.vocab_size:
+        raise InvalidArgumentError(
+            f"draft_model must have the model's vocabulary of {model.vocab_size} tokens, got {draft.vocab_size} in "
+            f"{folder}; take a smaller model of the same family"
+        )
+    if differing := _differing_token(directory, folder):
+        raise InvalidArgumentError(
+            f"draft_model must have the model's tokenizer; that in {folder} has another id for {differing}; take a "
+            f"smaller model of the same family"
+        )
+    longest = config.max_model_len or model.max_context_len
+    if draft.max_context_len < longest:
+        raise InvalidArgumentError(
+            f"draft_model must have a context of {longest} tokens at least, got {draft.max_context_len} in {folder}; "
+            f"set max_model_len to {draft.max_context_len}, or take another one"
+        )
+    window = kv_window(config, model).num_tokens
+    if window and not 0 < min(draft.windows) <= max(draft.windows) <= window:
+        raise InvalidArgumentError(
+            f"draft_model must have a sliding window of at most {window} tokens in every layer, as the model has, got "
+            f"{sorted(set(draft.windows))} in {folder}, 0 for none; take another one"
+        )
+    return draft
+
+
+def load_proposer(
+    directory: Path,
+    config: EngineConfig,
+    model: TransformerModel,
+    draft_config: TransformerConfig | None,
+    *,
+    has_weights: bool,
+) -> DeviceProposer | None:
+    """The proposer on the device that ``config`` asks for; None: it asks for none.
+
+    Args:
+        directory: Folder of the target.
+        config: Resolved.
+        model: The target.
+        draft_config: The result of ``read_draft_config``.
+        has_weights: Whether a draft model's weights are loaded; False: random ones.
+
+    Raises:
+        NotFoundError: A file is missing.
+        InvalidArgumentError: A file is invalid, the heads are of another model, or are fewer than drafts.
+    """
+    folder = directory / config.draft_model
+    if draft_config is not None:
+        draft = _load_model(folder, draft_config, config, has_weights=has_weights, deterministic=False)
+        return DraftModelProposer(draft, config.max_num_batched_tokens)
+    if config.speculation != "medusa":
+        return None
+    heads = MedusaHeads.load(folder, directory, model.config, model.dtype, config.device)
+    if len(heads.heads) < config.num_speculative_tokens:
+        raise InvalidArgumentError(
+            f"num_speculative_tokens must be at most {len(heads.heads)}, the heads in {folder}, got "
+            f"{config.num_speculative_tokens}; lower it, or train more with weft train-heads --num-heads"
+        )
+    return MedusaProposer(model, heads)
+
+
+def _differing_token(directory: Path, folder: Path) -> str:
+    """A token that has different ids in the two tokenizers; "": none, or one of the folders has no tokenizer."""
+    paths = [directory / _TOKENIZER, folder / _TOKENIZER]
+    if not all(path.is_file() for path in paths):
+        return ""
+    ours, theirs = (_ids_of_tokens(path) for path in paths)
+    return next((repr(token) for token, number in sorted(ours.items()) if theirs.get(token) != number), "")
+
+
+def _ids_of_tokens(path: Path) -> dict[str, Any]:
+    try:
+        tokenizer = json.loads(path.read_bytes())
+        vocabulary = tokenizer["model"]["vocab"]
+        if isinstance(vocabulary, list):  # a unigram model: pairs of token and score, the id is the index
+            vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
+        return dict(vocabulary) | {added["content"]: added["id"] for added in tokenizer.get("added_tokens") or ()}
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InvalidArgumentError(f"{path} is not a tokenizer: {type(error).__name__}: {error}") from error
+
+
+_log = logging.getLogger("weft.model.llm")
+
+#: Proposers on the host; all others are the runner's.
+HOST_PROPOSERS: dict[str, ProposerFactory] = {"ngram": NgramProposer, "lookahead": LookaheadProposer}
+
+#: Rows of a step whose time is measured, as far as the step and the time limit allow.
+_NUM_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+#: Steps per point, of which the fastest counts: at least, at most, and the time that is enough.
+_MIN_RUNS, _MAX_RUNS = 3, 20
+_RUNS_S = 0.05
+_MAX_S = 1.5
+
+
+def make_speculator(config: EngineConfig, runner: ModelRunner) -> Speculator | None:
+    """The speculator that ``config`` asks for; None: there is none.
+
+    Measures the times of steps first, for at most a few seconds, with the threads that the engine will use.
+    """
+    if config.speculation == NONE:
+        return None
+    runner.bind_thread()
+    factory = HOST_PROPOSERS.get(config.speculation)
+    num_drafts = 0 if factory else config.num_speculative_tokens
+    costs = [
+        measured_cost(config, runner, num_drafts=num_drafts, temperature=temperature) for temperature in (0.0, 1.0)
+    ]
+    return Speculator(config.speculation, AdaptiveDepth(config.num_speculative_tokens, *costs), factory)
+
+
+def measured_cost(config: EngineConfig, runner: ModelRunner, *, num_drafts: int, temperature: float = 0.0) -> CostCurve:
+    """Time of steps by rows, of short sequences.
+
+    Args:
+        config: Resolved.
+        runner: Not in use yet. Its cache is not changed but for the null block.
+        num_drafts: Drafts to time a proposer on the device with; 0: there is none.
+        temperature: Of all sequences; above 0 a row costs more.
+    """
+    points: list[tuple[int, float]] = []
+    end_s = time.perf_counter() + _MAX_S
+    for num_rows in _NUM_ROWS:
+        if num_rows > config.max_num_batched_tokens or (len(points) > 1 and time.perf_counter() > end_s):
+            break
+        num_seqs = min(-(-num_rows // (1 + config.num_speculative_tokens)), config.max_num_seqs)
+        points.append((num_rows, _fastest_s(config, runner, _plan(num_seqs, num_rows, 0, temperature))))
+    draft_s = 0.0
+    if num_drafts:
+        known, unknown = (_plan(1, 1 + num_drafts, drafts, temperature) for drafts in (0, num_drafts))
+        added_s = _fastest_s(config, runner, unknown) - _fastest_s(config, runner, known)
+        draft_s = max(added_s, 0.0) / num_drafts
+    _log.info(
+        "milliseconds of a step at temperature %g by rows: %s; of a draft: %.3f",
+        temperature,
+        ", ".join(f"{num_rows}: {1e3 * seconds:.2f}" for num_rows, seconds in points),
+        1e3 * draft_s,
+    )
+    return CostCurve(points, draft_s)
+
+
+def _fastest_s(config: EngineConfig, runner: ModelRunner, plan: ForwardPlan) -> float:
+    # On a shared machine, time of the thread varies less than time of the clock; it has to be the only one that works.
+    clock_s = time.thread_time if config.device == "cpu" and config.num_threads == 1 else time.perf_counter
+    times_s: list[float] = []
+    while len(times_s) <= _MIN_RUNS or (len(times_s) < _MAX_RUNS and sum(times_s) < _RUNS_S):
+        start_s = clock_s()
+        runner.run(plan._replace(token_ids=plan.token_ids.copy()))  # a proposer fills in unknown ones
+        times_s.append(clock_s() - start_s)
+    return min(times_s[1:])  # the first may compile or allocate
+
+
+def _plan(num_seqs: int, num_rows: int, num_drafts: int, temperature: float = 0.0) -> ForwardPlan:
+    """A step of ``num_seqs`` sequences at their beginning, with tokens 0, that samples at each row.
+
+    Keys and values go to the null block, so no cache is changed.
+    """
+    q_start = np.linspace(0, num_rows, num_seqs + 1).astype(np.int32)
+    lens = np.diff(q_start)
+    positions = (np.arange(num_rows) - np.repeat(q_start[:-1], lens)).astype(np.int32)
+    slots = np.arange(num_seqs, dtype=np.int32)
+    token_ids = np.zeros(num_rows, np.int32)
+    if num_drafts:
+        token_ids[-num_drafts:] = UNKNOWN_TOKEN
+    none = np.empty(0, np.int32)
+    neutral = dict.fromkeys(PARAM_COLUMNS, 0.0) | {"temperature": temperature, "top_p": 1.0, "repetition_penalty": 1.0}
+    return ForwardPlan(
+        slots=slots,
+        q_start=q_start,
+        ctx_len=lens,
+        num_drafts=np.full(num_seqs, num_drafts, np.int32),
+        positions=positions,
+        token_ids=token_ids,
+        slot_mapping=np.zeros(num_rows, np.int64),
+        sample_rows=np.arange(num_rows, dtype=np.int32),
+        sample_slots=np.repeat(slots, lens),
+        sample_positions=positions + 1,
+        num_logprobs=np.full(num_rows, -1, np.int32),
+        table_delta=none.reshape(0, 3),
+        copies=none.reshape(0, 2),
+        new_slots=slots,
+        new_params=np.tile(np.array([neutral[name] for name in PARAM_COLUMNS], np.float32), (num_seqs, 1)),
+        new_top_k=np.zeros(num_seqs, np.int32),
+        new_seeds=np.zeros(num_seqs, np.int64),
+        penalty_start=np.zeros(num_rows + 1, np.int32),
+        penalty_tokens=none,
+        penalty_counts=none,
+        penalty_bias=np.empty(0, np.float32),
+        max_q_len=int(lens.max()),
+        max_ctx_len=int(lens.max()),
+    )
+
 
 _log = logging.getLogger("weft.model.llm")
 
@@ -41,23 +336,12 @@ def load_engine(
         InvalidArgumentError: A file is invalid, the architecture is not supported, or the settings do not fit the
             model.
     """
-    model_config = TransformerConfig.from_folder(directory)
+    model_config = read_config(directory)
     config = _with_dtype(settings.engine, model_config)
     draft_config = read_draft_config(directory, config, model_config)
     config = config.resolved(model_config, draft_config)
-    dtype = getattr(torch, config.dtype)
-    if settings.has_weights:
-        weights = load_folder(directory, model_config, dtype=dtype, device=config.device)
-    else:
-        weights = random_weights(model_config, max(config.seed, 0), dtype=dtype, device=config.device)
-    model = LlamaModel(
-        model_config,
-        weights,
-        dtype=dtype,
-        device=config.device,
-        deterministic=config.deterministic,
-        max_model_len=config.max_model_len,
-        num_bits=config.num_bits,
+    model = _load_model(
+        directory, model_config, config, has_weights=settings.has_weights, deterministic=config.deterministic
     )
     give_back_freed_memory()  # what was packed leaves holes as large as the weights
     proposer = load_proposer(directory, config, model, draft_config, has_weights=settings.has_weights)
@@ -72,6 +356,25 @@ def load_engine(
         after_deltas=after_deltas,
         on_lost=on_lost,
         speculator=make_speculator(config, runner),
+    )
+
+
+def _load_model(
+    folder: Path, model: TransformerConfig, config: EngineConfig, *, has_weights: bool, deterministic: bool
+) -> TransformerModel:
+    dtype = getattr(torch, config.dtype)
+    if has_weights:
+        weights = load_folder(folder, model, dtype=dtype, device=config.device)
+    else:
+        weights = dict(random_weights(model, max(config.seed, 0), dtype=dtype, device=config.device))
+    return TransformerModel(
+        model,
+        weights,
+        dtype=dtype,
+        device=config.device,
+        deterministic=deterministic,
+        max_model_len=config.max_model_len,
+        num_bits=config.num_bits,
     )
 
 

@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
 
-from weft.backends.postprocess.conformal import calibrated_width
 from weft.backends.postprocess.links import LINKS, positive
+from weft.base.errors import InvalidArgumentError
 from weft.base.tensors import Array
 from weft.serving.backends.arrays import array_file
 from weft.serving.backends.loading import check_tensor, outputs_among
@@ -179,3 +180,31 @@ def _interpolation(levels: tuple[float, ...], level: float) -> Callable[[Array],
     if math.isclose(share, round(share), abs_tol=1e-9):
         share = float(round(share))
     return lambda values: (1 - share) * values[..., left] + share * values[..., right]
+
+
+def calibrated_width(scores: Array, coverage: float, path: Path) -> Array:
+    """The score at rank ``ceil((m + 1) * coverage)`` in ascending order, for each column.
+
+    A new score that is exchangeable with the m scores of a column is at most this one with a probability of at least
+    ``coverage``, and below ``coverage + 1 / (m + 1)`` if there are no ties.
+
+    Args:
+        scores: float64 ``[m, D]``, larger for larger errors of the model.
+        coverage: Between 0 and 1.
+        path: Source file, for errors.
+
+    Returns:
+        float64 ``[D]``.
+
+    Raises:
+        InvalidArgumentError: m is too small for this coverage: the rank exceeds m.
+    """
+    num_rows = len(scores)
+    rank = math.ceil(round((num_rows + 1) * coverage, 9))
+    if rank > num_rows:
+        needed = math.ceil(round(coverage / (1 - coverage), 9))
+        raise InvalidArgumentError(
+            f"{path} has {num_rows} rows; a coverage of {coverage} needs at least {needed} to calibrate with"
+        )
+    width: Array = np.partition(scores, rank - 1, axis=0)[rank - 1]
+    return width

@@ -5,7 +5,7 @@ import numpy as np
 from weft.base.errors import InvalidArgumentError
 from weft.base.tensors import Array
 from weft.serving.backends.base import ModelContext
-from weft.serving.backends.labels import read_label_file
+from weft.serving.backends.loading import read_label_file
 
 _LAST_INDEX = np.uint64(2**32 - 1)
 _INDEX_BITS = np.uint64(32)

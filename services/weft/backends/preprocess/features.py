@@ -1,12 +1,10 @@
 """``features``: numeric and categorical columns to one scaled feature vector."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from weft.backends.preprocess.categories import ENCODINGS, CategoryEncoder
-from weft.backends.preprocess.scaling import STEPS, Step
 from weft.base.errors import InvalidArgumentError
 from weft.base.signature import TensorSpec
 from weft.base.tensors import NUMPY_BY_DATATYPE, Array
@@ -15,9 +13,149 @@ from weft.serving.backends.loading import check_tensor
 from weft.serving.backends.parameters import ParameterReader
 from weft.serving.backends.rows import RowBackend, check_rows, first_bad
 
+Step = Callable[[Array], Array]
+ENCODINGS = ("one_hot", "ordinal")
+_NUM_SHOWN = 8
 _NUMBERS, _CATEGORIES = "NUMBERS", "CATEGORIES"
 _FLOATS = ("FP32", "FP64")
 _INTEGERS = ("INT64", "INT32")
+
+
+def _impute(file: ArrayFile, num_columns: int) -> Step:
+    statistics = file.numbers("impute.statistics", (num_columns,))
+    return lambda values: np.where(np.isnan(values), statistics, values)
+
+
+def _log1p(file: ArrayFile, num_columns: int) -> Step:
+    if "log1p.columns" not in file:
+        return np.log1p
+    columns = file.numbers("log1p.columns", (-1,))
+    if not np.isin(columns, np.arange(num_columns)).all() or len(set(columns.tolist())) != len(columns):
+        raise InvalidArgumentError(
+            f"{file.path}: 'log1p.columns' must be different whole numbers from 0 to {num_columns - 1}, got "
+            f"{columns.tolist()}"
+        )
+    is_taken = np.isin(np.arange(num_columns), columns)
+    return lambda values: np.log1p(values, where=is_taken, out=values.copy())
+
+
+def _standard(file: ArrayFile, num_columns: int) -> Step:
+    return _centred(file, "standard", "mean", num_columns)
+
+
+def _robust(file: ArrayFile, num_columns: int) -> Step:
+    return _centred(file, "robust", "center", num_columns)
+
+
+def _centred(file: ArrayFile, step: str, center: str, num_columns: int) -> Step:
+    """``(x - center) / scale``; both are optional like in scikit-learn, but one of them must be present."""
+    absent = [name for name in (center, "scale") if f"{step}.{name}" not in file]
+    if len(absent) == 2:
+        raise InvalidArgumentError(
+            f"{file.path} has neither '{step}.{center}' nor '{step}.scale'; step {step} needs one"
+        )
+    centers = np.zeros(num_columns) if center in absent else file.numbers(f"{step}.{center}", (num_columns,))
+    scales = np.ones(num_columns) if "scale" in absent else file.numbers(f"{step}.scale", (num_columns,))
+    if 0 in scales:
+        raise InvalidArgumentError(
+            f"{file.path}: '{step}.scale' must be other than 0, got 0 in column {int((scales == 0).argmax())}; "
+            "write 1 for a column that does not vary, as scikit-learn does"
+        )
+    return lambda values: (values - centers) / scales
+
+
+def _min_max(file: ArrayFile, num_columns: int) -> Step:
+    factors, offsets = file.numbers("min_max.scale", (num_columns,)), file.numbers("min_max.min", (num_columns,))
+    return lambda values: values * factors + offsets
+
+
+def _clip(file: ArrayFile, num_columns: int) -> Step:
+    minimum = file.numbers("clip.min", (num_columns,), may_be_nan=True)
+    maximum = file.numbers("clip.max", (num_columns,), may_be_nan=True)
+    low, high = np.nan_to_num(minimum, nan=-np.inf), np.nan_to_num(maximum, nan=np.inf)
+    if (low > high).any():
+        column = int((low > high).argmax())
+        raise InvalidArgumentError(
+            f"{file.path}: 'clip.min' must be at most 'clip.max', got {low[column]} and {high[column]} in column "
+            f"{column}"
+        )
+    return lambda values: np.clip(values, low, high)
+
+
+STEPS: dict[str, Callable[[ArrayFile, int], Step]] = {
+    "impute": _impute,
+    "log1p": _log1p,
+    "standard": _standard,
+    "robust": _robust,
+    "min_max": _min_max,
+    "clip": _clip,
+}
+
+
+class CategoryEncoder:
+    """Encodes the columns of a matrix of categories.
+
+    Args:
+        categories: Categories of each column, in the order of their codes.
+        encodings: ``one_hot`` or ``ordinal``, for each column.
+        is_strict: Whether an unknown category is an error; otherwise it becomes zeros (one_hot) or -1 (ordinal).
+        replacements: Category that replaces a missing value (an empty string) in each column; None: no replacement.
+
+    Attributes:
+        width: Number of columns of the result.
+    """
+
+    def __init__(
+        self,
+        categories: Sequence[Sequence[Any]],
+        encodings: Sequence[str],
+        *,
+        is_strict: bool,
+        replacements: Sequence[Any] | None,
+    ) -> None:
+        self._categories = categories
+        self._is_one_hot = [encoding == "one_hot" for encoding in encodings]
+        self._is_strict = is_strict
+        self._codes = [{value: code for code, value in enumerate(values)} for values in categories]
+        if replacements is not None:
+            for codes, replacement in zip(self._codes, replacements, strict=True):
+                codes[b""] = codes.get(replacement, -1)
+        widths = [len(values) if one_hot else 1 for values, one_hot in zip(categories, self._is_one_hot, strict=True)]
+        self.width = sum(widths)
+        self._starts = np.cumsum([0, *widths[:-1]])
+
+    def encode(self, values: Array, name: str) -> Array:
+        """Encode ``values`` ``[n, K]`` as float64 ``[n, width]``.
+
+        Raises:
+            InvalidArgumentError: A category is unknown and the encoder is strict; the message has row and column.
+        """
+        encoded = np.zeros((len(values), self.width))
+        for column, (codes_by_value, start) in enumerate(zip(self._codes, self._starts, strict=True)):
+            get = codes_by_value.get
+            codes = np.array([get(value, -1) for value in values[:, column].tolist()], np.intp)
+            if self._is_strict and (codes < 0).any():
+                raise self._unknown(values, column, int((codes < 0).argmax()), name)
+            if self._is_one_hot[column]:
+                rows = np.flatnonzero(codes >= 0)
+                encoded[rows, start + codes[rows]] = 1
+            else:
+                encoded[:, start] = codes
+        return encoded
+
+    def _unknown(self, values: Array, column: int, row: int, name: str) -> InvalidArgumentError:
+        known = self._categories[column]
+        shown = ", ".join(map(_shown, known[:_NUM_SHOWN])) + (f" and {len(known) - _NUM_SHOWN} more") * (
+            len(known) > _NUM_SHOWN
+        )
+        return InvalidArgumentError(
+            f"input '{name}' row {row} column {column}: unknown category {_shown(values[row, column])}; it must be one "
+            f"of {shown}"
+        )
+
+
+def _shown(value: Any) -> str:
+    return repr(value.decode(errors="replace")[:80]) if isinstance(value, bytes) else str(value)
 
 
 class FeaturesBackend(RowBackend):
@@ -161,7 +299,6 @@ class FeaturesBackend(RowBackend):
 
 
 def _categories(file: ArrayFile, name: str, is_text: bool) -> list[Any]:
-    """Categories of one column, with the element type of the input."""
     values: list[Any]
     if is_text:
         values = [text.encode() for text in file.strings(name)]

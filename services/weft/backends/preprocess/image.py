@@ -1,13 +1,14 @@
 """``image``: encoded images to normalised pixel arrays."""
 
+import io
+import struct
 import time
-from typing import ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from weft.backends.preprocess.decoding import FORMATS, ImageDecoder
-from weft.backends.preprocess.resizing import Placement, crop, exact, letterbox, resize
-from weft.base.errors import InvalidArgumentError
+from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.tensors import NUMPY_BY_DATATYPE, Array
 from weft.serving.backends.base import Backend, Batch
 from weft.serving.backends.loading import check_tensor, only_input, require
@@ -18,6 +19,144 @@ _CHANNELS = {"L": 1, "RGB": 3, "BGR": 3}
 _RESAMPLING = ("nearest", "box", "bilinear", "hamming", "bicubic", "lanczos")
 _MAX_SIDE = 16384
 _TRANSFORM = "TRANSFORM"
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
+_PREFIX_BYTES = 16
+# Pillow converts these to L or RGB without loss of range; it would clip 16-bit and float pixels.
+_EIGHT_BIT_MODES = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"})
+_EXIF_ORIENTATION = 0x0112
+# Transposition that makes an image of that EXIF orientation upright.
+_TURNS = {
+    2: "FLIP_LEFT_RIGHT", 3: "ROTATE_180", 4: "FLIP_TOP_BOTTOM", 5: "TRANSPOSE", 6: "ROTATE_270", 7: "TRANSVERSE",
+    8: "ROTATE_90",
+}  # fmt: skip
+# Pillow resizes horizontally first, into an image of the result's width and the old height: for one of 1 x 16777216
+# pixels and a result of 224 x 224 that would be 15 GB.
+_MAX_INTERMEDIATE_PIXELS = 2**24
+
+
+class ImageDecoder:
+    """Decodes files of a few formats.
+
+    Args:
+        formats: Some of ``FORMATS``; other data never reaches a decoder.
+        max_encoded_bytes: Size limit of a file.
+        max_pixels: Limit of width times height, as declared in the header.
+        applies_orientation: Whether to apply the EXIF orientation.
+    """
+
+    def __init__(
+        self, formats: Sequence[str], *, max_encoded_bytes: int, max_pixels: int, applies_orientation: bool
+    ) -> None:
+        image = require("PIL.Image", "preprocess")
+        image.init()
+        self._formats = {name: image.OPEN[name] for name in formats}
+        self._turns = {orientation: image.Transpose[name] for orientation, name in _TURNS.items()}
+        self._max_encoded_bytes = max_encoded_bytes
+        self._max_pixels = max_pixels
+        self._applies_orientation = applies_orientation
+
+    def decode(self, data: bytes, mode: str) -> Any:
+        """Decode an image, upright, in Pillow's ``mode``; of an animation the first frame; transparency is dropped.
+
+        Raises:
+            InvalidArgumentError: The data is not an image of these formats, is truncated, or exceeds a limit.
+        """
+        if len(data) > self._max_encoded_bytes:
+            raise InvalidArgumentError(
+                f"the image has {len(data)} bytes; at most {self._max_encoded_bytes} are allowed"
+            )
+        prefix = data[:_PREFIX_BYTES]
+        name = next((name for name, (_, accepts) in self._formats.items() if accepts(prefix)), None)
+        if name is None:
+            raise InvalidArgumentError(
+                f"not an image in {' or '.join(self._formats)}: {len(data)} bytes that begin with {prefix!r}"
+            )
+        try:
+            # The plugin itself reads the header only; Image.open would also apply Pillow's process-wide size limit.
+            picture = self._formats[name][0](io.BytesIO(data), "")
+            self._check_header(picture)
+            turn = self._turn(picture) if self._applies_orientation else None
+            picture = picture.convert(mode)
+            return picture if turn is None else picture.transpose(turn)
+        except (WeftError, MemoryError):
+            raise
+        except Exception as error:  # decoders raise many kinds on hostile bytes
+            raise InvalidArgumentError(f"broken or truncated {name} image of {len(data)} bytes: {error}") from error
+
+    def _check_header(self, picture: Any) -> None:
+        if (num_pixels := picture.width * picture.height) > self._max_pixels:
+            raise InvalidArgumentError(
+                f"the image has {picture.width} x {picture.height} = {num_pixels} pixels; at most {self._max_pixels} "
+                "are allowed"
+            )
+        if picture.mode not in _EIGHT_BIT_MODES:
+            raise InvalidArgumentError(f"pixels of mode {picture.mode} are not supported; send 8 bits per channel")
+
+    def _turn(self, picture: Any) -> Any:
+        """The transposition that makes the image upright; None if it is, or if its EXIF data cannot be read."""
+        try:
+            return self._turns.get(picture.getexif().get(_EXIF_ORIENTATION))
+        except (SyntaxError, ValueError, TypeError, KeyError, IndexError, struct.error):
+            return None
+
+
+class Placement(NamedTuple):
+    """Mapping of one image to a result of fixed size.
+
+    Attributes:
+        box: Part of the image to resize: left, upper, right, lower, in its pixels; may be fractional.
+        size: Width and height after resizing, in pixels of the result.
+        offset: Position of its upper left corner in the result.
+        transform: ``scale_x, scale_y, offset_x, offset_y`` from the image to the result: x' = scale_x * x + offset_x.
+    """
+
+    box: tuple[float, float, float, float]
+    size: tuple[int, int]
+    offset: tuple[int, int]
+    transform: tuple[float, float, float, float]
+
+
+def exact(source: tuple[int, int], target: tuple[int, int]) -> Placement:
+    """Stretch the whole image to the whole result."""
+    scale_x, scale_y = target[0] / source[0], target[1] / source[1]
+    return Placement((0, 0, *source), target, (0, 0), (scale_x, scale_y, 0, 0))
+
+
+def crop(source: tuple[int, int], target: tuple[int, int], shortest_side: int) -> Placement:
+    """Scale the image so that its shorter side is ``shortest_side``, and cut out the centre.
+
+    Only the visible part is resized, so a very long image costs no more than another. Sizes and offsets are rounded
+    like in torchvision's ``Resize`` and ``CenterCrop``.
+    """
+    shorter = min(source)
+    scaled = tuple(int(shortest_side * side / shorter) for side in source)
+    offset_x, offset_y = (round((full - kept) / 2) for full, kept in zip(scaled, target, strict=True))
+    scale_x, scale_y = scaled[0] / source[0], scaled[1] / source[1]
+    box = (
+        offset_x / scale_x,
+        offset_y / scale_y,
+        min((offset_x + target[0]) / scale_x, source[0]),
+        min((offset_y + target[1]) / scale_y, source[1]),
+    )
+    return Placement(box, target, (0, 0), (scale_x, scale_y, -offset_x, -offset_y))
+
+
+def letterbox(source: tuple[int, int], target: tuple[int, int]) -> Placement:
+    """Scale the whole image to fit, centred; the caller fills the border."""
+    scale = min(target[0] / source[0], target[1] / source[1])
+    width, height = (max(1, round(side * scale)) for side in source)
+    offset = (target[0] - width) // 2, (target[1] - height) // 2
+    return Placement((0, 0, *source), (width, height), offset, (width / source[0], height / source[1], *offset))
+
+
+def resize(picture: Any, placement: Placement, resample: Any) -> Any:
+    """Resize the ``box`` of the image to the ``size`` of the placement, with bounded intermediate memory."""
+    left, upper, right, lower = placement.box
+    width, height = placement.size
+    if width * (lower - upper) > _MAX_INTERMEDIATE_PIXELS and width > picture.width:
+        picture = picture.resize((picture.width, height), resample, (0, upper, picture.width, lower))
+        upper, lower = 0, height
+    return picture.resize(placement.size, resample, (left, upper, right, lower))
 
 
 class ImageBackend(Backend):
@@ -151,7 +290,6 @@ class ImageBackend(Backend):
             raise parameters.fault("fill", fill, "whole numbers from 0 to 255")
 
     def _read_output(self, parameters: ParameterReader) -> None:
-        """Read shape, datatype and normalisation."""
         (width, height), channels = self._size, _CHANNELS[self._mode]
         self._shape = {
             "CHW": (channels, height, width),

@@ -17,6 +17,9 @@ from weft.serving.backends.parameters import ParameterReader
 from weft.serving.request.request import InferenceRequest, InferenceResponse, Outcome
 
 _INTEGERS = ("INT64", "INT32")
+_SIDES = ("left", "right")
+_STRATEGIES = ("longest_first", "only_first", "only_second")
+_PAD_TOKENS = ("[PAD]", "<pad>")
 
 
 class _OutputSource(NamedTuple):
@@ -33,9 +36,6 @@ _OUTPUTS = {
     "special_tokens_mask": _OutputSource("special_tokens_mask", padding=1),
     "offset_mapping": _OutputSource("offsets"),
 }
-_SIDES = ("left", "right")
-_STRATEGIES = ("longest_first", "only_first", "only_second")
-_PAD_TOKENS = ("[PAD]", "<pad>")
 
 
 class TokenizeBackend(Backend):
@@ -137,7 +137,6 @@ class TokenizeBackend(Backend):
         return encodings
 
     def _rows(self, request: InferenceRequest) -> list[Any]:
-        """Texts of a request, as pairs if it has two inputs."""
         texts = [self._texts(request, name) for name in self._inputs if name in request.call.inputs]
         return texts[0] if len(texts) == 1 else list(zip(*texts, strict=True))
 

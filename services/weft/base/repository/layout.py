@@ -17,8 +17,8 @@ _MODEL = re.compile(r"^[ \t]*(backend|platform)\s*:", re.MULTILINE)
 _NAMED = re.compile(r"(^|[\s;,])((backend|platform|default_model_filename)\s*:|ensemble_scheduling\b)")
 
 
-def is_ensemble(config: Path) -> bool:
-    """Whether the file declares an ensemble. Raises OSError."""
+def runs_in_router(config: Path) -> bool:
+    """Whether the file declares an ensemble or a graph, which the router serves. Raises OSError."""
     return _ENSEMBLE.search(_text(config)) is not None
 
 

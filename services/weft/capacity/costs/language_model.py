@@ -5,12 +5,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.llm.config import EngineConfig
 from weft.llm.kv_window import kv_window
-from weft.llm.models.gguf.container import find_gguf
 from weft.llm.models.model_config import DTYPE_BYTES, TransformerConfig
-from weft.llm.models.weight_parts import EMBEDDING, LM_HEAD, fused_shape, is_matrix, weight_parts
+from weft.llm.models.registry import read_config
+from weft.llm.weights.gguf.container import find_gguf
+from weft.llm.weights.parts import EMBEDDING, LM_HEAD, fused_shape, is_matrix
 
 _GROUP_SIZE, _GROUP_BYTES, _SCALE_BYTES = 32, 4, 4
 _KINDS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
@@ -50,19 +53,14 @@ class LanguageModel:
         return own - (self._embedding_bytes if is_shared else 0)
 
     @property
-    def num_parameters(self) -> int:
-        """Numbers in the weights."""
-        return sum(math.prod(shape) for shape in self._shapes.values())
-
-    @property
     def num_multiplied(self) -> int:
         """Weights that a token is multiplied with, without the LM head."""
-        return sum(math.prod(shape) for name, shape in self._shapes.items() if is_matrix(name) and name != LM_HEAD)
+        return self.config.num_multiplied
 
     @property
     def num_head(self) -> int:
         """Weights of the LM head."""
-        return self.config.vocab_size * self.config.hidden_size
+        return self.config.num_head
 
     @property
     def kind(self) -> str:
@@ -114,21 +112,15 @@ class LanguageModel:
 
     def attention_flops(self, num_new: int, context: int) -> float:
         """Operations of the attention of the last ``num_new`` tokens of a sequence of ``context``; windows cut it."""
-        width = self.config.num_heads * self.config.head_dim
-        total = 0.0
-        for window in self.config.windows:
-            seen = num_new * context - num_new * (num_new - 1) / 2
-            total += 4.0 * width * (min(seen, num_new * window) if window else seen)
-        return total
+        return self.config.attention_flops(np.array([num_new]), np.array([context]))
 
     def read_kv_bytes(self, context: int) -> float:
         """Bytes of keys and values that one new token reads."""
-        per_layer = self.kv_bytes_per_token / self.config.num_layers
-        return sum(per_layer * (min(context, window) if window else context) for window in self.config.windows)
+        return self.config.read_kv_bytes(np.array([1]), np.array([context]), self.engine.kv_dtype)
 
     @cached_property
     def _shapes(self) -> dict[str, tuple[int, ...]]:
-        return {name: fused_shape(parts) for name, parts in weight_parts(self.config).items()}
+        return {name: fused_shape(parts) for name, parts in self.config.weight_parts().items()}
 
     @property
     def _item_bytes(self) -> int:
@@ -174,7 +166,7 @@ def read_language_model(folder: Path, engine: EngineConfig, *, needs_files: bool
     Raises:
         NotFoundError, InvalidArgumentError: The folder has no such model, or the engine cannot run it.
     """
-    config = TransformerConfig.from_folder(folder)
+    config = read_config(folder)
     if engine.max_model_len > config.max_context_len:
         raise InvalidArgumentError(
             f"engine: max_model_len must be at most {config.max_context_len}, the context of the model, got "

@@ -2,151 +2,303 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+import ssl
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
-from urllib.parse import urlsplit
 
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
-from aiokafka.errors import KafkaError, MessageSizeTooLargeError
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.conn import create_conn
+from aiokafka.errors import (
+    CommitFailedError,
+    GroupAuthorizationFailedError,
+    KafkaConnectionError,
+    KafkaError,
+    MessageSizeTooLargeError,
+    TopicAuthorizationFailedError,
+)
+from typing_extensions import override
 
-from weft.base.errors import InvalidArgumentError, NotFoundError, UnavailableError
-from weft.jobs.brokers.broker import Message, Publication
+from weft.base.errors import (
+    FailedPreconditionError,
+    InvalidArgumentError,
+    NotFoundError,
+    PermissionDeniedError,
+    UnauthenticatedError,
+    UnavailableError,
+    WeftError,
+)
+from weft.jobs.brokers.broker import PASSWORD_FILE, PASSWORD_VARIABLE, Address, Broker, Message, Publication
+from weft.jobs.brokers.kafka_progress import PartitionProgress
+
+_CALL_TIMEOUT_S = 5.0
+_JOIN_TIMEOUT_S = 30.0
+#: What brokers take as the session timeout of a consumer unless told otherwise.
+_MIN_SESSION_S, _MAX_SESSION_S = 6.0, 1800.0
+#: Of the session timeout, which is how long a rebalance waits too, for the messages in work when it begins.
+_DRAIN_SHARE = 0.7
+#: Heartbeats say whether a consumer lives; one that waits for its graph is no reason for a rebalance.
+_NEVER_MS = 10**9
+_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 
 
-class CommittedOffsets:
-    """What may be committed of one partition: all below the first message that is not acknowledged.
-
-    Attributes:
-        next_offset: The offset to commit.
-    """
-
-    def __init__(self, first_offset: int) -> None:
-        self.next_offset = first_offset
-        self._acknowledged: set[int] = set()
-
-    def acknowledge(self, offset: int) -> None:
-        """A message is done; those before it may not be."""
-        self._acknowledged.add(offset)
-
-    def advance(self, received: Sequence[int]) -> list[int]:
-        """Move over what is done, along the offsets that were received, in order; returns those that are left."""
-        left = list(received)
-        while left and left[0] in self._acknowledged:
-            self._acknowledged.discard(left[0])
-            self.next_offset = left.pop(0) + 1
-        return left
-
-
-class KafkaBroker:
+class KafkaBroker(Broker, ConsumerRebalanceListener):  # type: ignore[misc]  # the client has no types
     """A connection to Kafka brokers; see ``Broker``.
 
-    Kafka commits offsets, not messages: after a crash everything behind the first unfinished message of a partition
-    comes again. It does not count deliveries.
+    When the partitions of a group are shared out anew, messages in work are finished first, so that their order holds;
+    what is not finished within 0.7 of the session timeout comes again, here or at another consumer.
 
     Args:
-        server: ``kafka://HOST:PORT``, several hosts separated by commas.
+        address: ``kafka://HOST:PORT`` or ``kafka+ssl://HOST:PORT``, several hosts separated by commas.
         group: Consumer group.
-        ack_wait_s: Session timeout of the consumer.
+        ack_wait_s: Session timeout of the consumer, of 6 s at least.
+
+    Raises:
+        InvalidArgumentError: Options do not fit each other, or a file cannot be read.
     """
 
-    def __init__(self, server: str, group: str, ack_wait_s: float) -> None:
-        self._server = server
-        self._hosts = urlsplit(server).netloc
+    OPTIONS = MappingProxyType({"sasl": _MECHANISMS, "ca": (), "cert": (), "key": (), "idempotence": ("yes", "no")})
+
+    def __init__(self, address: Address, group: str, ack_wait_s: float) -> None:
+        self._address = address
+        self._server = address.name
+        self._client = {"bootstrap_servers": address.hosts, **_security(address)}
+        self._is_idempotent = address.options.get("idempotence", "yes") == "yes"
         self._group = group
-        self._session_ms = int(ack_wait_s * 1000)
+        self._source = ""
+        self._session_s = min(max(ack_wait_s, _MIN_SESSION_S), _MAX_SESSION_S)
         self._consumer: Any = None
         self._producer: Any = None
-        self._offsets: dict[TopicPartition, CommittedOffsets] = {}
-        self._received: dict[TopicPartition, list[int]] = {}
+        self._admin: Any = None
+        self._is_closing = False
+        self._progress: dict[TopicPartition, PartitionProgress] = {}
+        #: Counts the times that partitions were shared out.
+        self._generation = 0
+        self._committing = asyncio.Lock()
+        self._has_finished = asyncio.Event()
 
+    @override
     async def connect(self, source: str | None) -> None:
-        """As ``Broker``; the topic must exist."""
-        with self._failures():
-            self._producer = AIOKafkaProducer(bootstrap_servers=self._hosts, acks="all", enable_idempotence=True)
-            await self._producer.start()
-            if source is None:
-                return
-            self._consumer = AIOKafkaConsumer(
-                source,
-                bootstrap_servers=self._hosts,
-                group_id=self._group,
-                enable_auto_commit=False,
-                auto_offset_reset="earliest",
-                session_timeout_ms=self._session_ms,
-                heartbeat_interval_ms=self._session_ms // 3,
-            )
-            await self._consumer.start()
-            if source not in await self._consumer.topics():
-                raise NotFoundError(f"{self._server} has no topic '{source}'; make one")
+        try:
+            async with asyncio.timeout(self._session_s + _JOIN_TIMEOUT_S):
+                await self._connect(source)
+        except (KafkaConnectionError, KeyError) as error:  # a KeyError: SCRAM of a user who is refused
+            raise await self._why_not() or UnavailableError(f"{self._server}: {error}") from error
+        except (GroupAuthorizationFailedError, TopicAuthorizationFailedError) as error:
+            raise PermissionDeniedError(
+                f"{self._server}: the user may not read '{source}' as group '{self._group}': {error}"
+            ) from error
+        except (KafkaError, OSError, TimeoutError) as error:
+            raise UnavailableError(f"{self._server}: {str(error) or type(error).__name__}") from error
 
+    async def _connect(self, source: str | None) -> None:
+        self._producer = AIOKafkaProducer(**self._client, acks="all", enable_idempotence=self._is_idempotent)
+        try:
+            await self._producer.start()
+        except KafkaConnectionError:
+            raise
+        except KafkaError as error:
+            if not self._is_idempotent:
+                raise
+            raise FailedPreconditionError(
+                f"{self._server}: {error}; a broker without idempotent producers needs ?idempotence=no in its address"
+            ) from error
+        if source is None:
+            return
+        self._source = source
+        self._admin = AIOKafkaAdminClient(**self._client)
+        await self._admin.start()
+        session_ms = int(self._session_s * 1000)
+        self._consumer = AIOKafkaConsumer(
+            **self._client,
+            group_id=self._group,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            session_timeout_ms=session_ms,
+            heartbeat_interval_ms=session_ms // 10,
+            rebalance_timeout_ms=session_ms,
+            request_timeout_ms=session_ms + int(_JOIN_TIMEOUT_S * 1000),
+            max_poll_interval_ms=_NEVER_MS,
+        )
+        self._consumer.subscribe([source], listener=self)
+        await self._consumer.start()
+        if not self._consumer.partitions_for_topic(source):
+            raise NotFoundError(f"{self._server} has no topic '{source}'; make one")
+
+    async def _why_not(self) -> WeftError | None:
+        """What the client does not say of a connection that could not be made."""
+        host, _, port = self._address.hosts.split(",")[0].rpartition(":")
+        security = {name: value for name, value in self._client.items() if name != "bootstrap_servers"}
+        try:
+            async with asyncio.timeout(_CALL_TIMEOUT_S):
+                connection = await create_conn(host, int(port), **security)
+        except ssl.SSLError as error:
+            return UnavailableError(f"{self._server}: TLS: {error}; ?ca=FILE names the authority of its certificate")
+        except (KafkaConnectionError, OSError, TimeoutError, ValueError):
+            return None
+        except (KafkaError, KeyError) as error:
+            user = self._client["sasl_plain_username"]
+            return UnauthenticatedError(f"{self._server} refuses the user '{user}': {error}")
+        connection.close()
+        return None
+
+    @override
+    async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
+        """Let what is in work be finished, for its order; heartbeats go on."""
+        held = [self._progress[each] for each in revoked if each in self._progress]
+        with contextlib.suppress(TimeoutError, KafkaError):
+            async with asyncio.timeout(self._session_s * _DRAIN_SHARE):
+                while not (self._is_closing or all(each.is_idle for each in held)):
+                    self._has_finished.clear()
+                    await self._has_finished.wait()
+                await self._commit()
+
+    @override
+    def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
+        """What was known of partitions holds no more: others may have gone on with them."""
+        self._generation += 1
+        self._progress.clear()
+
+    @override
     async def receive(self, num_messages: int, timeout_s: float) -> Sequence[Message]:
-        """As ``Broker``."""
         with self._failures():
-            batches = await self._consumer.getmany(timeout_ms=int(timeout_s * 1000), max_records=num_messages)
-        messages = []
-        for partition, records in batches.items():
-            for record in records:
-                self._offsets.setdefault(partition, CommittedOffsets(record.offset))
-                self._received.setdefault(partition, []).append(record.offset)
-                headers = {name: value.decode(errors="replace") for name, value in record.headers}
-                own_id = f"{record.topic}.{record.partition}.{record.offset}"
-                messages.append(Message(own_id, record.value or b"", headers, 1, (partition, record.offset)))
+            generation = self._generation
+            await self._learn(self._consumer.assignment() - self._progress.keys(), generation)
+            try:
+                async with asyncio.timeout(timeout_s):  # the client waits for a rebalance without an end
+                    batches = await self._consumer.getmany(timeout_ms=int(timeout_s * 1e3), max_records=num_messages)
+            except TimeoutError:
+                return []
+            messages = []
+            for partition, records in batches.items():
+                if (progress := self._progress.get(partition)) is None:
+                    self._seek(partition, records[0].offset)
+                    continue
+                delivered = [(record, progress.deliver(record.offset)) for record in records]
+                messages += [_message(record, count) for record, count in delivered if count]
+            try:
+                # Before they are in work: a message that ends its consumers is known by its deliveries.
+                async with asyncio.timeout(_CALL_TIMEOUT_S):
+                    await self._commit()
+            except BaseException as error:
+                self._take_back(messages, counts=False)
+                if isinstance(error, CommitFailedError):  # the partitions are shared out anew
+                    return []
+                raise
         return messages
 
-    async def publish(self, topic: str, publications: Sequence[Publication]) -> None:
-        """As ``Broker``; the producer's own retries write no duplicates, those of a consumer after a crash do."""
-        with self._failures():
-            try:
-                sent = [
-                    await self._producer.send(
-                        topic, each.payload, headers=[(name, value.encode()) for name, value in each.headers.items()]
-                    )
-                    for each in publications
-                ]
-            except MessageSizeTooLargeError as error:
-                raise InvalidArgumentError(f"{self._server} takes no message of such a size: {error}") from None
-            await asyncio.gather(*sent)
+    async def _learn(self, partitions: Iterable[TopicPartition], generation: int) -> None:
+        if wanted := list(partitions):
+            committed = await self._admin.list_consumer_group_offsets(self._group, partitions=wanted)
+            if generation == self._generation:
+                self._progress |= {each: PartitionProgress(*committed.get(each, (-1, ""))) for each in wanted}
 
+    @override
+    async def publish(self, topic: str, publications: Sequence[Publication]) -> None:
+        """The producer's own retries write no duplicates, those of a consumer after a crash do."""
+        with self._failures():
+            sent = []
+            try:
+                for each in publications:
+                    headers = [(name, value.encode()) for name, value in each.headers.items()]
+                    sent.append(await self._producer.send(topic, each.payload, key=each.key, headers=headers))
+            except MessageSizeTooLargeError as error:
+                raise self._too_large(error) from None
+            finally:
+                results = await asyncio.gather(*sent, return_exceptions=True)
+            for result in results:
+                if isinstance(result, MessageSizeTooLargeError):
+                    raise self._too_large(result)
+                if isinstance(result, BaseException):
+                    raise result
+
+    def _too_large(self, error: MessageSizeTooLargeError) -> InvalidArgumentError:
+        return InvalidArgumentError(f"{self._server} takes no message of such a size: {error}")
+
+    @override
     async def acknowledge(self, messages: Sequence[Message]) -> None:
-        """As ``Broker``: commits as far as all messages of a partition are done."""
+        """Messages of partitions that another consumer has by now come again there."""
         for message in messages:
             partition, offset = message.handle
-            self._offsets[partition].acknowledge(offset)
-        commit = {}
-        for partition in {message.handle[0] for message in messages}:
-            offsets = self._offsets[partition]
-            before = offsets.next_offset
-            self._received[partition] = offsets.advance(self._received[partition])
-            if offsets.next_offset > before and partition in self._consumer.assignment():
-                commit[partition] = offsets.next_offset
-        if commit:
-            with self._failures():
-                await self._consumer.commit(commit)
+            if progress := self._progress.get(partition):
+                progress.finish(offset)
+        self._has_finished.set()
+        with self._failures(), contextlib.suppress(CommitFailedError):
+            await self._commit()
 
+    async def _commit(self) -> None:
+        """Commit what has changed; one at a time, so that no offset goes back."""
+        async with self._committing:
+            assigned = self._consumer.assignment()
+            changed = {
+                at: each
+                for at, each in self._progress.items()
+                if each.is_changed and each.offset >= 0 and at in assigned
+            }
+            if not changed:
+                return
+            offsets = {at: each.commit() for at, each in changed.items()}
+            for each in changed.values():
+                each.is_changed = False
+            try:
+                await self._consumer.commit(offsets)
+            except BaseException:
+                for each in changed.values():
+                    each.is_changed = True
+                raise
+
+    @override
     async def extend(self, messages: Sequence[Message]) -> None:
-        """As ``Broker``: the consumer's heartbeats do it."""
+        """The consumer's heartbeats do it."""
 
+    @override
     async def give_back(self, messages: Sequence[Message]) -> None:
-        """As ``Broker``: what is not committed comes again when the consumer leaves the group."""
+        self._take_back(messages, counts=True)
 
+    def _take_back(self, messages: Sequence[Message], *, counts: bool) -> None:
+        for message in messages:
+            partition, offset = message.handle
+            if progress := self._progress.get(partition):
+                progress.give_back(offset, counts=counts)
+        for partition in {message.handle[0] for message in messages} & self._progress.keys():
+            self._seek(partition, self._progress[partition].offset)
+        self._has_finished.set()
+
+    def _seek(self, partition: TopicPartition, offset: int) -> None:
+        with contextlib.suppress(KafkaError):  # it is another consumer's by now
+            self._consumer.seek(partition, offset)
+
+    @override
     async def num_unacknowledged(self) -> int:
-        """As ``Broker``: none; what comes again comes before younger messages of its partition."""
+        """None: what comes again comes before younger messages of its partition."""
         return 0
 
+    @override
     async def lag(self) -> int:
-        """As ``Broker``, of the partitions of this consumer."""
         with self._failures():
-            partitions = list(self._consumer.assignment())
+            numbers = self._consumer.partitions_for_topic(self._source) or ()
+            partitions = [TopicPartition(self._source, number) for number in numbers]
+            starts = await self._consumer.beginning_offsets(partitions)
+            committed = await self._admin.list_consumer_group_offsets(self._group, partitions=partitions)
             ends = await self._consumer.end_offsets(partitions)
-            committed = {each: await self._consumer.committed(each) or 0 for each in partitions}
-        return sum(ends[each] - committed[each] for each in partitions)
+        # The broker may have deleted messages that were not committed, or the topic may be a new one of its name.
+        return sum(
+            max(0, ends[each] - max(starts[each], committed[each].offset if each in committed else 0))
+            for each in partitions
+        )
 
+    @override
     async def close(self) -> None:
-        """As ``Broker``."""
+        self._is_closing = True
+        self._has_finished.set()
         for client in (self._consumer, self._producer):
             if client is not None:
-                with contextlib.suppress(KafkaError, OSError):
-                    await client.stop()
+                with contextlib.suppress(KafkaError, OSError, TimeoutError):
+                    async with asyncio.timeout(_CALL_TIMEOUT_S):
+                        await client.stop()
+        if self._admin is not None:
+            await self._admin.close()
 
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:
@@ -154,3 +306,46 @@ class KafkaBroker:
             yield
         except (KafkaError, OSError, TimeoutError) as error:
             raise UnavailableError(f"{self._server}: {str(error) or type(error).__name__}") from error
+
+
+def _message(record: Any, num_deliveries: int) -> Message:
+    partition = TopicPartition(record.topic, record.partition)
+    headers = {name: (value or b"").decode(errors="replace") for name, value in record.headers}
+    own_id = f"{record.topic}.{record.partition}.{record.offset}"
+    return Message(own_id, record.value or b"", headers, num_deliveries, (partition, record.offset), record.key)
+
+
+def _security(address: Address) -> dict[str, Any]:
+    """Arguments of the client for what an address says of TLS and the user."""
+    options = address.options
+    user, password = address.credentials()
+    mechanism = options.get("sasl")
+    if mechanism is None and user:
+        raise InvalidArgumentError(
+            f"{address.name} with the user '{user}' must say how it logs in: ?sasl= one of {', '.join(_MECHANISMS)}"
+        )
+    if mechanism and not (user and password):
+        raise InvalidArgumentError(
+            f"{address.name} with ?sasl= must have a user (kafka://USER@HOST:PORT) and a password, in a file "
+            f"(&{PASSWORD_FILE}=FILE) or the environment ({PASSWORD_VARIABLE})"
+        )
+    is_encrypted = address.scheme == "kafka+ssl"
+    if not is_encrypted and (given := {"ca", "cert", "key"} & options.keys()):
+        raise InvalidArgumentError(f"{min(given)} of {address.name} needs TLS: kafka+ssl://")
+    return {
+        "security_protocol": ("SASL_" if mechanism else "") + ("SSL" if is_encrypted else "PLAINTEXT"),
+        "ssl_context": _tls(options, address) if is_encrypted else None,
+        "sasl_mechanism": mechanism or "PLAIN",
+        "sasl_plain_username": user,
+        "sasl_plain_password": password,
+    }
+
+
+def _tls(options: Mapping[str, str], address: Address) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=options.get("ca"))
+        if "cert" in options:
+            context.load_cert_chain(options["cert"], options.get("key"))
+    except OSError as error:
+        raise InvalidArgumentError(f"ca, cert and key of {address.name} must be files in PEM form: {error}") from error
+    return context

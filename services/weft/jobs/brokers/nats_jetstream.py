@@ -11,41 +11,47 @@ from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, PubAck
 from nats.js.client import JetStreamContext
 from nats.js.errors import APIError
 from nats.js.errors import NotFoundError as NoSuchStreamError
+from typing_extensions import override
 
 from weft.base.errors import InvalidArgumentError, NotFoundError, UnavailableError
-from weft.jobs.brokers.broker import Message, Publication
+from weft.jobs.brokers.broker import Address, Broker, Message, Publication
 
 _CALL_TIMEOUT_S = 5.0
 _RECONNECT_WAIT_S = 1
 _DUPLICATE_HEADER = "Nats-Msg-Id"
 
 
-class NatsBroker:
+class NatsBroker(Broker):
     """A connection to a NATS server; see ``Broker``.
 
     A message that is published twice within the duplicate window of its stream, two minutes by default, is stored once.
 
     Args:
-        server: ``nats://HOST:PORT`` or ``tls://HOST:PORT``.
+        address: ``nats://HOST:PORT`` or ``tls://HOST:PORT``.
         group: Name of the durable consumer.
         ack_wait_s: After so long without a sign of life a message is delivered again.
     """
 
-    def __init__(self, server: str, group: str, ack_wait_s: float) -> None:
-        self._server = server
+    def __init__(self, address: Address, group: str, ack_wait_s: float) -> None:
+        self._address = address
+        self._server = address.name
         self._group = group
         self._ack_wait_s = ack_wait_s
         self._connection = Client()
         self._has_begun = False
         self._subscription: JetStreamContext.PullSubscription | None = None
 
+    @override
     async def connect(self, source: str | None) -> None:
-        """As ``Broker``; the stream of the subject must exist."""
+        """The stream of the subject must exist."""
         self._has_begun = True
+        user, password = self._address.credentials() if self._address.secret() else (None, None)
         with _failures(self._server):
             async with asyncio.timeout(_CALL_TIMEOUT_S):  # the client itself would try for ever
                 await self._connection.connect(
-                    self._server,
+                    self._address.server,
+                    user=user,
+                    password=password,
                     max_reconnect_attempts=-1,
                     reconnect_time_wait=_RECONNECT_WAIT_S,
                     connect_timeout=int(_CALL_TIMEOUT_S),
@@ -62,8 +68,8 @@ class NatsBroker:
             config = ConsumerConfig(ack_policy=AckPolicy.EXPLICIT, ack_wait=self._ack_wait_s, max_ack_pending=-1)
             self._subscription = await self._stream.pull_subscribe(source, self._group, stream=stream, config=config)
 
+    @override
     async def receive(self, num_messages: int, timeout_s: float) -> Sequence[Message]:
-        """As ``Broker``."""
         if self._subscription is None:
             return []
         with _failures(self._server):
@@ -73,8 +79,9 @@ class NatsBroker:
                 return []
         return [_message(each) for each in received]
 
+    @override
     async def publish(self, topic: str, publications: Sequence[Publication]) -> None:
-        """As ``Broker``; the subject must belong to a stream."""
+        """The subject must belong to a stream."""
         for each in publications:
             # The server closes the connection of who sends it more.
             if (size_bytes := _size_bytes(each)) > self._connection.max_payload:
@@ -94,36 +101,37 @@ class NatsBroker:
                 for future in written:
                     future.cancel()
 
+    @override
     async def acknowledge(self, messages: Sequence[Message]) -> None:
-        """As ``Broker``. An acknowledgement that is lost with the broker leads to a second delivery."""
+        """An acknowledgement that is lost with the broker leads to a second delivery."""
         with _failures(self._server):
             for handle in _not_acknowledged(messages):
                 await handle.ack()
             await self._connection.flush(int(_CALL_TIMEOUT_S))
 
+    @override
     async def extend(self, messages: Sequence[Message]) -> None:
-        """As ``Broker``."""
         with _failures(self._server):
             for handle in _not_acknowledged(messages):
                 await handle.in_progress()
 
+    @override
     async def give_back(self, messages: Sequence[Message]) -> None:
-        """As ``Broker``."""
         with _failures(self._server):
             for handle in _not_acknowledged(messages):
                 await handle.nak()
 
+    @override
     async def num_unacknowledged(self) -> int:
-        """As ``Broker``."""
         return (await self._info()).num_ack_pending or 0
 
+    @override
     async def lag(self) -> int:
-        """As ``Broker``."""
         info = await self._info()
         return (info.num_pending or 0) + (info.num_ack_pending or 0)
 
+    @override
     async def close(self) -> None:
-        """As ``Broker``."""
         if self._has_begun:
             with contextlib.suppress(NatsError, OSError):
                 await self._connection.close()

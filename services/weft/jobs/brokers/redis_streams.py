@@ -4,13 +4,15 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from redis import asyncio as redis
 from redis.exceptions import RedisError, ResponseError
+from typing_extensions import override
 
 from weft.base.errors import NotFoundError, UnavailableError
-from weft.jobs.brokers.broker import Message, Publication
+from weft.jobs.brokers.broker import Address, Broker, Message, Publication
 
 #: Field of an entry that is the message; all others are headers.
 PAYLOAD = "payload"
@@ -21,26 +23,63 @@ local found = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
 return {#found, #found > 0 and found[#found][1] or ARGV[2]}
 """
 _COUNTED_AT_ONCE = 1000
+#: Ends consumers that have no message and gave no sign of life for too long, and this one when it ends. With the last
+#: argument 1 it deletes, whole nodes at a time, entries that every group of the stream has acknowledged.
+_TIDY = """
+local stream, group, idle_ms, own, trims = KEYS[1], ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
+local function fields(list)
+  local named = {}
+  for i = 1, #list, 2 do named[list[i]] = list[i + 1] end
+  return named
+end
+for _, each in ipairs(redis.call('XINFO', 'CONSUMERS', stream, group)) do
+  local consumer = fields(each)
+  if consumer.pending == 0 and (consumer.idle > idle_ms or consumer.name == own) then
+    redis.call('XGROUP', 'DELCONSUMER', stream, group, consumer.name)
+  end
+end
+if trims ~= '1' then return end
+local function parts(id)
+  local ms, number = id:match('(%d+)-(%d+)')
+  return tonumber(ms), tonumber(number)
+end
+local first
+for _, each in ipairs(redis.call('XINFO', 'GROUPS', stream)) do
+  local other = fields(each)
+  local id = other.pending > 0 and redis.call('XPENDING', stream, other.name)[2] or other['last-delivered-id']
+  local ms, number = parts(id)
+  local least_ms, least = parts(first or id)
+  if not first or ms < least_ms or (ms == least_ms and number < least) then first = id end
+end
+redis.call('XTRIM', stream, 'MINID', '~', first)
+"""
+#: A consumer without messages leaves the group after so many times ``ack_wait_s``.
+_LEAVES_AFTER = 3
 
 
-class RedisBroker:
+class RedisBroker(Broker):
     """A connection to a Redis server; see ``Broker``.
 
     Entries have the field ``payload``; other fields are headers. Redis keeps what it acknowledged only with
     ``appendonly yes``, and it knows no duplicates.
 
     Args:
-        server: ``redis://HOST:PORT``.
+        address: ``redis://HOST:PORT`` or ``rediss://HOST:PORT``.
         group: Name of the consumer group, which is made at the first entry of the stream if it is missing.
         ack_wait_s: After so long without a sign of life another consumer takes a message.
     """
 
-    def __init__(self, server: str, group: str, ack_wait_s: float) -> None:
-        self._server = server
+    OPTIONS = MappingProxyType({"trim": ("yes", "no")})
+
+    def __init__(self, address: Address, group: str, ack_wait_s: float) -> None:
+        self._server = address.name
+        self._trims = address.options.get("trim") == "yes"
         self._group = group
         self._idle_ms = int(ack_wait_s * 1000)
         self._consumer = f"{socket.gethostname()}-{os.getpid()}"
-        self._client: Any = redis.Redis.from_url(server, socket_connect_timeout=_CALL_TIMEOUT_S)
+        self._client: Any = redis.Redis.from_url(
+            address.server, password=address.secret(), socket_connect_timeout=_CALL_TIMEOUT_S
+        )
         self._source = ""
         #: Where the next look for messages of consumers that died begins.
         self._claim_from = "0-0"
@@ -48,8 +87,9 @@ class RedisBroker:
         self._counted_to: bytes | None = None
         self._num_delivered = 0
 
+    @override
     async def connect(self, source: str | None) -> None:
-        """As ``Broker``; the stream must exist."""
+        """The stream must exist."""
         with self._failures():
             await self._client.ping()
             if source is None:
@@ -63,8 +103,8 @@ class RedisBroker:
                 if "BUSYGROUP" not in str(error):
                     raise
 
+    @override
     async def receive(self, num_messages: int, timeout_s: float) -> Sequence[Message]:
-        """As ``Broker``."""
         with self._failures():
             claimed = await self._client.xautoclaim(
                 self._source, self._group, self._consumer, self._idle_ms, self._claim_from, count=num_messages
@@ -77,37 +117,40 @@ class RedisBroker:
             )
         return [self._message(entry, 1) for _, entries in answer or [] for entry in entries]
 
+    @override
     async def publish(self, topic: str, publications: Sequence[Publication]) -> None:
-        """As ``Broker``: all or none; duplicates are not known."""
+        """All or none; duplicates are not known."""
         with self._failures():
             async with self._client.pipeline(transaction=True) as pipeline:
                 for each in publications:
                     pipeline.xadd(topic, {**each.headers, PAYLOAD: each.payload})
                 await pipeline.execute()
 
+    @override
     async def acknowledge(self, messages: Sequence[Message]) -> None:
-        """As ``Broker``."""
         with self._failures():
             await self._client.xack(self._source, self._group, *(message.handle for message in messages))
 
+    @override
     async def extend(self, messages: Sequence[Message]) -> None:
-        """As ``Broker``."""
+        """Other consumers that have ended, with no message left, leave the group."""
         await self._claim(messages, self._consumer, 0)
+        with self._failures():
+            await self._tidy("")
 
+    @override
     async def give_back(self, messages: Sequence[Message]) -> None:
-        """As ``Broker``: as idle as it takes for another consumer to claim them."""
+        """As idle as it takes for another consumer to claim them."""
         await self._claim(messages, self._consumer, self._idle_ms + 1)
 
+    @override
     async def num_unacknowledged(self) -> int:
-        """As ``Broker``."""
         return int((await self._info())["pending"])
 
+    @override
     async def lag(self) -> int:
-        """As ``Broker``.
-
-        What Redis 7 itself calls the lag is wrong once it was restarted, until the group has read all, and for longer.
-        So entries are counted here: those behind the last that was delivered at first, then those that are delivered.
-        """
+        # What Redis 7 itself calls the lag is wrong once it was restarted, until the group has read all and for longer.
+        # So entries are counted here: those behind the last that was delivered at first, then those that are delivered.
         with self._failures():
             async with self._client.pipeline(transaction=True) as pipeline:
                 pipeline.xinfo_stream(self._source)
@@ -135,10 +178,16 @@ class RedisBroker:
                 break
         return total
 
+    @override
     async def close(self) -> None:
-        """As ``Broker``."""
         with contextlib.suppress(RedisError, OSError):
+            if self._source:
+                await self._tidy(self._consumer)
             await self._client.aclose()
+
+    async def _tidy(self, leaves: str) -> None:
+        idle_ms = _LEAVES_AFTER * self._idle_ms
+        await self._client.eval(_TIDY, 1, self._source, self._group, idle_ms, leaves, int(self._trims))
 
     async def _info(self) -> Mapping[str, Any]:
         with self._failures():

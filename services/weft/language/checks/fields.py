@@ -1,12 +1,82 @@
-"""Fields that would have no effect where they stand (G018): each is an error that says where it would have one."""
+"""Fields that are not for graphs (G024, G026), have no effect where they stand (G018) or are out of range (G025)."""
 
 from collections.abc import Iterable
 
-from weft.language.kind import NodeKind
-from weft.language.syntax.parse import GraphFile, NodeDefinition, StepDefinition, given_fields
-from weft.language.syntax.report import GraphReport
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from weft.base.text.pbtxt import is_map
+from weft.language.syntax.file import (
+    GivenPolicies,
+    GraphFile,
+    GraphReport,
+    KindSyntax,
+    NodeDefinition,
+    StepDefinition,
+    has_field,
+)
+from weft.language.syntax.parse import given_fields
 from weft.language.types.expression import read_expression
 from weft_protos import graph_pb2 as pb
+
+_TENSOR = "inside a graph tensors are passed on as they are; only the graph's own inputs and outputs may have it"
+_STATIC = "tensors are plain arrays here, never a model's shape values or a vendor's layout"
+#: Message: its field, and what to do instead.
+_UNSUPPORTED = {
+    "Step": {"model_namespace": "leave it out, model names are unique in a router"},
+    "ModelInput": {
+        "reshape": _TENSOR,
+        "is_shape_tensor": _STATIC,
+        "is_non_linear_format_io": _STATIC,
+    },
+    "Output": {"reshape": _TENSOR, "is_shape_tensor": _STATIC, "is_non_linear_format_io": _STATIC},
+}
+#: Triton Inference Server's own words for fields that only a model has.
+_MODEL_ONLY = {
+    "instance_group": "instance group should not be specified",
+    "optimization": "optimization should not be specified",
+    "model_warmup": "model_warmup can not be specified",
+    "backend": "backend should not be specified",
+    "default_model_filename": "default_model_filename should not be specified",
+}
+
+
+def check_features(file: GraphFile, report: GraphReport) -> None:
+    """Report fields without effect (G018), values out of range (G025), and what is not for graphs (G024, G026)."""
+    _walk(file, file.message, "", report)
+    for name, text in _MODEL_ONLY.items():
+        if any(field.name == name for field, _ in file.message.ListFields()):
+            report.error("G026", file, name, f"{text} for {file.title}; it belongs to a model", is_name=True)
+    for i, output in enumerate(file.message.output):
+        if output.label_filename:
+            path = f"output[{i}].label_filename"
+            report.warning("G024", file, path, "'label_filename' is not read: classes are told by index")
+    check_fields(file, report)
+    check_limits(file, report)
+
+
+def _walk(file: GraphFile, message: Message, prefix: str, report: GraphReport) -> None:
+    """Report fields of ``_UNSUPPORTED`` wherever they stand."""
+    unsupported = _UNSUPPORTED.get(message.DESCRIPTOR.name, {})
+    for field, value in message.ListFields():
+        path = prefix + field.name
+        if field.name == "reshape" and prefix.startswith(("input", "output")):
+            continue
+        if field.name == "allow_ragged_batch":
+            text = "'allow_ragged_batch' changes nothing here: requests are batched by the servers of the models"
+            report.warning("G018", file, path, text)
+        elif field.name in unsupported:
+            text = f"'{field.name}' is not supported by this version of Weft; {unsupported[field.name]}"
+            report.error("G024", file, path, text, is_name=True)
+        elif field.type == FieldDescriptor.TYPE_MESSAGE and not is_map(field):
+            items = (
+                [(f"{path}[{i}].", item) for i, item in enumerate(value)]
+                if field.is_repeated
+                else [(f"{path}.", value)]
+            )
+            for inner, item in items:
+                _walk(file, item, inner, report)
+
 
 _STEP_FIELDS = ("case", "otherwise", "weight", "accept", "after")
 #: Of a fallback, a shadow and a custom step: fields that belong elsewhere.
@@ -15,10 +85,10 @@ _OF_AN_ANSWER = ("output_map", "case", "otherwise", "accept", "weight", "depende
 
 
 def check_fields(file: GraphFile, report: GraphReport) -> None:
-    """Report every field without effect in a graph file; an ensemble of Triton Inference Server has none of them."""
+    """Report every field without effect."""
     message = file.message
     why = "in a graph file; each version has a file of its own"
-    report.refuse(file, "", [("version_policy", message.HasField("version_policy"))], why)
+    report.refuse(file, "", given_fields(message, file.dialect.idle_fields), why)
     if message.response_cache.enable and message.policy.HasField("cache"):
         text = "'response_cache' has no effect beside 'policy { cache { } }', which says more; leave it out"
         report.error("G018", file, "response_cache", text, is_name=True)
@@ -52,7 +122,7 @@ def _check_node(file: GraphFile, node: NodeDefinition, report: GraphReport) -> N
         _check_step(file, node.kind, step, report)
 
 
-def _check_step(file: GraphFile, kind: NodeKind, step: StepDefinition, report: GraphReport) -> None:
+def _check_step(file: GraphFile, kind: KindSyntax, step: StepDefinition, report: GraphReport) -> None:
     message = step.message
     if message.HasField("shadow"):
         report.refuse(file, step.path, given_fields(message, _OF_AN_ANSWER), "on a shadow, whose answer is dropped")
@@ -94,3 +164,77 @@ def _check_target(file: GraphFile, step: StepDefinition, report: GraphReport) ->
         why = f"here: the import of '{entry.graph}' gives version {entry.version}"
         is_idle = is_imported and entry.version > 0 and message.model_version != 0
         report.refuse(file, step.path, [("model_version", is_idle)], why)
+
+
+def check_limits(file: GraphFile, report: GraphReport) -> None:
+    """Report every value of a policy or a shadow that can only be a mistake."""
+    graph = file.message.policy
+    _check_policy(file, graph, "policy", [], report)
+    for node in file.all_nodes:
+        own = node.message.policy
+        _check_policy(file, own, f"{node.path}.policy", [graph], report)
+        for step in node.every_step():
+            _check_policy(file, step.message.policy, f"{step.path}.policy", [own, graph], report)
+            if step.message.HasField("shadow"):
+                percent = step.message.shadow.percent
+                if not 0 < percent <= 100:
+                    text = f"the shadow has 'percent: {percent:g}'; give the share of requests it gets, above 0 to 100"
+                    report.error("G025", file, f"{step.path}.shadow.percent", text)
+        for custom in node.customs.values():
+            _check_policy(file, custom.message.policy, f"{custom.path}.policy", [own, graph], report)
+
+
+def _check_policy(file: GraphFile, policy: pb.Policy, path: str, around: list[pb.Policy], report: GraphReport) -> None:
+    """One policy; ``around`` are those of node and graph, which it overrides."""
+    for kind in file.policies.values():
+        if has_field(policy, kind.field):
+            kind.check(file, policy, f"{path}.{kind.field}", around, report)
+
+
+def min_remaining_ms(file: GraphFile, given: GivenPolicies, path: str, report: GraphReport) -> int:
+    """``min_remaining_ms`` that holds for one step; 0: none.
+
+    Args:
+        report: Receives that the step never runs, because it wants more time than there is around it (G021).
+    """
+    wanted_ms = next((policy.min_remaining_ms for policy in given.inherited if policy.min_remaining_ms), 0)
+    limit_ms = min((policy.timeout_ms for policy in given.around if policy.timeout_ms), default=0)
+    if 0 < limit_ms <= wanted_ms:
+        text = (
+            f"the step never runs: it wants 'min_remaining_ms: {wanted_ms}', but all the time there is, the "
+            f"'timeout_ms' around it, is {limit_ms}; make the first less than the second"
+        )
+        report.error("G021", file, f"{path}.policy.min_remaining_ms", text)
+    return wanted_ms
+
+
+_DECOUPLED = "model_transaction_policy.decoupled"
+
+
+def check_responses(file: GraphFile, report: GraphReport, *, streams: bool, is_known: bool) -> None:
+    """Report what only a decoupled graph has (G018), what such a graph does not have (G019), and a wrong claim (G040).
+
+    Args:
+        streams: Whether it may give several responses to a request.
+        is_known: Whether anything is known of each step.
+    """
+    message, is_checked = file.message, file.dialect.checks_decoupled
+    if not streams:
+        if is_known and message.model_transaction_policy.decoupled and is_checked:
+            text = "'decoupled' has no effect: no step streams, so each request gets one response"
+            report.error("G018", file, _DECOUPLED, text, is_name=True)
+        return
+    if _DECOUPLED in file.positions and not message.model_transaction_policy.decoupled and is_checked:
+        text = (
+            "'decoupled: false' says that each request gets one response, but a step streams; write true, or leave it "
+            "out"
+        )
+        report.error("G040", file, _DECOUPLED, text, is_name=True)
+    for path, is_given in (
+        ("policy.cache", message.policy.HasField("cache")),
+        ("response_cache.enable", message.response_cache.enable),
+    ):
+        if is_given:
+            name = path.removesuffix(".enable").rpartition(".")[2]
+            text = f"'{name}' is not for a decoupled graph: the graph gives several responses to a request"
+            report.error("G019", file, path, text, is_name=True)

@@ -8,13 +8,15 @@ from google.protobuf.message import Message
 
 from weft.base.reshape import reshape_fault
 from weft.base.text.pbtxt import is_map, suggestion
-from weft.language.syntax.parse import NAME, GraphFile, NodeDefinition, StepDefinition, targets_of
-from weft.language.syntax.report import GraphReport
+from weft.language.dialects import GRAPH, TRITON
+from weft.language.pruning import reached
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition, StepDefinition
+from weft.language.syntax.parse import NAME, given_fields, targets_of
 from weft.language.types.expression import read_expression
 from weft_protos import graph_pb2 as pb
 from weft_protos.model_config_pb2 import DataType, ModelInput
 
-_PLATFORMS = ("graph", "ensemble")
+_PLATFORMS = (GRAPH.platform, TRITON.platform)
 
 
 def check_structure(file: GraphFile, report: GraphReport) -> None:
@@ -45,16 +47,16 @@ def _check_graph(file: GraphFile, report: GraphReport) -> None:
         report.error(
             "G009", file, "max_batch_size", f"max_batch_size is {message.max_batch_size}; it must be 0 or more"
         )
-    has_scheduling = message.HasField("ensemble_scheduling")
-    if message.platform == "ensemble" and not has_scheduling:
-        report.error("G026", file, "platform", f"must specify 'ensemble_scheduling' for ensemble '{file.name}'")
-    if file.is_ensemble:
-        for name in ("node", "root", "policy", "import"):
-            if name in file.positions:
-                text = f"an ensemble has no '{name}'; 'platform: \"graph\"' allows it"
-                report.error("G026", file, name, text, is_name=True)
+    for path in file.foreign:
+        owner, _, name = path.rpartition(".")
+        text = f"{'a step of an ensemble' if owner else 'an ensemble'} has no '{name}'; 'platform: \"graph\"' allows it"
+        report.error("G026", file, path, text, is_name=True)
+    for name, is_given in given_fields(message, file.dialect.required_fields):
+        if not is_given:
+            report.error("G026", file, "platform", f"must specify '{name}' for {file.title}")
     if not file.all_nodes:
-        report.error("G025", file, "name", "the graph has no 'node'")
+        if "node" not in file.foreign:
+            report.error("G025", file, "name", "the graph has no 'node'")
     elif file.root not in file.nodes:
         text = f"there is no node '{file.root}', which is the root{suggestion(file.root, file.nodes)}"
         report.error("G002", file, "root" if message.root else f"{file.all_nodes[0].path}.name", text)
@@ -82,7 +84,7 @@ def _check_tensors(file: GraphFile, tensors: Iterable[ModelInput | pb.Output], p
             report.error("G025", file, where, f"the {path.rpartition('.')[2]} has no 'name'")
             continue
         if seen.setdefault(tensor.name, tensor) is not tensor:
-            is_repeated = file.is_ensemble and tensor == seen[tensor.name]  # Triton takes it
+            is_repeated = file.dialect.may_repeat_declarations and tensor == seen[tensor.name]
             add = report.warning if is_repeated else report.error
             add("G005", file, f"{where}.name", f"'{tensor.name}' is declared already; leave one out")
         if tensor.data_type == DataType.TYPE_INVALID:
@@ -112,9 +114,8 @@ def _check_node(file: GraphFile, node: NodeDefinition, report: GraphReport) -> N
         report.error("G025", file, node.path, text)
         return
     if all(step.is_shadow for step in node.steps):
-        what = f"for ensemble '{file.name}'" if file.is_ensemble else f"in node '{node.name}'"
         hint = "; a shadow never answers" if node.steps or node.shadows else ""
-        report.error("G025", file, node.kind_path, f"must specify 'step' {what}{hint}")
+        report.error("G025", file, node.kind_path, f"{file.dialect.empty_node(file.name, node.name)}{hint}")
     seen: set[str] = set()
     for step in (*node.steps, *node.shadows):
         if step.name in seen:
@@ -143,14 +144,12 @@ def _check_step(file: GraphFile, node: NodeDefinition, step: StepDefinition, rep
     message = step.message
     if message.name and not NAME.fullmatch(message.name):
         _refuse_name(file, step.path, "step", message.name, report)
-    targets = targets_of(message)
-    if file.is_ensemble and step in node.steps:
-        index = node.steps.index(step)
-        for name in ("model_name", "input_map", "output_map"):
-            if not getattr(message, name):
-                text = f"must specify '{name}' in step {index} of ensemble '{file.name}'"
-                report.error("G026", file, step.path, text)
-    elif len(targets) != 1 and not file.is_ensemble:
+    targets, required = targets_of(message), file.dialect.required_step_fields
+    for name in required:
+        if not getattr(message, name):
+            text = f"must specify '{name}' in step {node.steps.index(step)} of {file.title}"
+            report.error("G026", file, step.path, text)
+    if not required and len(targets) != 1:
         given = " and ".join(targets) or "none"
         text = f"step '{step.name}' must have one of model_name, node and graph; it has {given}"
         report.error("G025", file, step.path, text)
@@ -195,13 +194,13 @@ def _check_weights(file: GraphFile, node: NodeDefinition, report: GraphReport) -
 
 def _check_reachable(file: GraphFile, report: GraphReport) -> None:
     """Nodes that no path from the root reaches, the first of each such path, and steps whose node is not there."""
-    reached = _reached(file, file.root)
-    apart = [node for node in file.all_nodes if node.name and node.name not in reached and file.root in file.nodes]
+    known = _reached(file, file.root)
+    apart = [node for node in file.all_nodes if node.name and node.name not in known and file.root in file.nodes]
     reach = {node.name: _reached(file, node.name) for node in apart}
     for node in apart:
         leading = [name for name, names in reach.items() if node.name in names]
-        if node.name not in reached and reach[node.name].issuperset(leading):
-            reached |= reach[node.name]
+        if node.name not in known and reach[node.name].issuperset(leading):
+            known |= reach[node.name]
             text = (
                 f"node '{node.name}' cannot be reached from '{file.root}': name it in a step, node: "
                 f'"{node.name}", or leave it out'
@@ -216,19 +215,12 @@ def _check_reachable(file: GraphFile, report: GraphReport) -> None:
 
 def _reached(file: GraphFile, name: str) -> set[str]:
     """Names of the nodes that a path from ``name`` reaches, itself among them."""
-    reached: set[str] = set()
-    waiting = [name]
-    while waiting:
-        node = file.nodes.get(waiting.pop())
-        if node is not None and node.name not in reached:
-            reached.add(node.name)
-            waiting += _nodes_of(node)
-    return reached
+    return reached({name} & file.nodes.keys(), lambda name: _nodes_of(file.nodes[name].message) & file.nodes.keys())
 
 
-def _nodes_of(node: NodeDefinition) -> list[str]:
+def _nodes_of(node: pb.Node) -> set[str]:
     """Nodes that the steps of one name, in whatever field they stand."""
-    return [name for step in _steps_in(node.message) if (name := getattr(step, "node", ""))]
+    return {getattr(step, "node", "") for step in _steps_in(node)}
 
 
 def _steps_in(message: Message) -> Iterator[Message]:

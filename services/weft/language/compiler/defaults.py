@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from weft.base.tensors import FLOATS, INTEGERS, NUMPY_BY_DATATYPE, WireTensor, bytes_tensor, num_elements
-from weft.language.syntax.parse import GraphFile
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport
 from weft.language.types.signatures import TensorType, dims_fit, shape_text
 from weft_protos import graph_pb2 as pb
 
@@ -30,9 +29,6 @@ def default_tensor(
     """The default as a tensor, of shape ``known.dims``, after a leading 1 where ``known`` has a batch dimension.
 
     Args:
-        file: Where the default stands.
-        path: Of the ``Default`` message.
-        message: The default.
         known: Type of the output. Where nothing is known: FP32, INT64, BOOL or BYTES by the list that is given.
         report: Receives what is wrong: G025 no list or several, G007 a list or a value that does not fit the datatype,
             G008 dims that do not fit, or another number of values.

@@ -5,12 +5,13 @@ input X. The rule of an ensemble of Triton Inference Server: ``input_map[X]`` an
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 
 from weft.base.text.pbtxt import suggestion
 from weft.language.compiler.names import (
     MAX_DEPTH,
+    KindNames,
     NodeCondition,
     NodeNames,
     StepNames,
@@ -25,9 +26,7 @@ from weft.language.compiler.names import (
     tensors_read,
 )
 from weft.language.compiler.resolve import ModelTarget, NodeTarget, Resolver, Target
-from weft.language.kind import NodeKind
-from weft.language.syntax.parse import GraphFile, NodeDefinition, StepDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition, StepDefinition
 from weft.language.types.expression import read_expression
 from weft_protos import graph_pb2 as pb
 from weft_protos.model_config_pb2 import ModelInput
@@ -41,12 +40,13 @@ class NameTable:
     """Names of every node, each worked out once.
 
     Args:
-        resolver: Finds targets.
+        kinds: Those that a node may be, by name.
         report: Receives unknown names in maps (G006) and tensors with two producers (G005).
     """
 
-    def __init__(self, resolver: Resolver, report: GraphReport) -> None:
+    def __init__(self, resolver: Resolver, kinds: Mapping[str, KindNames], report: GraphReport) -> None:
         self._resolver = resolver
+        self._kinds = kinds
         self._report = report
         self._known: dict[tuple[str, str], NodeNames] = {}
         self._asked: dict[str, set[tuple[str, str]]] = {}
@@ -84,13 +84,14 @@ class NameTable:
     def _node(self, file: GraphFile, node: NodeDefinition) -> NodeNames:
         is_root = node.name == file.root
         owner: pb.Graph | pb.Node = file.message if is_root else node.message
+        kind = self._kinds[node.kind.name] if node.kind is not None else None
         names = NodeNames(
             steps=[self._outputs(file, step) for step in node.steps],
             shadows=[self._outputs(file, step) for step in node.shadows],
-            is_open=node.kind is None,
+            is_open=kind is None,
             indexes={step.name: i for i, step in reversed([*enumerate(node.steps)])},
         )
-        if node.kind is not None and node.kind.plan.is_pipeline:
+        if kind is not None and kind.plan.is_pipeline:
             names.producers = self._producers(file, node, names.steps)
         names.conditions = {
             path: NodeCondition(read_expression(text), i) for path, text, i in conditions_of(file, node)
@@ -100,21 +101,21 @@ class NameTable:
         while True:
             for i, (step, step_names) in enumerate(zip(node.steps, names.steps, strict=True)):
                 self._note_reads(file, node, names, step, step_names, i)
-            found = set() if declares or file.is_ensemble else names.read_in_rings(node) - names.overwritten
+            found = set() if declares else names.read_in_rings(node) - names.overwritten
             if not found:
                 break
             names.overwritten |= found
         for step, step_names in zip(node.shadows, names.shadows, strict=True):
             self._note_reads(file, node, names, step, step_names, 0)
-        if node.kind is not None:
-            names.customs = {key: self._custom(file, node.kind, node, key) for key in node.customs}
-        names.read = tensors_read(node, names)
-        names.needed = tensors_needed(file, node, names)
+        if kind is not None:
+            names.customs = {key: self._custom(file, kind, node, key) for key in node.customs}
+        names.read = tensors_read(node, kind, names)
+        names.needed = tensors_needed(file, node, kind, names)
         if declares:
             names.inputs = {spec.name: not spec.optional for spec in owner.input}
             names.needed.update(spec.name for spec in owner.input if not spec.optional)
         else:
-            names.inputs = inputs_needed(node, names)
+            names.inputs = inputs_needed(node, kind, names)
         for tensor, (index, *_) in names.producers.items():
             if tensor in names.inputs and tensor not in names.overwritten:
                 step = node.steps[index]
@@ -123,8 +124,8 @@ class NameTable:
         if any(step.is_open for step in names.steps) and not owner.output:
             names.is_open = True
         names.outputs = tuple(spec.name for spec in owner.output)
-        if not names.outputs and node.kind is not None:
-            names.outputs = tuple(islice(node.kind.outputs(node, names), MAX_OUTPUTS + 1))
+        if not names.outputs and kind is not None:
+            names.outputs = tuple(islice(kind.outputs(node, names), MAX_OUTPUTS + 1))
         if len(names.outputs) > MAX_OUTPUTS:
             names.outputs = names.outputs[:MAX_OUTPUTS]
             text = f"node '{node.name}' has more than {MAX_OUTPUTS} outputs; declare those that are read with 'output'"
@@ -133,21 +134,16 @@ class NameTable:
 
     def _outputs(self, file: GraphFile, step: StepDefinition) -> StepNames:
         """Target and outputs of a step and its fallback."""
-        target = self._resolver.resolve(file, step)
+        target, dialect = self._resolver.resolve(file, step), file.dialect
         given, mapped = self.of_target(target), step.message.output_map
-        outputs = {name: mapped.get(name) or name for name in given.outputs if name in mapped or not file.is_ensemble}
+        outputs = {n: mapped.get(n) or n for n in given.outputs if n in mapped or dialect.wires_by_name}
         for name in sorted(mapped):
             if name not in given.outputs:
                 outputs[name] = mapped[name]
                 if name and not given.is_open:
-                    text = f"{describe(target)} has no output '{name}'"
-                    if file.is_ensemble:
-                        text = (
-                            f"in ensemble {file.name}, ensemble tensor {mapped[name]} is mapped from non-existing "
-                            f"output {name} in model {step.message.model_name}"
-                        )
-                    text += suggestion(name, given.outputs)
-                    self._report.error("G006", file, f"{step.path}.output_map[{name}].key", text)
+                    text = dialect.unknown_output(file.name, step.message, describe(target), name)
+                    path = f"{step.path}.output_map[{name}].key"
+                    self._report.error("G006", file, path, text + suggestion(name, given.outputs))
         known = [tensor for name, tensor in outputs.items() if given.is_open or name in given.outputs]
         for tensor, count in Counter(known).items():
             if count > 1:
@@ -155,7 +151,7 @@ class NameTable:
                 self._report.error("G005", file, output_path(file, step, tensor), text)
         if step.is_shadow:
             return StepNames(target, {}, is_open=False)
-        names = StepNames(target, outputs, given.is_open and not file.is_ensemble)
+        names = StepNames(target, outputs, given.is_open and dialect.wires_by_name)
         if step.fallback is not None:
             names.fallback = self._outputs(file, step.fallback)
         return names
@@ -178,7 +174,7 @@ class NameTable:
             own.reads |= own.fallback.reads
             own.asks |= own.fallback.asks
 
-    def _custom(self, file: GraphFile, kind: NodeKind, node: NodeDefinition, key: int) -> StepNames:
+    def _custom(self, file: GraphFile, kind: KindNames, node: NodeDefinition, key: int) -> StepNames:
         """Names of a custom step; beside inputs of the node it may read what the kind makes for it."""
         step = node.customs[key]
         names = self._outputs(file, step)
@@ -189,20 +185,12 @@ class NameTable:
     def _producers(self, file: GraphFile, node: NodeDefinition, steps: list[StepNames]) -> dict[str, list[int]]:
         """Indexes of the steps that give each tensor; a second one is reported, but in an ordered sequence."""
         producers: dict[str, list[int]] = {}
-        is_ordered = not file.is_ensemble and node.message.sequence.ordered
+        is_ordered = node.message.sequence.ordered
         for i, names in enumerate(steps):
             for tensor in dict.fromkeys(names.outputs.values()):
                 if tensor in producers and not is_ordered:
                     first, second = node.steps[producers[tensor][0]], node.steps[i]
-                    if file.is_ensemble:
-                        text = (
-                            f"ensemble tensor '{tensor}' can appear in an output map only once for ensemble "
-                            f"'{file.name}' step {i}"
-                        )
-                    else:
-                        text = (
-                            f"tensor '{tensor}' is an output of step '{first.name}' and of '{second.name}'; {_RENAME}"
-                        )
+                    text = file.dialect.second_producer(file.name, tensor, first.name, second.name, i)
                     self._report.error("G005", file, output_path(file, second, tensor), text)
                 producers.setdefault(tensor, []).append(i)
         return producers
@@ -210,22 +198,16 @@ class NameTable:
     def _overwritten(
         self, file: GraphFile, node: NodeDefinition, names: NodeNames, declared: Iterable[ModelInput] | None
     ) -> set[str]:
-        """As ``NodeNames.overwritten``; of a node that declares no inputs what its steps read before it is given.
-
-        An ensemble of Triton Inference Server has none: a tensor that is an input cannot be an output there.
-        """
-        if file.is_ensemble:
+        """As ``NodeNames.overwritten``; of a node that declares no inputs what its steps read before it is given."""
+        if not file.dialect.wires_by_name:
             return set()
         if declared is not None:
             return {spec.name for spec in declared if spec.name in names.producers}
         found: set[str] = set()
         for i, (step, own) in enumerate(zip(node.steps, names.steps, strict=True)):
-            one: StepDefinition | None = step
-            calls: StepNames | None = own
-            while one is not None and calls is not None:
+            for one, calls in zip(step.chain(), own.chain(), strict=False):
                 unmapped = [name for name in self.of_target(calls.target).inputs if name not in one.message.input_map]
                 found.update(name for name in unmapped if name in names.producers and names.seen(name, i) is None)
-                one, calls = one.fallback, calls.fallback
         return found
 
     def _wires(
@@ -237,7 +219,7 @@ class NameTable:
                 tensor = mapped[name]
                 producer, is_needed = within.mapped(tensor, index), name in target.needed
                 yield Wire(name, tensor, is_required=True, is_mapped=True, producer=producer, is_needed=is_needed)
-            elif not file.is_ensemble:
+            elif file.dialect.wires_by_name:
                 producer, is_needed = within.seen(name, index), name in target.needed
                 yield Wire(name, name, is_required, is_mapped=False, producer=producer, is_needed=is_needed)
             elif is_required and mapped:  # a step without a map was reported
@@ -252,11 +234,6 @@ class NameTable:
                     tensor = mapped[name]
                     yield Wire(name, tensor, is_required=True, is_mapped=True, producer=within.mapped(tensor, index))
                 elif name:
-                    text = f"{describe(names.target)} has no input '{name}'"
-                    if file.is_ensemble:
-                        text = (
-                            f"in ensemble {file.name}, ensemble tensor {mapped[name]} is mapping to non-existing "
-                            f"input {name} in model {step.message.model_name}"
-                        )
-                    text += suggestion(name, target.inputs)
-                    self._report.error("G006", file, f"{step.path}.input_map[{name}].key", text)
+                    text = file.dialect.unknown_input(file.name, step.message, describe(names.target), name)
+                    path = f"{step.path}.input_map[{name}].key"
+                    self._report.error("G006", file, path, text + suggestion(name, target.inputs))

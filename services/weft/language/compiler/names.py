@@ -1,11 +1,13 @@
 """Names of a node: which tensors it, its steps and its conditions read and give, before any type is known."""
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from weft.language.compiler.resolve import ModelTarget, NodeTarget, Target
-from weft.language.syntax.parse import GraphFile, NodeDefinition, StepDefinition
+from weft.language.pruning import reached
+from weft.language.syntax.file import GraphFile, KindSyntax, NodeDefinition, StepDefinition
 from weft.language.types.expression import Expression, read_expression
 from weft_protos import graph_pb2 as pb
 
@@ -17,10 +19,7 @@ class Wire(NamedTuple):
     """One input of a step's target.
 
     Attributes:
-        target_input: Name that the target uses.
-        tensor: Name in the node.
         is_required: Whether the tensor must exist.
-        is_mapped: Whether ``input_map`` says so.
         producer: Index of the step that gives the tensor; None for an input of the node.
         is_needed: Whether the target cannot run without it.
     """
@@ -51,7 +50,6 @@ class StepNames:
     """One step.
 
     Attributes:
-        target: What it calls.
         outputs: Target output -> tensor of the node; empty for a shadow.
         is_open: It may give more than ``outputs``.
         wires: Where the target's inputs come from.
@@ -59,7 +57,6 @@ class StepNames:
             for an input of the node.
         asks: Steps whose ``ok`` its conditions read.
         follows: Steps that it is ``after``.
-        fallback: Names of the fallback.
     """
 
     target: Target
@@ -70,6 +67,12 @@ class StepNames:
     asks: set[int] = field(default_factory=set)
     follows: set[int] = field(default_factory=set)
     fallback: "StepNames | None" = None
+
+    def chain(self) -> Iterator["StepNames"]:
+        """As ``StepDefinition.chain``."""
+        yield self
+        if self.fallback is not None:
+            yield from self.fallback.chain()
 
     @property
     def waits_for(self) -> set[int]:
@@ -89,10 +92,7 @@ class NodeNames(TargetNames):
     """One node.
 
     Attributes:
-        steps: As ``NodeDefinition.steps``.
-        shadows: As ``NodeDefinition.shadows``.
         customs: As ``NodeDefinition.customs``; their wires are those that start at the node's inputs.
-        indexes: Name of a step -> its index.
         producers: Of a pipeline: tensor -> the steps that give it, ascending; several only in an ordered sequence.
         overwritten: Of a pipeline: tensors that are inputs of the node and outputs of a step. Steps behind that one, as
             declared, see what it gives; the others, itself among them, what the node is given.
@@ -110,6 +110,12 @@ class NodeNames(TargetNames):
     conditions: dict[str, NodeCondition] = field(default_factory=dict)
     read: set[str] = field(default_factory=set)
     lacking: dict[str, list[str]] = field(default_factory=dict)
+
+    def every_call(self, node: NodeDefinition) -> Iterator[tuple[StepDefinition, StepNames]]:
+        """Steps, shadows and custom steps with their names."""
+        yield from zip(node.steps, self.steps, strict=True)
+        yield from zip(node.shadows, self.shadows, strict=True)
+        yield from ((node.customs[key], own) for key, own in self.customs.items())
 
     def is_used(self, tensor: str) -> bool:
         """Whether something in the node reads the tensor, or it is an output of the node."""
@@ -140,7 +146,7 @@ class NodeNames(TargetNames):
         found: set[str] = set()
         for i, step in enumerate(self.steps):
             for tensor, producer in step.reads.items():
-                if producer is not None and producer >= i and i in _reached(before, producer):
+                if producer is not None and producer >= i and i in reached([producer], before.__getitem__):
                     found.add(tensor)
         return found
 
@@ -153,14 +159,28 @@ class NodeNames(TargetNames):
         return None in readers or any(self.seen(tensor, number) is None for number in seen)
 
 
-def _reached(edges: Sequence[set[int]], start: int) -> set[int]:
-    """Where the edges lead from ``start``, itself included."""
-    found, waiting = {start}, [start]
-    while waiting:
-        new = edges[waiting.pop()] - found
-        found |= new
-        waiting += new
-    return found
+class KindNames(KindSyntax):
+    """What a kind of node is by the names of tensors: which ones the node itself reads and gives."""
+
+    def tensors_read(self, node: NodeDefinition, names: NodeNames) -> set[str]:
+        """Tensors that the node itself reads beside its steps and conditions; none here."""
+        return set()
+
+    def inputs_read(self, node: NodeDefinition) -> set[str]:
+        """Inputs of the node that it reads itself; none here."""
+        return set()
+
+    def tensors_needed(self, node: NodeDefinition, needed: set[str]) -> set[str]:
+        """Tensors that the node itself cannot do without, beside those ``needed`` by its steps; none here."""
+        return set()
+
+    def custom_wires(self, node: NodeDefinition, key: int, wires: Sequence[Wire]) -> list[Wire]:
+        """The wires of a custom step that start at inputs of the node; here all of them."""
+        return list(wires)
+
+    @abstractmethod
+    def outputs(self, node: NodeDefinition, names: NodeNames) -> Iterator[str]:
+        """Outputs of a node that declares none."""
 
 
 def describe(target: Target) -> str:
@@ -173,19 +193,15 @@ def describe(target: Target) -> str:
 
 
 def conditions_of(file: GraphFile, node: NodeDefinition) -> Iterator[tuple[str, str, int]]:
-    """(path, text, index of the step whose view it has) of every condition; an ensemble file has none."""
-    if file.is_ensemble:
-        return
+    """(path, text, index of the step whose view it has) of every condition."""
     own = node.kind.conditions(node.message) if node.kind is not None else ()
     of_node = [(f"{node.kind_path}.{field}", text) for field, text in own]
     if node.name == file.root:
         of_node += _policy_conditions(file, file.message.policy, "policy")
     yield from ((where, text, 0) for where, text in of_node if text)
     for i, step in [*enumerate(node.steps), *((0, shadow) for shadow in node.shadows)]:
-        one: StepDefinition | None = step
-        while one is not None:
+        for one in step.chain():
             yield from ((where, text, i) for where, text in step_conditions(file, one) if text)
-            one = one.fallback
 
 
 def step_conditions(file: GraphFile, step: StepDefinition) -> list[tuple[str, str]]:
@@ -208,41 +224,37 @@ def narrowed(step: StepDefinition) -> set[str]:
     return read_expression(step.message.when).narrowed if step.message.when else set()
 
 
-def tensors_read(node: NodeDefinition, names: NodeNames) -> set[str]:
+def tensors_read(node: NodeDefinition, kind: KindNames | None, names: NodeNames) -> set[str]:
     """Tensors that steps, conditions or the node itself read."""
-    read = {tensor for step in (*names.steps, *names.shadows, *names.customs.values()) for tensor in step.reads}
-    if node.kind is None:
+    read = {tensor for _, step in names.every_call(node) for tensor in step.reads}
+    if kind is None:
         return read
-    spaces = ("inputs", "outputs") if node.kind.plan.is_pipeline else ("inputs",)
+    spaces = ("inputs", "outputs") if kind.plan.is_pipeline else ("inputs",)
     for expression, _ in names.conditions.values():
         read.update(ref.name for ref in expression.references if ref.space in spaces)
-    return read | node.kind.tensors_read(node, names) | node.kind.inputs_read(node)
+    return read | kind.tensors_read(node, names) | kind.inputs_read(node)
 
 
-def tensors_needed(file: GraphFile, node: NodeDefinition, names: NodeNames) -> set[str]:
+def tensors_needed(file: GraphFile, node: NodeDefinition, kind: KindNames | None, names: NodeNames) -> set[str]:
     """Tensors that a step, a condition or the node itself cannot do without, where no test keeps it from reading."""
     needed: set[str] = set()
     tested: dict[str, set[str]] = {}
-    for definition, step in (
-        *((step, own) for step, own in zip(node.steps, names.steps, strict=True) if not step.is_shadow),
-        *((node.customs[key], own) for key, own in names.customs.items()),
-    ):
+    for definition, step in names.every_call(node):
+        if definition.is_shadow:
+            continue
         sure = narrowed(definition)
-        one: StepNames | None = step
-        part: StepDefinition | None = definition
-        while one is not None and part is not None:
+        for part, one in zip(definition.chain(), step.chain(), strict=False):
             needed |= {wire.tensor for wire in one.wires if wire.is_needed and wire.tensor not in sure}
             tested.update((path, sure) for path, _ in step_conditions(file, part))
-            one, part = one.fallback, part.fallback
-    is_pipeline = node.kind is not None and node.kind.plan.is_pipeline
+    is_pipeline = kind is not None and kind.plan.is_pipeline
     for path, condition in names.conditions.items():
         for space, name, _ in condition.expression.unproved:
             if (space == "inputs" and name not in tested.get(path, ())) or (space == "outputs" and is_pipeline):
                 needed.add(name)
-    return needed if node.kind is None else needed | node.kind.tensors_needed(node, needed)
+    return needed if kind is None else needed | kind.tensors_needed(node, needed)
 
 
-def inputs_needed(node: NodeDefinition, names: NodeNames) -> dict[str, bool]:
+def inputs_needed(node: NodeDefinition, kind: KindNames | None, names: NodeNames) -> dict[str, bool]:
     """Inputs of a node that declares none: what its conditions name, and what its steps take from outside."""
     needs: dict[str, bool] = {}
 
@@ -253,17 +265,12 @@ def inputs_needed(node: NodeDefinition, names: NodeNames) -> dict[str, bool]:
         for reference in expression.references:
             if reference.space == "inputs" and reference.name not in names.producers:
                 need(reference.name, is_required=reference in expression.unproved)
-    for tensor in sorted(node.kind.inputs_read(node)) if node.kind is not None else ():
+    for tensor in sorted(kind.inputs_read(node)) if kind is not None else ():
         need(tensor, is_required=True)
-    definitions = (*node.steps, *node.shadows, *node.customs.values())
-    for definition, step in zip(definitions, (*names.steps, *names.shadows, *names.customs.values()), strict=True):
+    for definition, step in names.every_call(node):
         sure = narrowed(definition)
-        one: StepNames | None = step
-        while one is not None:
-            for wire in one.wires:
-                if wire.producer is None:
-                    need(wire.tensor, is_required=wire.is_required and wire.tensor not in sure)
-            one = one.fallback
+        for wire in (wire for one in step.chain() for wire in one.wires if wire.producer is None):
+            need(wire.tensor, is_required=wire.is_required and wire.tensor not in sure)
     return needs
 
 

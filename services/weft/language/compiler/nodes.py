@@ -3,11 +3,14 @@
 A node is compiled once for each step that runs it, because its types depend on what that step gives it.
 """
 
-from collections.abc import Iterable, Mapping
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from weft.base.text.pbtxt import suggestion
-from weft.language.compiler.names import target_path
+from weft.language.compiler.name_table import NameTable
+from weft.language.compiler.names import KindNames, target_path
 from weft.language.compiler.scope import (
     BuiltNode,
     NodeUse,
@@ -19,22 +22,53 @@ from weft.language.compiler.scope import (
 )
 from weft.language.compiler.state import CODE, stateful_model
 from weft.language.compiler.steps import StepBuilder
-from weft.language.kind import NodeKind
-from weft.language.plan import Binding, NodePlan, Reshaping
-from weft.language.policy import PolicyPlan
-from weft.language.syntax.parse import GraphFile, NodeDefinition
+from weft.language.plan import Binding, NodePlan, PolicyPlan, Reshaping
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.types.conditions import KEY
 from weft.language.types.signatures import TensorType
+
+
+class NodeKind(KindNames):
+    """One kind of node, by which the compiler makes plans; each stands in one module of ``weft.router.operators``.
+
+    Attributes:
+        checks_outputs: ``build`` checks what steps give against the outputs that the node declares.
+    """
+
+    checks_outputs: ClassVar[bool] = False
+
+    def has_known_outputs(self, node: NodeDefinition) -> bool:
+        """Whether the file says which outputs there are; where it does not, that was reported."""
+        return True
+
+    def output_cure(self, name: str, given: Sequence[str]) -> str:
+        """How to make the output ``name``, which nothing gives, of what there is; "" where there is no such way."""
+        return ""
+
+    @abstractmethod
+    def build(
+        self, builder: "NodeBuilder", scope: Scope, declared: Mapping[str, TensorType]
+    ) -> tuple[NodePlan | None, dict[str, TensorType]]:
+        """Compile a node: its plan, None where an error was reported, and types of what it gives.
+
+        Args:
+            scope: The node, its inputs filled in.
+            declared: Outputs that it declares.
+        """
 
 
 class NodeBuilder(StepBuilder):
     """Compiles nodes of every kind.
 
-    Attributes:
-        cache: Of the whole graph.
+    Args:
+        kinds: Those that a node may be, by name.
     """
 
     cache: PolicyPlan | None = None
+
+    def __init__(self, names: NameTable, kinds: Mapping[str, NodeKind], report: GraphReport) -> None:
+        super().__init__(names, report)
+        self._kinds = kinds
 
     def build_node(self, file: GraphFile, node: NodeDefinition, call: NodeUse) -> BuiltNode:
         """Compile a node for one use: report what is wrong, give every tensor a slot."""
@@ -42,21 +76,22 @@ class NodeBuilder(StepBuilder):
         names = self.names.of(file, node)
         owner = declaring(file, node)
         outer_inputs = declared_types(file, node, owner.input)
-        declared = inner_types(file, node, outer_inputs, owner.input)
+        inner_inputs = inner_types(file, node, outer_inputs, owner.input)
         inputs = {
             name: known if name not in call.given or call.given[name].is_optional else known.present()
-            for name, known in declared.items()
+            for name, known in inner_inputs.items()
         } or {name: call.given[name] for name in names.inputs if name in call.given}
         scope = Scope(file, node, names, call, inputs)
         for name, known in inputs.items():
             scope.slots[name] = scope.new_slot(name, known)
         outer_outputs = declared_types(file, node, owner.output)
-        promised = inner_types(file, node, outer_outputs, owner.output)
+        declared = inner_types(file, node, outer_outputs, owner.output)
         plan: NodePlan | None = None
         produced: dict[str, TensorType] = {}
-        if node.kind is not None:
-            plan, produced = node.kind.build(self, scope, promised)
-            self._check_streams(scope, node.kind)
+        kind = self._kinds[node.kind.name] if node.kind is not None else None
+        if kind is not None:
+            plan, produced = kind.build(self, scope, declared)
+            self._check_streams(scope, kind)
         if len(call.trail) == 1:
             self.cache = self._graph_cache(scope)
             if self.cache is not None and (found := stateful_model(names.steps, self.names)):
@@ -73,10 +108,10 @@ class NodeBuilder(StepBuilder):
                 shadows=tuple(shadows),
                 timeout_ms=policy.timeout_ms,
                 max_inflight=policy.max_inflight,
-                reshaped_inputs=_reshapings(plan.inputs, outer_inputs, declared),
-                reshaped_outputs=_reshapings(plan.outputs, promised, outer_outputs),
+                reshaped_inputs=_reshapings(plan.inputs, outer_inputs, inner_inputs),
+                reshaped_outputs=_reshapings(plan.outputs, declared, outer_outputs),
             )
-        outputs = self._outputs(scope, promised, produced)
+        outputs = self._outputs(scope, kind, declared, produced)
         outputs = {name: replace(known, dims=outer_outputs.get(name, known).dims) for name, known in outputs.items()}
         return BuiltNode(plan, outputs, scope.responses)
 
@@ -97,61 +132,64 @@ class NodeBuilder(StepBuilder):
         return found
 
     def _outputs(
-        self, scope: Scope, promised: Mapping[str, TensorType], produced: Mapping[str, TensorType]
+        self,
+        scope: Scope,
+        kind: NodeKind | None,
+        declared: Mapping[str, TensorType],
+        produced: Mapping[str, TensorType],
     ) -> dict[str, TensorType]:
         """Types of the node's outputs, those that it declares checked."""
         file, node, names = scope.file, scope.node, scope.names
-        if node.kind is not None and not node.kind.checks_outputs:
-            self._check_promised(scope, node.kind, promised, produced)
+        if kind is not None and not kind.checks_outputs:
+            self._check_declared(scope, kind, declared, produced)
         if node.name == file.root:
-            self._check_present(scope, promised, produced)
-        if promised:
-            return {name: known.absent_like(produced.get(name, known)) for name, known in promised.items()}
+            self._check_present(scope, declared, produced)
+        if declared:
+            return {name: known.absent_like(produced.get(name, known)) for name, known in declared.items()}
         return {name: produced.get(name, TensorType.unknown(f"node '{node.name}'")) for name in names.outputs}
 
-    def _check_promised(
-        self, scope: Scope, kind: NodeKind, promised: Mapping[str, TensorType], produced: Mapping[str, TensorType]
+    def _check_declared(
+        self, scope: Scope, kind: NodeKind, declared: Mapping[str, TensorType], produced: Mapping[str, TensorType]
     ) -> None:
         """Outputs that the node declares: each is given, with a type that fits."""
         file, node = scope.file, scope.node
         prefix = "" if node.name == file.root else f"{node.path}."
         is_open = any(step.is_open for step in scope.names.steps)
         given = [*scope.inputs, *scope.produced] if kind.plan.is_pipeline else list(produced)
-        for i, (name, used) in enumerate(promised.items()):
+        for i, (name, used) in enumerate(declared.items()):
             path, value = f"{prefix}output[{i}].name", produced.get(name)
             if value is not None:
                 what = f"output '{name}' of {owner_text(file, node)}"
                 self.check_use(file, path, value, used, is_required=False, what=what, declared=used)
             elif not is_open and kind.has_known_outputs(node):
-                text = f"nothing in {owner_text(file, node)} gives output '{name}'"
-                if file.is_ensemble:
-                    text = f"output '{name}' for ensemble '{file.name}' is not written{suggestion(name, given)}"
-                elif cure := kind.output_cure(name, given):
+                text = file.dialect.unwritten_output(file.name, owner_text(file, node), name)
+                if cure := kind.output_cure(name, given):
                     text += f"; {cure}"
                 else:
                     text += self.shadow_of(scope, name) or suggestion(name, given)
                 self.report.error("G017", file, path, text)
 
     def _check_present(
-        self, scope: Scope, promised: Mapping[str, TensorType], produced: Mapping[str, TensorType]
+        self, scope: Scope, declared: Mapping[str, TensorType], produced: Mapping[str, TensorType]
     ) -> None:
-        """Outputs of a graph are in every answer, unless they are optional, or repeat an optional input.
-
-        What a step of an ensemble's file leaves out, the answer lacks.
-        """
-        file, node, declared = scope.file, scope.node, list(promised)
-        for name in () if file.is_ensemble else scope.names.outputs:
+        """Outputs of a graph are in every answer, unless they are optional, or repeat an optional input."""
+        file, node, order = scope.file, scope.node, list(declared)
+        for name in required_outputs(file, scope.names.outputs):
             known = produced.get(name)
             if known is None or not known.is_optional or not known.absence:
                 continue
-            if name in promised and promised[name].is_optional:
-                continue
-            path = f"output[{declared.index(name)}].name" if name in declared else node.kind_path
+            path = f"output[{order.index(name)}].name" if name in order else node.kind_path
             text = (
                 f"output '{name}' of {owner_text(file, node)} must be in every answer, but it may be absent; it comes "
                 f"from {known.origin}; {known.absence}, or declare the output with 'optional: true'"
             )
             self.report.error("G010", file, path, text)
+
+
+def required_outputs(file: GraphFile, outputs: Iterable[str]) -> list[str]:
+    """Those of the graph's outputs that must be in every answer."""
+    optional = {spec.name for spec in file.message.output if spec.optional}
+    return [name for name in outputs if name not in optional] if file.dialect.proves_presence else []
 
 
 def _reshapings(

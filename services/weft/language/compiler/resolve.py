@@ -1,17 +1,16 @@
-"""What a step's target is: a model of a target, a node of the file, or another graph."""
+"""What a step's target is: a model, a node of the file, or another graph; what keeps one from standing there."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from weft.base.signature import ModelSignature
 from weft.base.text.pbtxt import PbtxtError, suggestion
-from weft.language.checks.features import check_features
+from weft.language.checks.fields import check_features
 from weft.language.checks.structure import check_structure
-from weft.language.kind import NodeKind
-from weft.language.policy import PolicyKind
-from weft.language.syntax.parse import GraphFile, NodeDefinition, StepDefinition, parse_graph
-from weft.language.syntax.report import GraphReport
+from weft.language.plan import NodePlan
+from weft.language.syntax.file import GraphFile, GraphReport, KindSyntax, NodeDefinition, PolicyKind, StepDefinition
+from weft.language.syntax.parse import parse_graph
 from weft.language.syntax.source import GraphLookup, GraphSource, ModelCatalog, ModelFaults
 
 #: Nodes of one file, and steps of one node.
@@ -52,8 +51,6 @@ class Resolver:
     """Finds targets and loads the files of other graphs, each once.
 
     Args:
-        kinds: Those that a node may be, by their field in ``graph.proto``.
-        policies: Those that a step may have, by their field in ``Policy``.
         catalog: Models; None says nothing about them.
         graphs: Other graphs; None says nothing about them.
         report: Receives unknown names (G002) and everything wrong with the files of other graphs.
@@ -61,7 +58,7 @@ class Resolver:
 
     def __init__(
         self,
-        kinds: Mapping[str, NodeKind],
+        kinds: Mapping[str, KindSyntax],
         policies: Mapping[str, PolicyKind],
         catalog: ModelCatalog | None,
         graphs: GraphLookup | None,
@@ -95,17 +92,16 @@ class Resolver:
             return None
         check_features(file, self._report)
         check_structure(file, self._report)
-        is_hollow = file.is_ensemble and not file.message.HasField("ensemble_scheduling")
-        return None if is_hollow else file
+        return file
 
     def resolve(self, file: GraphFile, step: StepDefinition) -> Target:
         """Target of a step; what is wrong with it is reported."""
         message = step.message
-        if message.node and not file.is_ensemble:
+        if message.node:
             node = file.nodes.get(message.node)
             return NodeTarget(file, node, is_graph=False) if node else UnknownTarget()
         version = str(message.model_version) if message.model_version > 0 else ""
-        if message.graph and not file.is_ensemble:
+        if message.graph:
             return self._imported(file, step, version)
         return self._model(file, step, version) if message.model_name else UnknownTarget()
 
@@ -166,3 +162,68 @@ class Resolver:
         file = self._files[key]
         node = file.nodes.get(file.root) if file else None
         return NodeTarget(file, node, is_graph=True) if file and node else UnknownTarget()
+
+
+def cycle_text(trail: Sequence[tuple[str, str]], target: NodeTarget) -> str:
+    """Why a node that stands around the step cannot run in its place; it is one of ``trail``."""
+    cycle = (*trail[trail.index(target.key) :], target.key)
+    is_local = len({label for label, _ in cycle}) == 1
+    shown = [name for _, name in cycle] if is_local else _without_repeats(label for label, _ in cycle)
+    what = "node" if is_local else "graph"
+    return f"cycle: {' -> '.join(shown)}; a {what} cannot run itself, a 'loop' in a sequence repeats its steps"
+
+
+def check_nesting(file: GraphFile, outer: int, path: str, target: NodeTarget, report: GraphReport) -> None:
+    """Report a graph whose batches are not those of ``file``, and a cache that has no effect within it.
+
+    Args:
+        outer: Rows that the step gets at once; 0: its tensors have no batch dimension.
+    """
+    message = target.file.message
+    inner = message.max_batch_size
+    if (inner > 0) != (outer > 0):
+        text = (
+            f"graph '{file.name}' has max_batch_size {outer} and graph '{target.file.name}' has {inner}; one with "
+            "a batch dimension and one without are not supported together by this version of Weft"
+        )
+        report.error("G024", file, path, text)
+    elif inner < outer:
+        report.error("G009", file, path, too_small_text(file, outer, f"graph {target.file.name}", inner))
+    if target.is_graph and (message.policy.HasField("cache") or message.response_cache.enable):
+        text = (
+            f"the cache of graph '{target.file.name}' has no effect where it is a step of another graph; give the "
+            "step a 'cache'"
+        )
+        report.warning("G018", file, path, text)
+
+
+def too_small_text(file: GraphFile, own: int, what: str, limit: int) -> str:
+    """Why ``what``, which takes batches of ``limit`` rows, is not for a graph that takes ``own``."""
+    return (
+        f"{file.dialect.platform} {file.name} allows maximum batch size {own}, but it contains "
+        f"{what} which only allows maximum batch size to be {limit}"
+    )
+
+
+def with_limits(plan: NodePlan, file: GraphFile) -> NodePlan:
+    """The root of a nested graph, which has the limits of its graph as well."""
+    policy = file.message.policy
+    return replace(
+        plan,
+        graph=file.label,
+        timeout_ms=_smaller(plan.timeout_ms, policy.timeout_ms),
+        max_inflight=_smaller(plan.max_inflight, policy.max_inflight),
+    )
+
+
+def _smaller(one: int, other: int) -> int:
+    """The smaller of two limits; 0 is none."""
+    return min(one, other) or max(one, other)
+
+
+def _without_repeats(names: Iterable[str]) -> list[str]:
+    shown: list[str] = []
+    for name in names:
+        if not shown or shown[-1] != name:
+            shown.append(name)
+    return shown

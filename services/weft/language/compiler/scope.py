@@ -9,7 +9,7 @@ from weft.base.reshape import reshape_fault
 from weft.base.signature import TensorSpec, datatype_name
 from weft.language.compiler.names import NodeNames
 from weft.language.plan import Binding, NodePlan, StepPlan
-from weft.language.syntax.parse import GraphFile, NodeDefinition, StepDefinition
+from weft.language.syntax.file import GraphFile, NodeDefinition, StepDefinition
 from weft.language.types.signatures import TensorType
 from weft_protos import graph_pb2 as pb
 from weft_protos.model_config_pb2 import ModelInput
@@ -53,14 +53,10 @@ class Scope:
     """A node while it is compiled.
 
     Attributes:
-        inputs: Type of each input of the node.
         produced: Type of each output of a step of a pipeline, once the step is compiled.
         answered: The same, for who knows that the step gave an answer.
-        slots: Slot of each input of the node.
         given_slots: Slot of each output of a step of a pipeline that something reads.
         ok_slots: Slots of ``steps.<name>.ok``, by index of the step.
-        specs: What is known of the tensor in each slot.
-        num_slots: Length of the frame so far.
         streaming: Indexes of the steps that may give several responses, with how many.
         max_batch_size: Rows that the steps get at once; 0: their tensors have no batch dimension.
         around: The node as its conditions ``when`` see it, where that differs from what the targets of its steps see.
@@ -97,8 +93,8 @@ class Scope:
         return max(self.streaming.values(), default=ResponseCount.ONE)
 
     def is_needed(self, tensor: str) -> bool:
-        """Whether somebody cannot do without the tensor; in an ensemble's file a step that lacks an input fails."""
-        return tensor in self.call.required or (not self.file.is_ensemble and tensor in self.names.needed)
+        """Whether somebody cannot do without the tensor."""
+        return tensor in self.call.required or (self.file.dialect.proves_presence and tensor in self.names.needed)
 
     def new_slot(self, name: str, known: TensorType | None = None) -> int:
         """The next free slot; what is known of its tensor may be noted later."""
@@ -152,7 +148,6 @@ class BuiltStep:
         outputs: Type of each tensor of the node that it gives; it may be absent after a soft failure or a false
             ``when``.
         answered: The same, for who knows that the step gave an answer.
-        responses: How many it, or its fallback, gives.
     """
 
     plan: StepPlan | None
@@ -163,11 +158,7 @@ class BuiltStep:
 
 @dataclass(slots=True)
 class BuiltNode:
-    """A compiled node; ``outputs`` is name -> type. ``plan`` is None where an error was reported.
-
-    Attributes:
-        responses: How many it gives.
-    """
+    """A compiled node; ``outputs`` is name -> type. ``plan`` is None where an error was reported."""
 
     plan: NodePlan | None
     outputs: dict[str, TensorType]
@@ -209,7 +200,7 @@ def owner_text(file: GraphFile, node: NodeDefinition) -> str:
     """The node in messages, or the graph if the node is its root."""
     if node.name != file.root:
         return f"node '{node.name}'"
-    return f"{'ensemble' if file.is_ensemble else 'graph'} '{file.name}'"
+    return file.title
 
 
 def spec_of(tensor: ModelInput | pb.Output) -> TensorSpec:

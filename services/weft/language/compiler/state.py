@@ -6,9 +6,7 @@ from weft.language.compiler.name_table import NameTable
 from weft.language.compiler.names import StepNames, describe, target_path
 from weft.language.compiler.resolve import ModelTarget, NodeTarget, Target
 from weft.language.compiler.scope import Scope
-from weft.language.policy import GivenPolicies, has_field
-from weft.language.syntax.parse import StepDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GivenPolicies, GraphReport, StepDefinition, has_field
 from weft_protos import graph_pb2 as pb
 
 CODE = "G031"
@@ -21,10 +19,7 @@ _CURES = {
 
 def targets_of(step: StepNames) -> Iterator[Target]:
     """What a step and its fallbacks call."""
-    one: StepNames | None = step
-    while one is not None:
-        yield one.target
-        one = one.fallback
+    return (one.target for one in step.chain())
 
 
 def stateful_model(steps: Iterable[StepNames], names: NameTable) -> str:
@@ -33,7 +28,7 @@ def stateful_model(steps: Iterable[StepNames], names: NameTable) -> str:
 
 
 def check_rows(scope: Scope, names: NameTable, report: GraphReport, why: str, code: str = CODE) -> None:
-    """Report steps of a node that runs rows apart and that call such a model; ``why`` says how it runs them."""
+    """Report steps that call such a model in a node that does not run them as they come; ``why`` says how it does."""
     for step, own in zip(scope.node.steps, scope.names.steps, strict=True):
         if found := stateful_model([own], names):
             cure = f"call it outside of '{scope.node.name}', or use a model without 'sequence_batching'"

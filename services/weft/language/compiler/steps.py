@@ -6,19 +6,23 @@ from dataclasses import replace
 
 from weft.base.signature import OPTIONAL_OUTPUTS_PARAMETER
 from weft.base.text.pbtxt import suggestion
-from weft.language.checks.remaining import min_remaining_ms
+from weft.language.checks.fields import min_remaining_ms
 from weft.language.compiler.defaults import default_tensor
 from weft.language.compiler.name_table import NameTable
 from weft.language.compiler.names import MAX_DEPTH, StepNames, describe, target_path
-from weft.language.compiler.nesting import check_nesting, cycle_text, too_small_text, with_limits
-from weft.language.compiler.resolve import ModelTarget, NodeTarget
+from weft.language.compiler.resolve import (
+    ModelTarget,
+    NodeTarget,
+    check_nesting,
+    cycle_text,
+    too_small_text,
+    with_limits,
+)
 from weft.language.compiler.scope import BuiltNode, BuiltStep, NodeUse, ResponseCount, Scope
 from weft.language.compiler.state import check_step
 from weft.language.compiler.uses import UseBuilder
-from weft.language.plan import Binding, CallPlan, DefaultPlan, NodePlan, ShadowPlan, StepPlan
-from weft.language.policy import GivenPolicies, PolicyPlan, has_field
-from weft.language.syntax.parse import GraphFile, NodeDefinition, StepDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.plan import Binding, CallPlan, DefaultPlan, NodePlan, PolicyPlan, ShadowPlan, StepPlan
+from weft.language.syntax.file import GivenPolicies, GraphFile, GraphReport, NodeDefinition, StepDefinition, has_field
 from weft.language.types.conditions import KEY, WHEN
 from weft.language.types.signatures import TensorType, merged
 from weft_protos import graph_pb2 as pb
@@ -28,12 +32,7 @@ MAX_NODES = 1000
 
 
 class StepBuilder(UseBuilder, ABC):
-    """Compiles steps.
-
-    Args:
-        names: Names of every node.
-        report: Receives what is wrong.
-    """
+    """Compiles steps."""
 
     def __init__(self, names: NameTable, report: GraphReport) -> None:
         super().__init__(names, report)
@@ -57,8 +56,6 @@ class StepBuilder(UseBuilder, ABC):
         """Compile step ``index`` of a node.
 
         Args:
-            scope: The node.
-            index: Of the step.
             slots: For its outputs, by tensor of the node; others are left out.
             required: Its outputs that the node itself cannot do without.
             is_whole: A node in its place gives all of its outputs, whatever is read.
@@ -107,27 +104,22 @@ class StepBuilder(UseBuilder, ABC):
         """Compile a step or a fallback.
 
         Args:
-            scope: The node.
-            step: What the file says.
-            names: Of the step.
-            slots: By tensor of the node.
-            at: Path of the step in the plan.
             certain: What its ``when``, or that of the step that it stands in for, proves.
-            required: As of ``step``.
             defaulted: Tensors that have a default where it stands in.
-            is_whole: As of ``step``.
         """
         message = step.message
         defaulted |= {default.output for default in message.default}
         required = (required | _judged(scope, step)) - defaulted
         given, inputs = self.bound_inputs(scope, step, names, certain)
-        dispensable = frozenset(
+        optional_outputs = frozenset(
             name
             for name, tensor in names.outputs.items()
             if tensor not in required and (tensor in defaulted or not scope.is_needed(tensor))
         )
         is_whole = is_whole or step.is_shadow
-        action, types, responses = self._action(scope, step, names, slots, at, given, dispensable, is_whole=is_whole)
+        action, types, responses = self._action(
+            scope, step, names, slots, at, given, optional_outputs, is_whole=is_whole
+        )
         around = scope.around or scope
         when_certain = certain if around is scope else self.narrowing(around, step)
         when = self.condition(around, f"{step.path}.when", WHEN, when_certain)
@@ -164,8 +156,8 @@ class StepBuilder(UseBuilder, ABC):
             cases=tuple(message.case),
             is_otherwise=message.otherwise,
             weight=message.weight or 1.0,
-            dispensable=dispensable,
-            keeps_rows=not scope.file.is_ensemble,
+            optional_outputs=optional_outputs,
+            keeps_rows=scope.file.dialect.keeps_rows,
             timeout_ms=message.policy.timeout_ms,
             is_soft=message.dependency == pb.Step.SOFT,
             defaults=defaults,
@@ -185,7 +177,7 @@ class StepBuilder(UseBuilder, ABC):
         slots: Mapping[str, int],
         at: str,
         given: Mapping[str, TensorType],
-        dispensable: frozenset[str],
+        optional_outputs: frozenset[str],
         *,
         is_whole: bool,
     ) -> tuple[CallPlan | NodePlan | None, dict[str, TensorType], ResponseCount]:
@@ -224,7 +216,7 @@ class StepBuilder(UseBuilder, ABC):
                     frozenset(wanted),
                     f"{at}/{target.node.name}",
                     trail,
-                    frozenset(names.outputs) - dispensable,
+                    frozenset(names.outputs) - optional_outputs,
                 ),
             )
             action, outputs, responses = built.plan, built.outputs, built.responses
@@ -235,13 +227,11 @@ class StepBuilder(UseBuilder, ABC):
 
     def stream_text(self, scope: Scope, index: int) -> str:
         """That a step of a node, or its fallback, gives several responses to one request, for messages."""
-        one: StepDefinition | None = scope.node.steps[index]
-        names: StepNames | None = scope.names.steps[index]
-        while one is not None and names is not None:
+        step = scope.node.steps[index]
+        for one, names in zip(step.chain(), scope.names.steps[index].chain(), strict=False):
             if isinstance(names.target, ModelTarget) and names.target.signature.is_decoupled:
                 return f"model '{names.target.signature.name}' of step '{one.name}' is decoupled"
-            one, names = one.fallback, names.fallback
-        return f"step '{scope.node.steps[index].name}' streams, because a model inside it is decoupled"
+        return f"step '{step.name}' streams, because a model inside it is decoupled"
 
     def _check_stream_policies(self, scope: Scope, step: StepDefinition) -> None:
         """Report what acts on whole answers alone on a step that streams."""
@@ -344,7 +334,7 @@ def _seen(scope: Scope, step: StepDefinition, tensor: str, known: TensorType) ->
     message = step.message
     if any(default.output == tensor for default in message.default):
         return known.present()
-    if scope.file.is_ensemble or known.absence:
+    if known.absence:
         return known
     is_soft = message.dependency == pb.Step.SOFT
     is_skipped = _may_be_skipped(scope, step)

@@ -1,6 +1,6 @@
 """Where tensors are used: conditions and inputs of steps get their slots, and what does not fit is reported."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from weft.base.text.pbtxt import suggestion
@@ -8,22 +8,68 @@ from weft.language.compiler.name_table import NameTable
 from weft.language.compiler.names import StepNames, Wire, describe, wire_path
 from weft.language.compiler.resolve import ModelTarget, NodeTarget, Target
 from weft.language.compiler.scope import Scope, declared_types, declaring, owner_text
-from weft.language.compiler.sights import seen_inputs, seen_steps
 from weft.language.plan import Binding
-from weft.language.syntax.parse import GraphFile, StepDefinition
-from weft.language.syntax.report import GraphReport
-from weft.language.types.compile_condition import ConditionError, Sight, compile_condition
+from weft.language.syntax.file import GraphFile, GraphReport, StepDefinition
+from weft.language.types.compile_condition import ConditionError, VisibleBindings, compile_condition
 from weft.language.types.conditions import CelCondition, Purpose
 from weft.language.types.signatures import TensorType, dims_fit, fits, loses_batch
 
 
-class UseBuilder:
-    """Compiles conditions, wires inputs, and checks a tensor where it is used.
+def visible_outputs(
+    scope: Scope, path: str, types: Mapping[str, TensorType], slots: Mapping[str, int]
+) -> VisibleBindings:
+    """What the condition at ``path`` sees as ``outputs``; with models that nobody knows it may name any tensor."""
+    condition = scope.names.conditions.get(path)
+    names = [ref.name for ref in condition.expression.references] if condition else []
+    unknown = dict.fromkeys(names, TensorType.unknown("a step")) if any(s.is_open for s in scope.names.steps) else {}
+    return VisibleBindings({**unknown, **types}, {name: slots.get(name, -1) for name in names})
 
-    Args:
-        names: Names of every node.
-        report: Receives what is wrong.
-    """
+
+def visible_inputs(
+    scope: Scope, index: int, named: Collection[str], certain: Mapping[str, TensorType], *, sees_outputs: bool
+) -> VisibleBindings:
+    """What a condition sees as ``inputs``: inputs of the node and outputs of the steps before ``index``."""
+    types = {name: known for name, known in scope.call.visible.items() if name not in named} | scope.inputs
+    hidden: dict[str, str] = {}
+    for tensor, producers in scope.names.producers.items():
+        if (producer := scope.names.seen(tensor, index)) is not None:
+            types[tensor] = scope.produced.get(tensor) or TensorType.unknown(f"step '{producer}'")
+        elif tensor not in types:
+            hint = f"write outputs.{tensor}" if sees_outputs else "only outputs of earlier steps are seen"
+            hidden[tensor] = f"is an output of step '{scope.node.steps[producers[0]].name}'; {hint}"
+    is_open = any(step.is_open for step in scope.names.steps[:index])
+    for name in named:
+        is_reported = scope.names.inputs.get(name, False)  # at the step that runs the node
+        if (is_open or is_reported) and name not in types and name not in hidden:
+            types[name] = TensorType.unknown("an earlier step")
+    slots = {name: scope.slot_of(name, scope.names.seen(name, index)) for name in named}
+    return VisibleBindings({**types, **certain}, slots, hidden)
+
+
+def visible_steps(scope: Scope, index: int, named: Collection[str]) -> VisibleBindings:
+    """What a condition sees as ``steps``: those before ``index``."""
+    types = dict.fromkeys((step.name for step in scope.node.steps[:index]), TensorType.unknown("a step"))
+    indexes = {name: scope.names.indexes[name] for name in named if name in scope.names.indexes}
+    hidden = {
+        name: f"{'is this one' if i == index else 'stands later'}; only earlier steps are seen"
+        for name, i in indexes.items()
+        if i >= index
+    }
+    shadows = (name for name, i in indexes.items() if scope.node.steps[i].is_shadow and name not in hidden)
+    hidden |= dict.fromkeys(shadows, "is a shadow, whose answer is dropped")
+    return VisibleBindings(types, {name: scope.ok_slots.get(i, -1) for name, i in indexes.items()}, hidden)
+
+
+def seen_by(file: GraphFile) -> dict[str, str]:
+    """Which conditions see the outputs of a step, and the answers of others, for messages."""
+    accepting = " or ".join(f"a {kind.name}" for kind in file.kinds.values() if "accept" in kind.step_fields)
+    asking = " or ".join(f"a {kind.name}" for kind in file.kinds.values() if kind.sees_answers)
+    outputs = f"'accept' in {accepting} and 'while' of a loop do; a step sees what earlier steps gave as 'inputs'"
+    return {"outputs": outputs, "steps": f"'when', 'accept' and 'key' of a step in {asking} do"}
+
+
+class UseBuilder:
+    """Compiles conditions, wires inputs, and checks a tensor where it is used."""
 
     def __init__(self, names: NameTable, report: GraphReport) -> None:
         self.names = names
@@ -44,12 +90,6 @@ class UseBuilder:
         """Report a tensor that does not fit where it is used, naming both ends.
 
         Args:
-            file: Where it is used.
-            path: Of the use.
-            produced: Type of the tensor.
-            used: Type that it should have.
-            is_required: Whether it must be there.
-            what: The use, for messages.
             tensor: Its name, where a ``when`` could keep the use from happening; "" elsewhere.
             declared: The one of ``produced`` and ``used`` that the graph's file declares.
         """
@@ -69,7 +109,7 @@ class UseBuilder:
             report.warning("G008", file, path, text)
         if produced.is_optional and is_required:
             text = f"{what} is required, but the tensor may be absent; {origin}"
-            if file.is_ensemble:
+            if not file.dialect.proves_presence:
                 report.warning("G010", file, path, text)
                 return
             here = f"let the step run only when: 'has(inputs.{tensor})'" if tensor.isidentifier() else ""
@@ -116,14 +156,11 @@ class UseBuilder:
         purpose: Purpose,
         certain: Mapping[str, TensorType] | None = None,
         *,
-        outputs: Sight | None = None,
+        outputs: VisibleBindings | None = None,
     ) -> CelCondition | None:
         """Compile a condition of the node.
 
         Args:
-            scope: The node.
-            path: Of the condition.
-            purpose: What it is for.
             certain: What ``narrowing`` says of its step.
             outputs: What it sees as ``outputs``.
 
@@ -135,21 +172,23 @@ class UseBuilder:
         expression, index = scope.names.conditions[path]
         named = {ref.name for ref in expression.references if ref.space == "inputs"}
         asked = {ref.name for ref in expression.references if ref.space == "steps"}
-        sights = {"inputs": seen_inputs(scope, index, named, certain or {}, sees_outputs=outputs is not None)}
+        visible = {"inputs": visible_inputs(scope, index, named, certain or {}, sees_outputs=outputs is not None)}
         if outputs is not None:
-            sights["outputs"] = outputs
+            visible["outputs"] = outputs
         is_of_step = any(path.startswith(f"{step.path}.") for step in scope.node.steps[index : index + 1])
         if is_of_step and scope.node.kind is not None and scope.node.kind.sees_answers:
-            sights["steps"] = seen_steps(scope, index, asked)
+            visible["steps"] = visible_steps(scope, index, asked)
         for reference in expression.references:
             space, name, at = reference
-            known = sights[space].types.get(name) if space in sights else None
+            known = visible[space].types.get(name) if space in visible else None
             if known is not None and known.is_optional and reference in expression.unproved:
                 cure = f"test it first: has({space}.{name}) && ..."
                 text = f"'{name}' may be absent; it comes from {known.origin}; {cure}"
                 self.report.error_at("G010", scope.file, path, at, text)
         try:
-            compiled = compile_condition(expression, purpose, sights, node=scope.node.name)
+            compiled = compile_condition(
+                expression, purpose, visible, node=scope.node.name, seen_by=seen_by(scope.file)
+            )
         except ConditionError as error:
             for fault in error.faults:
                 self.report.error_at("G011", scope.file, path, fault.at, fault.message)
@@ -268,17 +307,12 @@ class UseBuilder:
             return ""
         file, node = target.file, target.node
         names = self.names.of(file, node)
-        definitions = (*node.steps, *node.shadows, *node.customs.values())
-        every = zip(definitions, (*names.steps, *names.shadows, *names.customs.values()), strict=True)
-        for first, first_names in every:
-            one: StepDefinition | None = first
-            own: StepNames | None = first_names
-            while one is not None and own is not None:
+        for step, step_names in names.every_call(node):
+            for one, own in zip(step.chain(), step_names.chain(), strict=False):
                 for wire in own.wires:
                     if wire.producer is None and wire.tensor == tensor:
                         inner = self._place_of_need(own.target, wire.target_input)
                         return inner or file.place(wire_path(one, wire))
-                one, own = one.fallback, own.fallback
         for path, condition in names.conditions.items():
             for space, name, at in condition.expression.references:
                 if (space, name) == ("inputs", tensor):
@@ -290,7 +324,6 @@ def declared_uses(names: StepNames, *, is_batched: bool) -> dict[str, TensorType
     """Type that the step's target declares for each input; empty for a node that declares none.
 
     Args:
-        names: Of the step.
         is_batched: Whether the graph of the step has a batch dimension. One that it calls must have it too, or not;
             that is reported elsewhere.
     """

@@ -1,18 +1,21 @@
-"""A graph file as the compiler sees it: the message, where everything stands, and its nodes by name.
+"""From the text of a graph file to its nodes by name.
 
-``ensemble_scheduling`` of Triton Inference Server becomes a node named like the root, so that nothing later tells
-which of the two was written.
+``ensemble_scheduling`` of Triton Inference Server becomes a node named like the root, and fields that its dialect does
+not have are taken out, so that nothing later tells which of the two was written: where rules differ, the ``Dialect`` of
+the file says so.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from google.protobuf.message import Message
 
 from weft.base.text.pbtxt import Diagnostic, PbtxtError, Positions, parse
-from weft.language.kind import NodeKind
+from weft.language.dialects import Dialect, dialect_of
 from weft.language.plan import GraphPlan
-from weft.language.policy import PolicyKind
+from weft.language.syntax.file import GraphFile, KindSyntax, NodeDefinition, PolicyKind, StepDefinition
 from weft.language.syntax.source import GraphSource
 from weft_protos import graph_pb2 as pb
 from weft_protos.model_config_pb2 import ModelConfig
@@ -21,132 +24,28 @@ from weft_protos.model_config_pb2 import ModelConfig
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]*")
 
 
-@dataclass(frozen=True, slots=True)
-class StepDefinition:
-    """One step of a file.
-
-    Attributes:
-        name: Given, or made from its case or target; unique within the node unless the file repeats it.
-        path: Of the message, for positions.
-        message: What the file says.
-        fallback: Its name need not be unique.
-        is_shadow: Whether the step only gets copies; a fallback never does.
-    """
-
-    name: str
-    path: str
-    message: pb.Step
-    fallback: "StepDefinition | None" = None
-    is_shadow: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class NodeDefinition:
-    """One node of a file.
-
-    Attributes:
-        name: As in the file.
-        path: Of the message, for positions.
-        message: What the file says.
-        kind: None where the file gives none.
-        kind_path: Of the kind's message.
-        steps: In declared order; shadows are among them only where the kind runs these itself.
-        shadows: Shadow steps of any other node.
-        customs: Steps that the kind runs beside these, by a key of its own.
-    """
-
-    name: str
-    path: str
-    message: pb.Node
-    kind: NodeKind | None
-    kind_path: str
-    steps: tuple[StepDefinition, ...]
-    shadows: tuple[StepDefinition, ...] = ()
-    customs: Mapping[int, StepDefinition] = field(default_factory=dict)
-
-    def every_step(self) -> Iterator[StepDefinition]:
-        """Steps, shadows and the fallbacks of all of them."""
-        for step in (*self.steps, *self.shadows):
-            one: StepDefinition | None = step
-            while one is not None:
-                yield one
-                one = one.fallback
-
-
-@dataclass(frozen=True, slots=True)
-class GraphFile:
-    """One parsed file.
-
-    Attributes:
-        source: What was given.
-        name: Of the graph.
-        message: What the file says.
-        positions: Where.
-        is_ensemble: ``platform: "ensemble"``, the rules of Triton Inference Server.
-        root: Name of the root node.
-        kinds: Those that a node may be, by their field in ``graph.proto``.
-        policies: Those that a step may have, by their field in ``Policy``, the outermost first.
-        nodes: By name; of two nodes of one name the first.
-        all_nodes: In declared order.
-    """
-
-    source: GraphSource
-    name: str
-    message: pb.Graph
-    positions: Positions
-    is_ensemble: bool
-    root: str
-    kinds: Mapping[str, NodeKind] = field(repr=False)
-    policies: Mapping[str, PolicyKind] = field(repr=False)
-    nodes: Mapping[str, NodeDefinition] = field(repr=False)
-    all_nodes: Sequence[NodeDefinition] = field(repr=False)
-
-    @property
-    def label(self) -> str:
-        """``name/version``."""
-        return f"{self.name}/{self.source.version}"
-
-    @property
-    def is_batched(self) -> bool:
-        """Whether tensors have a batch dimension."""
-        return self.message.max_batch_size > 0
-
-    def place(self, path: str) -> str:
-        """``file:line:column`` of a field, for messages."""
-        line, column = self.positions.find(path)
-        return f"{self.source.file}:{line}:{column}"
-
-    def place_in(self, path: str, index: int) -> str:
-        """``file:line:column`` of a character of a string value, for messages."""
-        line, column = self.positions.locate(path, index)
-        return f"{self.source.file}:{line}:{column}"
-
-
-def parse_graph(source: GraphSource, kinds: Mapping[str, NodeKind], policies: Mapping[str, PolicyKind]) -> GraphFile:
+def parse_graph(source: GraphSource, kinds: Mapping[str, KindSyntax], policies: Mapping[str, PolicyKind]) -> GraphFile:
     """The file, read but not checked.
-
-    Args:
-        source: The file.
-        kinds: As of ``GraphFile``.
-        policies: As of ``GraphFile``.
 
     Raises:
         PbtxtError: It does not parse; every diagnostic has code G001.
     """
     message, positions = _parsed(source)
-    has_scheduling = message.HasField("ensemble_scheduling")
+    dialect = dialect_of(message)
+    foreign = _without_foreign(message, positions, dialect)
     root = message.root or "root"
     nodes = [_node(node, f"node[{i}]", kinds) for i, node in enumerate(message.node)]
-    if has_scheduling:
-        path = "ensemble_scheduling"
-        scheduling = pb.Node(name=root, sequence=pb.Sequence(step=message.ensemble_scheduling.step))
-        nodes.insert(0, _node(scheduling, path, kinds, kind_path=path))
+    if message.HasField("ensemble_scheduling"):
+        path, given = "ensemble_scheduling", message.ensemble_scheduling
+        sequence = pb.Sequence(step=given.step, max_inflight_responses=given.max_inflight_requests)
+        nodes.insert(0, _node(pb.Node(name=root, sequence=sequence), path, kinds, kind_path=path))
     return GraphFile(
         source=source,
         name=source.name or message.name,
         message=message,
         positions=positions,
-        is_ensemble=message.platform == "ensemble" or (not message.platform and has_scheduling),
+        dialect=dialect,
+        foreign=foreign,
         root=root,
         kinds=kinds,
         policies=policies,
@@ -156,12 +55,7 @@ def parse_graph(source: GraphSource, kinds: Mapping[str, NodeKind], policies: Ma
 
 
 def model_config(source: GraphSource, plan: GraphPlan) -> ModelConfig:
-    """The graph as ``ModelConfig`` shows it: Weft's own fields left out, name and inferred outputs filled in.
-
-    Args:
-        source: The file that ``plan`` was compiled from.
-        plan: Its plan.
-    """
+    """The graph as ``ModelConfig`` shows it: Weft's own fields left out, name and inferred outputs filled in."""
     config = ModelConfig.FromString(_parsed(source)[0].SerializeToString())
     config.DiscardUnknownFields()
     config.name = plan.signature.name
@@ -178,7 +72,7 @@ def targets_of(step: pb.Step) -> list[str]:
     return [name for name in ("model_name", "node", "graph") if getattr(step, name)]
 
 
-def given_fields(message: pb.Step | pb.Policy, names: Iterable[str]) -> list[tuple[str, bool]]:
+def given_fields(message: pb.Graph | pb.Step | pb.Policy, names: Iterable[str]) -> list[tuple[str, bool]]:
     """(name, whether the message has it) of each."""
     present = {field.name for field, _ in message.ListFields()}
     return [(name, name in present) for name in names]
@@ -194,7 +88,23 @@ def _parsed(source: GraphSource) -> tuple[pb.Graph, Positions]:
     return message, positions
 
 
-def _node(node: pb.Node, path: str, kinds: Mapping[str, NodeKind], kind_path: str = "") -> NodeDefinition:
+def _without_foreign(message: pb.Graph, positions: Positions, dialect: Dialect) -> list[str]:
+    """Take out of the message what its dialect does not have; the paths of that."""
+    found = [name for name in dialect.foreign_fields if name in positions]
+    _clear(message, found)
+    for i, step in enumerate(message.ensemble_scheduling.step if dialect.step_fields else ()):
+        foreign = [field.name for field, _ in step.ListFields() if field.name not in dialect.step_fields]
+        _clear(step, foreign)
+        found += [f"ensemble_scheduling.step[{i}].{name}" for name in foreign]
+    return found
+
+
+def _clear(message: Message, names: Iterable[str]) -> None:
+    for name in names:
+        message.ClearField(name)
+
+
+def _node(node: pb.Node, path: str, kinds: Mapping[str, KindSyntax], kind_path: str = "") -> NodeDefinition:
     field_name = node.WhichOneof("kind")
     if field_name is None:
         return NodeDefinition(node.name, path, node, None, path, ())

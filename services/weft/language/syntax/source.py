@@ -14,9 +14,7 @@ class GraphSource:
 
     Attributes:
         text: Content of ``graph.pbtxt`` or of an ensemble's ``config.pbtxt``; bytes are UTF-8.
-        file: Path for diagnostics.
         name: Name of the graph; "" takes the name that the file gives.
-        version: Numeric version as a string.
     """
 
     text: str | bytes
@@ -54,11 +52,7 @@ class GraphLookup(Protocol):
 
 
 class GraphError(InvalidArgumentError):
-    """A graph cannot be loaded. INVALID_ARGUMENT; the message shows every error with its place.
-
-    Attributes:
-        diagnostics: Errors and warnings, sorted by file and position.
-    """
+    """A graph cannot be loaded. INVALID_ARGUMENT; the message shows every error with its place."""
 
     def __init__(self, diagnostics: list[Diagnostic]) -> None:
         self.diagnostics = diagnostics

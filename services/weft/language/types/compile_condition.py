@@ -12,9 +12,18 @@ from weft.base.tensors import FLOATS, INTEGERS
 from weft.base.text.pbtxt import suggestion
 from weft.language.plan import Binding
 from weft.language.request_scope import RequestScope
-from weft.language.types.conditions import CelCondition, Fill, Purpose, Reading, Values, operator_text
+from weft.language.types.conditions import (
+    NUL_FAULT,
+    CelCondition,
+    Fill,
+    Purpose,
+    Reading,
+    Values,
+    operator_text,
+    reading,
+    row_reading,
+)
 from weft.language.types.expression import FUNCTIONS, MAPS, Expression, Fault, Use, Variable
-from weft.language.types.readings import NUL_FAULT, reading, row_reading
 from weft.language.types.signatures import TensorType
 
 #: Name of the CEL type.
@@ -37,18 +46,12 @@ _TAKES = {
     Use.SIZE: (INTEGERS | FLOATS | {"BYTES", "BOOL"}, "a tensor with dims"),
     **dict.fromkeys((Use.MAX, Use.MIN, Use.ARGMAX, Use.MEAN), (INTEGERS | FLOATS, "a tensor of numbers")),
 }
-#: What to do about a space that a condition does not see.
-_UNSEEN = {
-    "outputs": "'accept' in a cascade and 'while' of a loop do; a step sees what earlier steps gave as 'inputs'",
-    "steps": "'when', 'accept' and 'key' of a step in a sequence or a cascade do",
-}
 
 
-class Sight(NamedTuple):
+class VisibleBindings(NamedTuple):
     """What a condition sees of one space: ``inputs``, ``outputs`` or ``steps``.
 
     Attributes:
-        types: By name.
         slots: Of those that it names.
         hidden: Names that exist but are not seen -> why.
     """
@@ -67,15 +70,18 @@ class ConditionError(Exception):
 
 
 def compile_condition(
-    expression: Expression, purpose: Purpose, sights: Mapping[str, Sight], *, node: str
+    expression: Expression,
+    purpose: Purpose,
+    visible: Mapping[str, VisibleBindings],
+    *,
+    node: str,
+    seen_by: Mapping[str, str] = {},
 ) -> CelCondition:
     """The condition, ready to be evaluated in frames that hold each tensor in its slot.
 
     Args:
-        expression: As ``read_expression`` gives it.
-        purpose: Decides which types of value are allowed.
-        sights: By space; a space that is not here must not be used.
-        node: Name of the node, for messages.
+        visible: By space; a space that is not here must not be used.
+        seen_by: By space, which conditions see it, for messages.
 
     Raises:
         ConditionError: Syntax, an unknown name, or types that do not fit; or CEL is not installed.
@@ -88,7 +94,10 @@ def compile_condition(
         )
         raise ConditionError([Fault(0, text)]) from None
     types = cel.Type
-    faults = [*(_aimed(fault, sights) for fault in expression.faults), *_name_faults(expression, purpose, sights)]
+    faults = [
+        *(_aimed(fault, visible) for fault in expression.faults),
+        *_name_faults(expression, purpose, visible, seen_by),
+    ]
     if faults:
         raise ConditionError(faults)
     declared: dict[str, Any] = {
@@ -107,7 +116,7 @@ def compile_condition(
             declared[name] = types.DYN if space == "parameters" else types.STRING
             fills.append(_entry_fill(variable))
             continue
-        known, slot = sights[space].types[key], sights[space].slots[key]
+        known, slot = visible[space].types[key], visible[space].slots[key]
         declared[name] = _cel_type(types, use, known, len(index))
         if use in (Use.IS_PRESENT, Use.IS_OK):
             flags.append((name, slot))
@@ -118,7 +127,7 @@ def compile_condition(
         compiled = cel.NewEnv(variables=declared).compile(expression.rewritten)
         type_name = compiled.return_type().name().lower()
     except Exception as error:  # the binding raises RuntimeError and TypeError
-        raise ConditionError(_cel_faults(str(error), expression, sights)) from None
+        raise ConditionError(_cel_faults(str(error), expression, visible)) from None
     if type_name not in (*purpose.allowed, "dyn"):
         allowed = " or ".join(purpose.allowed)
         hint = _OF_A_TENSOR if type_name.startswith("list") else ""
@@ -127,7 +136,7 @@ def compile_condition(
         expression,
         compiled,
         type_name,
-        _bindings(expression, sights),
+        _bindings(expression, visible),
         fills=tuple(fills),
         flags=tuple(flags),
         readings=tuple(readings),
@@ -137,9 +146,9 @@ def compile_condition(
     )
 
 
-def _bindings(expression: Expression, sights: Mapping[str, Sight]) -> tuple[Binding, ...]:
+def _bindings(expression: Expression, visible: Mapping[str, VisibleBindings]) -> tuple[Binding, ...]:
     return tuple(
-        Binding(f"steps.{name}.ok" if space == "steps" else name, sights[space].slots[name])
+        Binding(f"steps.{name}.ok" if space == "steps" else name, visible[space].slots[name])
         for space, name in dict.fromkeys((ref.space, ref.name) for ref in expression.references)
     )
 
@@ -166,30 +175,32 @@ def _cel_type(types: Any, use: Use, tensor: TensorType, num_indexes: int) -> Any
     return element
 
 
-def _aimed(fault: Fault, sights: Mapping[str, Sight]) -> Fault:
+def _aimed(fault: Fault, visible: Mapping[str, VisibleBindings]) -> Fault:
     """The fault with ``outputs`` for ``inputs``, if the tensor that it names is there."""
-    if "outputs" not in sights or fault.tensor not in sights["outputs"].types:
+    if "outputs" not in visible or fault.tensor not in visible["outputs"].types:
         return fault
     return Fault(fault.at, fault.message.replace(f"inputs.{fault.tensor}", f"outputs.{fault.tensor}"))
 
 
-def _name_faults(expression: Expression, purpose: Purpose, sights: Mapping[str, Sight]) -> list[Fault]:
+def _name_faults(
+    expression: Expression, purpose: Purpose, visible: Mapping[str, VisibleBindings], seen_by: Mapping[str, str]
+) -> list[Fault]:
     """Names and elements that are not there, and reductions of tensors that do not have what they read."""
     faults = []
     for space, name, at in expression.references:
         what = "step" if space == "steps" else "tensor"
-        if space not in sights:
-            faults.append(Fault(at, f"'{purpose.name}' does not see '{space}'; {_UNSEEN[space]}"))
-        elif name in sights[space].hidden:
-            faults.append(Fault(at, f"{what} '{name}' {sights[space].hidden[name]}"))
-        elif name not in sights[space].types:
-            is_output = space == "inputs" and "outputs" in sights and name in sights["outputs"].types
-            hint = f"; did you mean 'outputs.{name}'?" if is_output else suggestion(name, sights[space].types)
+        if space not in visible:
+            faults.append(Fault(at, f"'{purpose.name}' does not see '{space}'; {seen_by.get(space, '')}"))
+        elif name in visible[space].hidden:
+            faults.append(Fault(at, f"{what} '{name}' {visible[space].hidden[name]}"))
+        elif name not in visible[space].types:
+            is_output = space == "inputs" and "outputs" in visible and name in visible["outputs"].types
+            hint = f"; did you mean 'outputs.{name}'?" if is_output else suggestion(name, visible[space].types)
             faults.append(Fault(at, f"unknown {what} '{name}'{hint}"))
     places = {(space, name): at for space, name, at in reversed(expression.references)}
     for variable in expression.variables:
-        sight = sights.get(variable.space)
-        tensor = sight.types.get(variable.key) if sight else None
+        bindings = visible.get(variable.space)
+        tensor = bindings.types.get(variable.key) if bindings else None
         takes = _TAKES.get(variable.use)
         if tensor is None or not tensor.is_known or takes is None:
             continue
@@ -197,8 +208,8 @@ def _name_faults(expression: Expression, purpose: Purpose, sights: Mapping[str, 
             message = f"{variable.use.value}() takes {takes[1]}; '{variable.key}' is {tensor}, from {tensor.origin}"
             faults.append(Fault(places[variable.space, variable.key], message))
     for space, name, index, at in expression.elements:
-        sight = sights.get(space)
-        tensor = sight.types.get(name) if sight else None
+        bindings = visible.get(space)
+        tensor = bindings.types.get(name) if bindings else None
         if tensor is None or not tensor.is_known:
             continue
         of_tensor = f"'{name}' is {tensor}, from {tensor.origin}"
@@ -210,7 +221,7 @@ def _name_faults(expression: Expression, purpose: Purpose, sights: Mapping[str, 
     return faults
 
 
-def _cel_faults(text: str, expression: Expression, sights: Mapping[str, Sight]) -> list[Fault]:
+def _cel_faults(text: str, expression: Expression, visible: Mapping[str, VisibleBindings]) -> list[Fault]:
     """Errors of CEL's compiler, with the character each is at."""
     if _HEADER.fullmatch(expression.source):
         cure = f'get(headers, "{expression.source}", "")'
@@ -220,20 +231,20 @@ def _cel_faults(text: str, expression: Expression, sights: Mapping[str, Sight]) 
     for line, column, message in _CEL_ERROR.findall(text):
         row = int(line) - 1
         at = max(0, starts[row] + int(column) - 1) if 0 <= row < len(starts) else 0
-        faults.append(_cel_fault(_NOISE.sub("", message), at, expression, sights))
+        faults.append(_cel_fault(_NOISE.sub("", message), at, expression, visible))
         if message.startswith("Syntax error"):  # what follows from it would be reported as well
             break
     return faults or [Fault(0, _NOISE.sub("", text.partition("\n")[0]))]
 
 
-def _cel_fault(message: str, at: int, expression: Expression, sights: Mapping[str, Sight]) -> Fault:
+def _cel_fault(message: str, at: int, expression: Expression, visible: Mapping[str, VisibleBindings]) -> Fault:
     """An error of CEL's compiler in the author's words; ``at`` is where CEL sees it."""
     source = expression.source
     if undeclared := _UNDECLARED.search(message):
         name = undeclared[1]
         head = name.partition(".")[0]
-        space = next((space for space, sight in sights.items() if space != "steps" and head in sight.types), "")
-        known = [*sights, *MAPS, "request", *FUNCTIONS]
+        space = next((space for space, bindings in visible.items() if space != "steps" and head in bindings.types), "")
+        known = [*visible, *MAPS, "request", *FUNCTIONS]
         hint = f"; did you mean '{space}.{head}'?" if space else suggestion(head, known)
         is_behind = source[:at].endswith(head)  # of a call, CEL reports the bracket; of a.b, the dot
         return Fault(at - len(head) if is_behind else at, message + hint)

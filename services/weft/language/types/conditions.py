@@ -1,7 +1,7 @@
 """Conditions as they run: CEL expressions over tensors, parameters, headers and the request.
 
-An evaluation fills only the variables that the expression uses; CEL bounds the work of one evaluation by an iteration
-budget. ``compile_condition`` makes conditions.
+An evaluation fills only the variables that the expression uses, and decodes no more of a tensor than a reading needs;
+CEL bounds the work of one evaluation by an iteration budget. ``compile_condition`` makes conditions.
 
 Source:
     https://github.com/google/cel-spec/blob/master/doc/langdef.md
@@ -12,12 +12,207 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from weft.base.errors import InvalidArgumentError
-from weft.base.tensors import WireTensor
+from weft.base.tensors import ITEMSIZE_BYTES, Array, WireTensor, decode, num_elements
 from weft.language.plan import Binding, Frame
 from weft.language.request_scope import RequestScope
-from weft.language.types.expression import Expression
-from weft.language.types.readings import Unreadable
+from weft.language.types.expression import Expression, Use
+
+#: More elements than this are not turned into a list; reductions such as ``max`` have no limit.
+MAX_LIST_ELEMENTS = 1024
+#: CEL takes such a string for what stands before the character.
+NUL_FAULT = "a string that conditions read has no NUL character, this one has"
+_MAX_INTEGER = 2**63 - 1
+_LENGTH_BYTES = 4
+
+#: Reads one value from a tensor; raises InvalidArgumentError where it has no such value.
+Read = Callable[[WireTensor], object]
+#: Reads the value of each row from a tensor and the number of rows, an ``Unreadable`` where a row has no such value.
+ReadRows = Callable[[WireTensor, int], Sequence[object]]
+
+
+class Unreadable(NamedTuple):
+    """In place of a row's value: why it cannot be read."""
+
+    reason: str
+
+
+def reading(use: Use, num_dims: int, index: tuple[int, ...] = ()) -> Read:
+    """The function that reads ``use`` from a tensor of one row; ``MAX``, ``MIN`` and ``MEAN`` take all rows together.
+
+    Args:
+        use: ``VALUE`` gives a list, nested as the dims are, or one element; ``SIZE`` the first dim.
+        num_dims: Number of dims without the batch dimension, which a tensor may have or not have.
+        index: Of ``VALUE``: the part that is read; no other element is decoded. At most ``num_dims`` numbers.
+    """
+    takes_all_rows = use in (Use.MAX, Use.MIN, Use.MEAN)
+
+    def read(tensor: WireTensor) -> object:
+        shape = tensor.shape
+        if takes_all_rows:
+            value = _reduced(use, decode(tensor).reshape(1, -1), tensor)[0]
+        elif use is Use.SIZE and len(shape) == num_dims + 1:
+            value = _size(tensor, 1)
+        elif len(shape) == num_dims + 1 and shape[0] == 1:
+            value = _of_row(use, tensor, shape[1:], index)
+        elif len(shape) == num_dims:
+            value = _of_row(use, tensor, shape, index)
+        else:
+            raise InvalidArgumentError(
+                f"{'text() reads' if use is Use.TEXT else 'elements are read of'} one row, got shape {list(shape)}, "
+                "because the whole request takes one branch; send rows one by one, or use max(), min() or mean(), "
+                "which take them all"
+            )
+        if isinstance(value, Unreadable):
+            raise InvalidArgumentError(value.reason)
+        return value
+
+    return read
+
+
+def row_reading(use: Use, num_dims: int, index: tuple[int, ...] = ()) -> ReadRows:
+    """The function that reads ``use`` from each row of a tensor: what ``reading`` gives of that row alone.
+
+    The tensor is decoded once.
+    """
+
+    def read(tensor: WireTensor, num_rows: int) -> Sequence[object]:
+        shape = tensor.shape
+        if len(shape) != num_dims + 1 or shape[0] != num_rows:
+            raise InvalidArgumentError(f"{num_rows} rows are read one by one, got shape {list(shape)}")
+        if use is Use.SIZE:
+            return [_size(tensor, 1)] * num_rows
+        array = decode(tensor)
+        if use is Use.VALUE:
+            _check_index(index, shape[1:])
+            _check_size(num_elements(shape[1 + len(index) :]))
+            for one in index:
+                array = array[:, one]
+            return _listed(array)
+        if use is not Use.TEXT:
+            return _reduced(use, array.reshape(num_rows, num_elements(shape[1:])), tensor)
+        if tensor.datatype != "BYTES" or not array.size:
+            raise InvalidArgumentError(f"the {tensor.datatype} tensor of shape {list(shape)} has no first string")
+        return [_attempt(_utf8, first) for first in array.reshape(num_rows, -1)[:, 0]]
+
+    return read
+
+
+def _of_row(use: Use, tensor: WireTensor, dims: tuple[int, ...], index: tuple[int, ...]) -> object:
+    """The value of a tensor of one row; ``dims`` are those of the row."""
+    if use is Use.SIZE:
+        return _size(tensor, 0)
+    if use is Use.ARGMAX:
+        return _reduced(use, decode(tensor).reshape(1, -1), tensor)[0]
+    if use is Use.TEXT and (tensor.datatype != "BYTES" or 0 in dims):
+        raise InvalidArgumentError(f"the {tensor.datatype} tensor of shape {list(tensor.shape)} has no first string")
+    _check_index(index, dims)
+    inner = dims[len(index) :]
+    if tensor.datatype != "BYTES":
+        _check_size(num_elements(inner))
+        return _listed(decode(tensor).reshape(dims)[index][None])[0]
+    count = 1 if use is Use.TEXT else num_elements(inner)
+    _check_size(count)
+    strings = [_utf8(data) for data in _strings(tensor.data, _offset(index, dims), count)]
+    return strings[0] if use is Use.TEXT else np.array(strings, dtype=object).reshape(inner).tolist()
+
+
+def _size(tensor: WireTensor, axis: int) -> int:
+    """A dimension of a tensor that has as many bytes as its shape says."""
+    itemsize, length = ITEMSIZE_BYTES.get(tensor.datatype, 0), len(tensor.data)
+    if itemsize and length != itemsize * num_elements(tensor.shape):
+        raise InvalidArgumentError(f"{length} bytes are not a {tensor.datatype} tensor of shape {list(tensor.shape)}")
+    return tensor.shape[axis]
+
+
+def _offset(index: tuple[int, ...], dims: tuple[int, ...]) -> int:
+    """Number of elements before ``index``."""
+    return sum(one * num_elements(dims[axis + 1 :]) for axis, one in enumerate(index))
+
+
+def _strings(data: bytes, start: int, count: int) -> list[bytes]:
+    """``count`` elements of a BYTES tensor after the first ``start``; nothing else is copied or looked at."""
+    elements, at = [], 0
+    for i in range(start + count):
+        length = int.from_bytes(data[at : at + _LENGTH_BYTES], "little")
+        end = at + _LENGTH_BYTES + length
+        if end > len(data):
+            raise InvalidArgumentError(f"the tensor ends inside its string {i}")
+        if i >= start:
+            elements.append(data[at + _LENGTH_BYTES : end])
+        at = end
+    return elements
+
+
+def _utf8(data: bytes) -> str:
+    try:
+        value = data.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(
+            f"the string is not UTF-8: byte 0x{data[error.start]:02x} at offset {error.start}"
+        ) from None
+    if "\0" in value:
+        raise InvalidArgumentError(NUL_FAULT)
+    return value
+
+
+def _check_index(index: tuple[int, ...], dims: tuple[int, ...]) -> None:
+    if any(one >= dim for one, dim in zip(index, dims, strict=False)):
+        raise InvalidArgumentError(f"there is no element {_brackets(index)} in a row of shape {list(dims)}")
+
+
+def _brackets(index: tuple[int, ...]) -> str:
+    return "".join(f"[{one}]" for one in index)
+
+
+def _check_size(count: int) -> None:
+    if count > MAX_LIST_ELEMENTS:
+        raise InvalidArgumentError(
+            f"{count} elements are too many to be read at once, the limit is {MAX_LIST_ELEMENTS}; read one, as X[0], "
+            "or use size(), max(), min(), mean() or argmax()"
+        )
+
+
+def _listed(rows: Array) -> list[object]:
+    """Each row as a nested list, or as the element that it is."""
+    values: list[object] = rows.tolist()
+    if rows.dtype.kind == "O":
+        return [_attempt(_decoded, value) for value in values]
+    if rows.dtype == np.uint64 and rows.size and int(rows.max()) > _MAX_INTEGER:
+        too_large = Unreadable(f"{rows.max()} is beyond the integers of conditions, which end at {_MAX_INTEGER}")
+        return [too_large if int(row.max()) > _MAX_INTEGER else value for row, value in zip(rows, values, strict=True)]
+    return values
+
+
+def _reduced(use: Use, flat: Array, tensor: WireTensor) -> list[object]:
+    """One number for each row of ``flat``, which is ``tensor`` decoded: integers as they are, others as FP64."""
+    if not flat.size or flat.dtype.kind not in "iufV":
+        raise InvalidArgumentError(f"a reduction takes numbers, got {tensor.datatype} of shape {list(tensor.shape)}")
+    values: Array
+    match use:
+        case Use.ARGMAX:
+            values = flat.argmax(axis=1)
+        case Use.MEAN:
+            values = flat.mean(axis=1, dtype=float)
+        case Use.MAX:
+            values = flat.max(axis=1)
+        case _:
+            values = flat.min(axis=1)
+    return _listed(values if values.dtype.kind in "iu" else values.astype(float))
+
+
+def _attempt(function: Callable[[Any], object], value: object) -> object:
+    try:
+        return function(value)
+    except InvalidArgumentError as error:
+        return Unreadable(error.message)
+
+
+def _decoded(value: Any) -> Any:
+    return [_decoded(item) for item in value] if isinstance(value, list) else _utf8(value)
+
 
 _NO_VALUE = re.compile(r'No value with name "(\w+)" found in Activation')
 _NO_KEY = re.compile(r"Key not found in map : (.*)")
@@ -60,10 +255,8 @@ class CelCondition:
     """A compiled condition; safe to use for any number of requests on one event loop.
 
     Attributes:
-        source: The text in the file.
         tensors: Bindings of the tensors that it reads, and of the ``steps.NAME.ok``, under that text.
         type_name: CEL type of its value: bool, string, int or dyn.
-        is_test: As of ``Condition``.
     """
 
     def __init__(

@@ -13,8 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from weft.base.text.pbtxt import suggestion
-from weft.language.types.condition_tokens import ConditionToken, plain, tokens_of
-from weft.language.types.proofs import Fact, Term, prove
+from weft.language.types.proofs import ConditionToken, Fact, Term, plain, prove, tokens_of
 
 _GENERATED = re.compile(r"_w[0-9]+")
 _ALL_OF = re.compile(r"\s*_w[0-9]+\s*(&&\s*_w[0-9]+\s*)*")
@@ -57,9 +56,6 @@ class Variable(NamedTuple):
     """A generated CEL variable for a use of ``key`` in ``space``, for example of X in ``inputs``.
 
     Attributes:
-        name: Of the variable.
-        use: What it holds.
-        space, key: Of what.
         indexes: Of ``VALUE``: the part that is read, for example (1, 2) of ``inputs.X[1][2]``; () is all of it.
         flag: The variable that says whether an entry of a map is there.
     """
@@ -105,7 +101,6 @@ class Expression:
     """A condition that is read but not compiled.
 
     Attributes:
-        source: The author's text.
         rewritten: The text for CEL.
         variables: Those that ``rewritten`` uses in place of tensors and ``get``.
         references: Every tensor and every step, in order.
@@ -117,9 +112,7 @@ class Expression:
         maps: ``parameters`` or ``headers`` where used as a whole.
         entries: Every ``parameters.x`` or ``headers["x"]`` that is read, in order.
         asked: (map, key) of the entries that ``has()`` or ``in`` asks for.
-        request_fields: Fields of ``request`` that are used.
         constant: True or False where the text is just that.
-        faults: What is wrong already.
     """
 
     source: str

@@ -1,13 +1,53 @@
-"""What the tests in a condition prove: that a tensor is there, that a step answered.
+"""The words of a condition, and what the tests among them prove: that a tensor is there, that a step answered.
 
 ``has(inputs.X) && max(inputs.X) > 1`` never reads a tensor that is absent: CEL passes over an error on one side of
 ``&&`` where the other side is false, of ``||`` where it is true, and evaluates one branch of ``? :`` only. The sides of
 ``&&`` and ``||`` may therefore stand in any order.
 """
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
+
+_QUOTED = r'"""(?:[^\\]|\\.)*?"""' + r"|'''(?:[^\\]|\\.)*?'''" + r'|"(?:[^"\\\n]|\\.)*"' + r"|'(?:[^'\\\n]|\\.)*'"
+_TOKEN = re.compile(
+    r"(?P<skip>\s+|//[^\n]*)"
+    r"|(?P<raw>[bB]?[rR][bB]?(?:\"[^\"\n]*\"|'[^'\n]*'))"
+    rf"|(?P<string>[bB]?(?:{_QUOTED}))"
+    r"|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
+    r"|(?P<number>[0-9][A-Za-z0-9_.]*)"
+    r"|(?P<symbol>&&|\|\||[=!<>]=|.)",
+    re.DOTALL,
+)
+
+
+class ConditionToken(NamedTuple):
+    """A word of the text; ``kind`` is raw, string, name, number, symbol or end."""
+
+    kind: str
+    text: str
+    start: int
+
+    @property
+    def end(self) -> int:
+        """Where the next may begin."""
+        return self.start + len(self.text)
+
+
+def tokens_of(source: str) -> list[ConditionToken]:
+    """The words of any text; spaces and comments are left out."""
+    matches = _TOKEN.finditer(source)
+    return [ConditionToken(m.lastgroup or "", m.group(), m.start()) for m in matches if m.lastgroup != "skip"]
+
+
+def plain(token: ConditionToken) -> str | None:
+    """Content of a string token without escapes; None for anything else."""
+    if token.kind != "string" or "\\" in token.text or token.text[0] in "bB":
+        return None
+    quotes = 3 if token.text.startswith(('"""', "'''")) else 1
+    return token.text[quotes:-quotes]
+
 
 #: What is deeper in brackets proves nothing.
 _MAX_DEPTH = 32
@@ -79,23 +119,17 @@ class _Prover:
 
     def _either(self, depth: int) -> Proof:
         """``a || b``, or less."""
-        parts = [self._both(depth)]
+        parts = [_negated(self._both(depth))]
         while self._take("||"):
-            parts.append(self._both(depth))
-        if len(parts) == 1:
-            return parts[0]
-        known = set().union(*(part.if_false for part in parts))
-        return _closed(Proof(set.intersection(*(part.if_true for part in parts)), known, _joined(parts).open), known)
+            parts.append(_negated(self._both(depth)))
+        return _negated(_all(parts))
 
     def _both(self, depth: int) -> Proof:
         """``a && b``, or less."""
         parts = [self._term(depth)]
         while self._take("&&"):
             parts.append(self._term(depth))
-        if len(parts) == 1:
-            return parts[0]
-        known = set().union(*(part.if_true for part in parts))
-        return _closed(Proof(known, set.intersection(*(part.if_false for part in parts)), _joined(parts).open), known)
+        return _all(parts)
 
     def _term(self, depth: int) -> Proof:
         """What stands between the operators above; it proves something if it is a test, or one in ``!`` and ``( )``."""
@@ -108,7 +142,7 @@ class _Prover:
         if len(parts) != 1:
             return _joined(parts)
         (only,) = parts
-        return Proof(only.if_false, only.if_true, only.open) if is_negated else only
+        return _negated(only) if is_negated else only
 
     def _piece(self, text: str, depth: int) -> Proof:
         """A test, a use, what is in brackets, or any other token."""
@@ -145,6 +179,18 @@ class _Prover:
         is_next = self._text() == text
         self.index += is_next
         return is_next
+
+
+def _all(parts: Sequence[Proof]) -> Proof:
+    """Parts with ``&&`` between them."""
+    if len(parts) == 1:
+        return parts[0]
+    known = set().union(*(part.if_true for part in parts))
+    return _closed(Proof(known, set.intersection(*(part.if_false for part in parts)), _joined(parts).open), known)
+
+
+def _negated(proof: Proof) -> Proof:
+    return Proof(proof.if_false, proof.if_true, proof.open)
 
 
 def _joined(parts: Sequence[Proof]) -> Proof:

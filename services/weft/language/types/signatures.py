@@ -14,7 +14,6 @@ class TensorType:
         datatype: V2 name; "" where nothing is known (a model that no target lists, in an offline check).
         dims: Without the batch dimension; -1 is any size.
         is_batched: Whether a batch dimension precedes ``dims``.
-        is_optional: May be absent.
         origin: For messages, for example ``output 'OUT' of step 'pre' (graph.pbtxt:6:3)``.
         absence: For messages: why it may be absent, and the cure; "" where the client may leave it out.
     """

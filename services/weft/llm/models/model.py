@@ -1,4 +1,4 @@
-"""The forward pass of Llama-like models: Llama, Mistral, Qwen 2 and 3."""
+"""A model with its weights: the forward pass of any architecture over a paged KV cache."""
 
 import math
 from collections.abc import MutableMapping
@@ -9,15 +9,16 @@ import torch
 
 from weft.base.errors import InvalidArgumentError, ResourceExhaustedError
 from weft.llm import ops
-from weft.llm.models.layers import DecoderLayer, StepInput
+from weft.llm.models.decoder import StepInput
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.models.rope import rope_tables
-from weft.llm.models.weight_parts import EMBEDDING, FINAL_NORM, LM_HEAD, bias_of, is_matrix, weight_parts
+from weft.llm.weights.parts import EMBEDDING, FINAL_NORM, LM_HEAD, bias_of, is_matrix, is_norm
 from weft_kernels.blocks.layout import MAX_CODE, KVLayer, cache_shape, split_layers
+from weft_kernels.linear.products import Matrix, linear, matrix_bytes
 from weft_kernels.linear.quantized import QuantizedWeight
 
 
-class LlamaModel:
+class TransformerModel:
     """A decoder that computes any tokens of any sequences in one step, over a paged KV cache.
 
     Shape letters: T tokens of a step, B sequences of a step, M blocks in the longest table, S rows of logits. There is
@@ -25,8 +26,8 @@ class LlamaModel:
 
     Args:
         config: The model.
-        weights: Weights by the names of ``weight_parts``; matrices as ``ops.Matrix``, others as numbers. Taken out of
-            the mapping one by one: a packed weight is a copy, and the two need not be in memory at once. With tied
+        weights: Weights by the names of ``config.weight_parts``; matrices as ``Matrix``, others as numbers. Taken out
+            of the mapping one by one: a packed weight is a copy, and the two need not be in memory at once. With tied
             embeddings there may be a matrix for the LM head all the same.
         dtype: Type of computation and KV cache.
         device: Device of computation.
@@ -59,22 +60,24 @@ class LlamaModel:
         longest = config.max_context_len
         if not 0 <= max_model_len <= longest:
             raise InvalidArgumentError(f"max_model_len must be from 0 to {longest}, got {max_model_len}")
-        if missing := sorted(weight_parts(config).keys() - weights):
+        parts = config.weight_parts()
+        if missing := sorted(parts.keys() - weights):
             raise InvalidArgumentError(
-                f"weights: {len(missing)} of {len(weight_parts(config))} missing, first {missing[0]!r}; "
+                f"weights: {len(missing)} of {len(parts)} missing, first {missing[0]!r}; "
                 f"take them from load_folder or random_weights with the same configuration"
             )
         self.config = config
         self.dtype = dtype
         self.device = torch.device(device)
-        multiply_by = partial(ops.linear, dtype=dtype, deterministic=deterministic)
+        multiply_by = partial(linear, dtype=dtype, deterministic=deterministic, has_kernels=ops.ARE_KERNELS_FORCED)
         head_bits = 8 if num_bits else 0
         matrices = [name for name in weights if is_matrix(name)]
         self.matrix_bytes = sum(
-            ops.matrix_bytes(weights[name], dtype, head_bits if name == LM_HEAD else num_bits) for name in matrices
+            matrix_bytes(weights[name], dtype, head_bits if name == LM_HEAD else num_bits) for name in matrices
         )
         own = {name: weights.pop(name).to(device=device, dtype=dtype) for name in weights.keys() - matrices}
-        linear = {
+        own |= {name: config.gain(weight) for name, weight in own.items() if is_norm(name)}
+        products = {
             name: multiply_by(
                 _moved(weights.pop(name), self.device, dtype),
                 own.get(bias_of(name)),
@@ -82,17 +85,19 @@ class LlamaModel:
             )
             for name in matrices
         }
-        if LM_HEAD not in linear:
-            self.matrix_bytes += ops.matrix_bytes(own[EMBEDDING], dtype, head_bits)
+        if LM_HEAD not in products:
+            self.matrix_bytes += matrix_bytes(own[EMBEDDING], dtype, head_bits)
         self._embedding = own[EMBEDDING]
+        scale = config.embedding_scale
+        self._embedding_scale = None if scale == 1.0 else torch.tensor(scale, dtype=dtype, device=device)
         self._final_norm = own[FINAL_NORM]
-        self._lm_head = linear.get(LM_HEAD) or multiply_by(own[EMBEDDING], num_bits=head_bits)
+        self._lm_head = products.get(LM_HEAD) or multiply_by(own[EMBEDDING], num_bits=head_bits)
         self._layers = [
-            DecoderLayer(config, index, own, linear, deterministic=deterministic) for index in range(config.num_layers)
+            config.layer(index, own, products, deterministic=deterministic) for index in range(config.num_layers)
         ]
         self._split: tuple[torch.Tensor, list[KVLayer]] | None = None
-        cos, sin = rope_tables(config, max_model_len or longest)
-        self._cos, self._sin = cos.to(device), sin.to(device)
+        tables = (rope_tables(rope, config.head_dim, max_model_len or longest) for rope in config.ropes)
+        self._ropes = [(cos.to(device), sin.to(device)) for cos, sin in tables]
 
     def new_kv(self, num_blocks: int, block_size: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """A KV cache of zeros, laid out as ``weft_kernels.blocks.layout`` says.
@@ -153,9 +158,7 @@ class LlamaModel:
         Returns:
             ``[T, hidden_size]``, after the final norm, of type ``dtype``.
         """
-        step = StepInput(
-            positions, slot_mapping, block_tables, q_start, ctx_len, max_q_len, max_ctx_len, self._cos, self._sin
-        )
+        step = StepInput(positions, slot_mapping, block_tables, q_start, ctx_len, max_q_len, max_ctx_len, self._ropes)
         with torch.inference_mode():
             hidden = self.embed(token_ids)
             residual: torch.Tensor | None = None
@@ -172,7 +175,8 @@ class LlamaModel:
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Embeddings of tokens, ``[N, hidden_size]``, of type ``dtype``; ``token_ids``: int32 or int64 ``[N]``."""
-        return torch.nn.functional.embedding(token_ids, self._embedding)
+        rows = torch.nn.functional.embedding(token_ids, self._embedding)
+        return rows if self._embedding_scale is None else rows * self._embedding_scale
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Next-token logits, float32 ``[S, vocab_size]``, for rows of the result of ``forward``."""
@@ -180,7 +184,7 @@ class LlamaModel:
             return self._lm_head(hidden).float()
 
 
-def _moved(weight: ops.Matrix, device: torch.device, dtype: torch.dtype) -> ops.Matrix:
+def _moved(weight: Matrix, device: torch.device, dtype: torch.dtype) -> Matrix:
     if isinstance(weight, tuple):
         return tuple(_moved_one(part, device, dtype) for part in weight)
     return _moved_one(weight, device, dtype)

@@ -1,34 +1,36 @@
-"""Architecture of a Llama-like model, from the ``config.json`` of its Hugging Face folder."""
+"""What architectures share: ``TransformerConfig``, a model without the numbers of its weights.
 
-import json
+Imports no torch: capacity planning reads configurations where there is none.
+"""
+
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Self
+from functools import cached_property
+from math import prod
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from weft.base.errors import InvalidArgumentError, NotFoundError
-from weft.llm.models.gguf.container import find_gguf
-from weft.llm.models.gguf.model_metadata import config_of_gguf
+import numpy as np
+import numpy.typing as npt
+
+from weft.base.errors import InvalidArgumentError
+from weft.llm import ops
+from weft.llm.models.decoder import DecoderLayer, LayerSettings
 from weft.llm.models.rope_config import checked_rope, rope_of_config
+from weft.llm.weights.gguf.model_metadata import GgufLayout
+from weft.llm.weights.parts import EMBEDDING, FINAL_NORM, LM_HEAD, Part, fused_shape, is_matrix, layer_prefix
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 #: Bytes per element of each type of weights and KV cache.
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 #: Types of 8-bit codes of a KV cache, which have a float32 scale for each token and head.
 KV_CODES = ("int8", "fp8")
 _KV_SCALE_BYTES = 4
-
-_LLAMA, _QWEN2, _QWEN3, _MISTRAL = "LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "MistralForCausalLM"
-#: Defaults of transformers for absent fields, by architecture.
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    _LLAMA: {"max_position_embeddings": 2048},
-    _QWEN2: {"max_position_embeddings": 32768, "num_key_value_heads": 32},
-    _QWEN3: {"max_position_embeddings": 32768, "num_key_value_heads": 32, "head_dim": 128},
-    _MISTRAL: {"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
-}
-_ACTIVATIONS = ("silu", "swish")
 #: Most layers and positions: tables grow with them, and a file may claim any number.
 _MAX_LAYERS, _MAX_CONTEXT_LEN = 4096, 2**24
-_SLIDING, _FULL = "sliding_attention", "full_attention"
+SLIDING, FULL = "sliding_attention", "full_attention"
 _POSITIVE = (
     "vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim",
     "max_position_embeddings",
@@ -37,11 +39,11 @@ _POSITIVE = (
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """Everything about a model that is not in its weights.
+    """A decoder-only transformer: sizes, names of weights, layers, and what a step costs; all but its weights.
+
+    Each architecture of ``registry`` is a subclass that overrides what differs from Llama's.
 
     Attributes:
-        architecture: Class name in transformers, one of ``LlamaForCausalLM``, ``Qwen2ForCausalLM``,
-            ``Qwen3ForCausalLM``, ``MistralForCausalLM``. Informational: the other fields describe the differences.
         vocab_size: Rows of the embedding and of the logits.
         hidden_size: Width of the residual stream.
         intermediate_size: Inner width of the MLP.
@@ -67,6 +69,20 @@ class TransformerConfig:
         InvalidArgumentError: A value is missing, not of its type, out of range or not supported.
     """
 
+    #: Name of its class in transformers, as ``architectures`` of ``config.json`` has it.
+    architecture: ClassVar[str] = ""
+    #: Values of transformers for absent fields of ``config.json``; null counts as absent unless it is ``nullable``.
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    nullable: ClassVar[tuple[str, ...]] = ()
+    #: Field of the activation, and its allowed values.
+    activation: ClassVar[tuple[str, tuple[str, ...]]] = ("hidden_act", ("silu", "swish"))
+    #: Its GGUF files.
+    gguf: ClassVar[GgufLayout] = GgufLayout()
+    #: The class of its layers.
+    layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
+    #: The gain of a norm is its weight and this.
+    norm_offset: ClassVar[float] = 0.0
+
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -75,7 +91,6 @@ class TransformerConfig:
     num_kv_heads: int
     head_dim: int
     max_position_embeddings: int
-    architecture: str = _LLAMA
     rope: dict[str, Any] = field(default_factory=dict)
     rms_norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
@@ -92,29 +107,98 @@ class TransformerConfig:
         for name in _POSITIVE:
             value = getattr(self, name)
             if type(value) is not int or value <= 0:
-                raise _fault(name, "a whole number above 0", value)
+                raise fault(name, "a whole number above 0", value)
         if type(self.rms_norm_eps) is not float or not 0 < self.rms_norm_eps < 1:
-            raise _fault("rms_norm_eps", "a number above 0 and below 1", self.rms_norm_eps)
+            raise fault("rms_norm_eps", "a number above 0 and below 1", self.rms_norm_eps)
         if self.num_heads % self.num_kv_heads:
-            raise _fault("num_kv_heads", f"a divisor of num_heads = {self.num_heads}", self.num_kv_heads)
+            raise fault("num_kv_heads", f"a divisor of num_heads = {self.num_heads}", self.num_kv_heads)
         if self.head_dim % 2:
-            raise _fault("head_dim", "even, because positions rotate pairs of numbers", self.head_dim)
+            raise fault("head_dim", "even, because positions rotate pairs of numbers", self.head_dim)
         if type(self.sliding_window) is not int or self.sliding_window < 0:
-            raise _fault("sliding_window", "a whole number of tokens, 0 for none", self.sliding_window)
+            raise fault("sliding_window", "a whole number of tokens, 0 for none", self.sliding_window)
         if len(self.sliding_layers) not in (0, self.num_layers):
-            raise _fault("sliding_layers", f"one for each of {self.num_layers} layers, or none", self.sliding_layers)
+            raise fault("sliding_layers", f"one for each of {self.num_layers} layers, or none", self.sliding_layers)
         if self.dtype not in DTYPE_BYTES:
-            raise _fault("dtype", f"one of {', '.join(DTYPE_BYTES)}", self.dtype)
+            raise fault("dtype", f"one of {', '.join(DTYPE_BYTES)}", self.dtype)
         object.__setattr__(self, "rope", checked_rope(self.rope))
         if self.max_context_len > _MAX_CONTEXT_LEN:
             allowed = f"at most {_MAX_CONTEXT_LEN}, extension by rope_parameters included"
-            raise _fault("max_position_embeddings", allowed, self.max_context_len)
+            raise fault("max_position_embeddings", allowed, self.max_context_len)
+
+    @classmethod
+    def from_json(cls, config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> Self:
+        """Convert a parsed ``config.json`` of this architecture and, optionally, a parsed ``generation_config.json``.
+
+        Raises:
+            InvalidArgumentError: The model is not supported; the message names the field.
+        """
+        given = {name: value for name, value in config.items() if value is not None or name in cls.nullable}
+        ends = (generation or {}).get("eos_token_id")
+        return cls(**cls.fields_of({**cls.defaults, **given, **({} if ends is None else {"eos_token_id": ends})}))
+
+    @classmethod
+    def fields_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields of this class from a ``config.json`` with ``defaults`` filled in; subclasses change and add some."""
+        name, activations = cls.activation
+        if values.get(name, activations[0]) not in activations:
+            raise fault(name, f"one of {', '.join(activations)}", values.get(name))
+        if values.get("mlp_bias"):
+            raise fault("mlp_bias", "false: feed-forward layers with a bias are not supported", True)
+        num_layers, num_heads = count(values, "num_hidden_layers"), count(values, "num_attention_heads")
+        if num_layers > _MAX_LAYERS:
+            raise fault("num_hidden_layers", f"at most {_MAX_LAYERS}", num_layers)
+        hidden_size, vocab_size = count(values, "hidden_size"), count(values, "vocab_size")
+        has_bias = bool(values.get("attention_bias", False))
+        eos = _token_ids("eos_token_id", values.get("eos_token_id"))
+        return {
+            "vocab_size": vocab_size,
+            "hidden_size": hidden_size,
+            "intermediate_size": count(values, "intermediate_size"),
+            "num_layers": num_layers,
+            "num_heads": num_heads,
+            "num_kv_heads": count(values, "num_key_value_heads", num_heads),
+            "head_dim": count(values, "head_dim", hidden_size // num_heads),
+            "rope": cls.rope_of(values),
+            "rms_norm_eps": values.get("rms_norm_eps", 1e-6),
+            "max_position_embeddings": count(values, "max_position_embeddings"),
+            "tie_word_embeddings": bool(values.get("tie_word_embeddings", False)),
+            "has_qkv_bias": has_bias,
+            "has_output_bias": has_bias,
+            "eos_token_ids": tuple(token for token in eos if token < vocab_size),
+            "bos_token_id": next(iter(_token_ids("bos_token_id", values.get("bos_token_id"))), None),
+            "dtype": str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch."),
+        }
+
+    @classmethod
+    def rope_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The field ``rope``."""
+        return rope_of_config(values)
 
     @property
     def windows(self) -> tuple[int, ...]:
         """Attention window of each layer, in tokens; 0: full attention."""
         is_sliding = self.sliding_layers or (True,) * self.num_layers
         return tuple(self.sliding_window if slides else 0 for slides in is_sliding)
+
+    @property
+    def ropes(self) -> tuple[dict[str, Any], ...]:
+        """Rotary embeddings of the layers; ``rope_index`` says which layer has which."""
+        return (self.rope,)
+
+    def rope_index(self, index: int) -> int:
+        """Index in ``ropes`` of the rotary embedding of layer ``index``."""
+        del index
+        return 0
+
+    @property
+    def attention_scale(self) -> float:
+        """Factor on the scores of attention."""
+        return float(self.head_dim**-0.5)
+
+    @property
+    def embedding_scale(self) -> float:
+        """Factor on the embeddings of tokens."""
+        return 1.0
 
     @property
     def max_context_len(self) -> int:
@@ -130,140 +214,151 @@ class TransformerConfig:
             return max(trained, int(rope["original_max_position_embeddings"] * rope["factor"]))
         return trained
 
+    def layer(
+        self, index: int, weights: "Mapping[str, Tensor]", linear: Mapping[str, ops.Linear], *, deterministic: bool
+    ) -> DecoderLayer:
+        """Layer ``index``, of weights and products by the names of ``weight_parts``; weights as of ``gain``."""
+        settings = LayerSettings(
+            layer_prefix(index),
+            self.num_heads,
+            self.num_kv_heads,
+            self.head_dim,
+            self.rms_norm_eps,
+            self.attention_scale,
+            self.windows[index],
+            self.rope_index(index),
+            deterministic,
+        )
+        return self.layer_class(settings, weights, linear)
+
+    def weight_parts(self) -> dict[str, list[Part]]:
+        """Every weight of the model by name, with the checkpoint tensors that it is fused from."""
+        width, vocabulary = self.hidden_size, self.vocab_size
+        parts = {EMBEDDING: [Part(EMBEDDING, (vocabulary, width))]}
+        for index in range(self.num_layers):
+            parts.update(self.layer_parts(layer_prefix(index)))
+        parts[FINAL_NORM] = [Part(FINAL_NORM, (width,))]
+        if not self.tie_word_embeddings:
+            parts[LM_HEAD] = [Part(LM_HEAD, (vocabulary, width))]
+        return parts
+
+    def layer_parts(self, prefix: str) -> dict[str, list[Part]]:
+        """Weights of a layer, whose names begin with ``prefix``."""
+        width, inner = self.hidden_size, self.intermediate_size
+        q_width, kv_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        attention, mlp = prefix + "self_attn.", prefix + "mlp."
+        projections = {"q_proj": q_width, "k_proj": kv_width, "v_proj": kv_width}
+        parts = {
+            attention + "qkv_proj.weight": [
+                Part(f"{attention}{name}.weight", (rows, width)) for name, rows in projections.items()
+            ],
+            mlp + "gate_up_proj.weight": [
+                Part(f"{mlp}{name}.weight", (inner, width)) for name in ("gate_proj", "up_proj")
+            ],
+        }
+        if self.has_qkv_bias:
+            parts[attention + "qkv_proj.bias"] = [
+                Part(f"{attention}{name}.bias", (rows,)) for name, rows in projections.items()
+            ]
+        whole: dict[str, tuple[int, ...]] = {
+            prefix + "input_layernorm.weight": (width,),
+            attention + "o_proj.weight": (width, q_width),
+            prefix + "post_attention_layernorm.weight": (width,),
+            mlp + "down_proj.weight": (width, inner),
+        }
+        if self.has_qk_norm:
+            whole[attention + "q_norm.weight"] = whole[attention + "k_norm.weight"] = (self.head_dim,)
+        if self.has_output_bias:
+            whole[attention + "o_proj.bias"] = (width,)
+        return parts | {name: [Part(name, shape)] for name, shape in whole.items()}
+
+    def derived_tensors(self) -> list[str]:
+        """Tensors that a checkpoint may contain and that are derived from others."""
+        frequencies = [f"{layer_prefix(index)}self_attn.rotary_emb.inv_freq" for index in range(self.num_layers)]
+        return [*frequencies, LM_HEAD] if self.tie_word_embeddings else frequencies
+
+    def gain(self, weight: "Tensor") -> "Tensor":
+        """Gain of a norm with the weight, in float32 where they differ."""
+        return weight.float() + self.norm_offset if self.norm_offset else weight
+
+    @cached_property
+    def num_multiplied(self) -> int:
+        """Weights that a token is multiplied with, without the LM head."""
+        return sum(
+            prod(fused_shape(parts))
+            for name, parts in self.weight_parts().items()
+            if is_matrix(name) and name != LM_HEAD
+        )
+
+    @property
+    def num_head(self) -> int:
+        """Weights of the LM head."""
+        return self.vocab_size * self.hidden_size
+
+    def flops(self, num_new: npt.NDArray[np.int64], context: npt.NDArray[np.int64], num_samples: int) -> int:
+        """Floating-point operations of a step; a multiply-add is two. Products and attention are counted.
+
+        Args:
+            num_new: Tokens of each sequence that the step computes, ``[B]``.
+            context: Tokens of each sequence after the step, ``[B]``.
+            num_samples: Rows of logits.
+        """
+        products = 2 * int(num_new.sum()) * self.num_multiplied + 2 * num_samples * self.num_head
+        return products + self.attention_flops(num_new, context)
+
+    def attention_flops(self, num_new: npt.NDArray[np.int64], context: npt.NDArray[np.int64]) -> int:
+        """The part of ``flops`` that attention has; windows cut it."""
+        seen = 0
+        first = context - num_new
+        for window, num_layers in self._window_counts.items():
+            num_short = np.clip(window - first, 0, num_new) if window else num_new  # see all tokens before them
+            visible = num_short * first + num_short * (num_short + 1) // 2 + (num_new - num_short) * window
+            seen += num_layers * int(visible.sum())
+        return 4 * self.num_heads * self.head_dim * seen
+
+    def read_kv_bytes(self, num_new: npt.NDArray[np.int64], context: npt.NDArray[np.int64], dtype: str) -> int:
+        """Bytes of keys and values that a step reads at least, each once; arguments as of ``flops``."""
+        num_read = 0
+        for window, num_layers in self._window_counts.items():
+            read = np.minimum(context, num_new + (window - 1)) if window else context
+            num_read += num_layers * int(read.sum())
+        return num_read * self.kv_bytes_per_token(dtype) // self.num_layers
+
     def kv_bytes_per_token(self, dtype: str) -> int:
         """Bytes of a token's keys and values in all layers, stored as ``dtype``, of ``DTYPE_BYTES`` or ``KV_CODES``."""
         head_bytes = self.head_dim + _KV_SCALE_BYTES if dtype in KV_CODES else self.head_dim * DTYPE_BYTES[dtype]
         return 2 * self.num_layers * self.num_kv_heads * head_bytes
 
-    @classmethod
-    def from_folder(cls, path: Path) -> Self:
-        """Read the configuration of a Hugging Face folder, or of a folder with a GGUF file.
-
-        Args:
-            path: Folder with ``config.json``, or with one ``.gguf`` file and no safetensors.
-                End-of-text tokens of ``generation_config.json``, if present, take precedence over those of
-                ``config.json``.
-
-        Raises:
-            NotFoundError: There is no ``config.json``.
-            InvalidArgumentError: A file is not JSON, or the model is not supported; the message names the field.
-        """
-        if (gguf := find_gguf(path)) is not None:
-            return cls.from_json(config_of_gguf(gguf))
-        config = _read_object(path / "config.json")
-        generation = path / "generation_config.json"
-        return cls.from_json(config, _read_object(generation) if generation.is_file() else {})
-
-    @classmethod
-    def from_json(cls, config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> Self:
-        """Convert a parsed ``config.json`` and, optionally, a parsed ``generation_config.json``.
-
-        Raises:
-            InvalidArgumentError: The model is not supported; the message names the field.
-        """
-        architecture = _architecture(config)
-        values = _DEFAULTS[architecture] | {name: value for name, value in config.items() if value is not None}
-        _refuse_unsupported(values)
-        num_layers, num_heads = _count(values, "num_hidden_layers"), _count(values, "num_attention_heads")
-        if num_layers > _MAX_LAYERS:
-            raise _fault("num_hidden_layers", f"at most {_MAX_LAYERS}", num_layers)
-        hidden_size = _count(values, "hidden_size")
-        has_bias = architecture != _MISTRAL and bool(values.get("attention_bias", False))
-        window, sliding_layers = _sliding(architecture, config, values, num_layers)
-        vocab_size, ends = _count(values, "vocab_size"), (generation or {}).get("eos_token_id")
-        eos = _token_ids("eos_token_id", values.get("eos_token_id") if ends is None else ends)
-        return cls(
-            architecture=architecture,
-            vocab_size=vocab_size,
-            hidden_size=hidden_size,
-            intermediate_size=_count(values, "intermediate_size"),
-            num_layers=num_layers,
-            num_heads=num_heads,
-            num_kv_heads=_count(values, "num_key_value_heads", num_heads),
-            head_dim=_count(values, "head_dim", hidden_size // num_heads),
-            rope=rope_of_config(values),
-            rms_norm_eps=values.get("rms_norm_eps", 1e-6),
-            max_position_embeddings=_count(values, "max_position_embeddings"),
-            tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
-            has_qk_norm=architecture == _QWEN3,
-            has_qkv_bias=architecture == _QWEN2 or has_bias,
-            has_output_bias=architecture != _QWEN2 and has_bias,
-            sliding_window=window,
-            sliding_layers=sliding_layers,
-            eos_token_ids=tuple(token for token in eos if token < vocab_size),
-            bos_token_id=next(iter(_token_ids("bos_token_id", values.get("bos_token_id"))), None),
-            dtype=str(values.get("dtype") or values.get("torch_dtype") or "float32").removeprefix("torch."),
-        )
+    @cached_property
+    def _window_counts(self) -> Counter[int]:
+        return Counter(self.windows)
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        parsed = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise NotFoundError(f"no {path.name} in {path.parent}; give the folder of a Hugging Face model") from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgumentError(f"{path} is not JSON: {error}") from error
-    if not isinstance(parsed, dict):
-        raise InvalidArgumentError(f"{path} must hold a JSON object, got {type(parsed).__name__}")
-    return parsed
-
-
-def _architecture(config: Mapping[str, Any]) -> str:
-    named = config.get("architectures")
-    if not isinstance(named, list) or len(named) != 1 or named[0] not in _DEFAULTS:
-        raise _fault("architectures", f"a list with one of {', '.join(_DEFAULTS)}", named)
-    return str(named[0])
-
-
-def _refuse_unsupported(values: Mapping[str, Any]) -> None:
-    activation = values.get("hidden_act", "silu")
-    if activation not in _ACTIVATIONS:
-        raise _fault("hidden_act", f"one of {', '.join(_ACTIVATIONS)}", activation)
-    if values.get("mlp_bias"):
-        raise _fault("mlp_bias", "false: feed-forward layers with a bias are not supported", True)
-
-
-def _sliding(
-    architecture: str, config: Mapping[str, Any], values: Mapping[str, Any], num_layers: int
-) -> tuple[int, tuple[bool, ...]]:
-    """The window and the layers that use it, by the rules of each architecture."""
-    if architecture == _LLAMA:
-        return 0, ()
-    types = values.get("layer_types")
+def layer_types(values: Mapping[str, Any]) -> list[str] | None:
+    """``layer_types`` of a ``config.json``: ``SLIDING`` or ``FULL`` for each layer; None where it has none."""
+    types, num_layers = values.get("layer_types"), count(values, "num_hidden_layers")
     if types is not None and (
-        not isinstance(types, list) or len(types) != num_layers or not set(types) <= {_SLIDING, _FULL}
+        not isinstance(types, list) or len(types) != num_layers or not set(types) <= {SLIDING, FULL}
     ):
-        raise _fault("layer_types", f"'{_FULL}' or '{_SLIDING}' for each of {num_layers} layers", types)
-    if architecture == _MISTRAL:
-        # An explicit null switches the window off, a missing field means the default.
-        window = _count(values, "sliding_window") if config.get("sliding_window", 0) is not None else 0
-        if types is not None and set(types) != {_SLIDING if window else _FULL}:
-            raise _fault("layer_types", "the same for all layers of this architecture", types)
-        return window, ()
-    window = _count(values, "sliding_window", 4096) if values.get("use_sliding_window", False) else 0
-    if types is None:
-        first = values.get("max_window_layers", 28)
-        if type(first) is not int or first < 0:
-            raise _fault("max_window_layers", "a whole number of layers", first)
-        return window, tuple(index >= first for index in range(num_layers)) if window else ()
-    if _SLIDING in types and not window:
-        raise _fault("use_sliding_window", f"true where layer_types has '{_SLIDING}'", False)
-    return window, tuple(kind == _SLIDING for kind in types) if window else ()
+        raise fault("layer_types", f"'{FULL}' or '{SLIDING}' for each of {num_layers} layers", types)
+    return types
 
 
-def _count(values: Mapping[str, Any], name: str, default: int | None = None) -> int:
+def count(values: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """A field that is a whole number above 0."""
     value = values.get(name, default)
     if type(value) is not int or value <= 0:
-        raise _fault(name, "a whole number above 0", value)
+        raise fault(name, "a whole number above 0", value)
     return value
+
+
+def fault(name: str, allowed: str, got: object) -> InvalidArgumentError:
+    """Error for a field of ``config.json``."""
+    return InvalidArgumentError(f"config.json: {name} must be {allowed}, got {got!r}")
 
 
 def _token_ids(name: str, value: object) -> tuple[int, ...]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if any(type(token_id) is not int or token_id < 0 for token_id in ids):
-        raise _fault(name, "a token id or a list of them", value)
+        raise fault(name, "a token id or a list of them", value)
     return tuple(ids)
-
-
-def _fault(name: str, allowed: str, got: object) -> InvalidArgumentError:
-    return InvalidArgumentError(f"config.json: {name} must be {allowed}, got {got!r}")

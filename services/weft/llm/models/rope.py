@@ -1,20 +1,20 @@
 """Rotary position embedding: tables of cosines and sines by position."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from weft.llm.models.model_config import TransformerConfig
 
-
-def rope_tables(config: TransformerConfig, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
+def rope_tables(rope: Mapping[str, Any], head_dim: int, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines for positions 0 to ``num_positions - 1``.
 
     Computed in float32 in the same order as in transformers, so that angles agree at large positions.
 
     Args:
-        config: Its ``rope`` and ``head_dim`` are used.
+        rope: One of ``TransformerConfig.ropes``.
+        head_dim: Width of a head.
         num_positions: Rows. For type ``dynamic`` at most ``max_position_embeddings``, where the type has no effect:
             beyond it, the angles of stored keys would depend on the length of the context.
 
@@ -22,15 +22,14 @@ def rope_tables(config: TransformerConfig, num_positions: int) -> tuple[torch.Te
         Two tensors, float32, shape ``[num_positions, head_dim / 2]``, on the CPU, with the attention factor of type
         ``yarn`` multiplied in.
     """
-    rope = config.rope
-    frequencies = 1.0 / _powers(rope["rope_theta"], config.head_dim)
+    frequencies = 1.0 / _powers(rope["rope_theta"], head_dim)
     factor = 1.0
     if rope["rope_type"] == "linear":
         frequencies = frequencies / rope["factor"]
     elif rope["rope_type"] == "llama3":
         frequencies = _llama3(frequencies, rope)
     elif rope["rope_type"] == "yarn":
-        frequencies = _yarn(rope, config.head_dim)
+        frequencies = _yarn(rope, head_dim)
         factor = _yarn_attention_factor(rope)
     angles = torch.arange(num_positions, dtype=torch.float32)[:, None] * frequencies
     return angles.cos() * factor, angles.sin() * factor
@@ -42,7 +41,7 @@ def _powers(theta: float, head_dim: int) -> torch.Tensor:
     return powers
 
 
-def _llama3(frequencies: torch.Tensor, rope: dict[str, Any]) -> torch.Tensor:
+def _llama3(frequencies: torch.Tensor, rope: Mapping[str, Any]) -> torch.Tensor:
     """Scale long wavelengths by ``factor``, keep short ones, interpolate in between."""
     original = rope["original_max_position_embeddings"]
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
@@ -57,7 +56,7 @@ def _llama3(frequencies: torch.Tensor, rope: dict[str, Any]) -> torch.Tensor:
     )
 
 
-def _yarn(rope: dict[str, Any], head_dim: int) -> torch.Tensor:
+def _yarn(rope: Mapping[str, Any], head_dim: int) -> torch.Tensor:
     """Keep dimensions of high frequency, scale those of low frequency, with a linear ramp in between."""
     theta, original = rope["rope_theta"], rope["original_max_position_embeddings"]
 
@@ -75,7 +74,7 @@ def _yarn(rope: dict[str, Any], head_dim: int) -> torch.Tensor:
     return 1.0 / (rope["factor"] * powers) * (1 - share_kept) + 1.0 / powers * share_kept
 
 
-def _yarn_attention_factor(rope: dict[str, Any]) -> float:
+def _yarn_attention_factor(rope: Mapping[str, Any]) -> float:
     if "attention_factor" in rope:
         return float(rope["attention_factor"])
 

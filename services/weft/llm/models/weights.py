@@ -1,4 +1,4 @@
-"""Weights of a ``LlamaModel``: loaded from a folder, or random."""
+"""Weights of a ``TransformerModel``: loaded from a folder, or random."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,20 +7,12 @@ import torch
 
 from weft.base.errors import InvalidArgumentError
 from weft.base.observing.logs import get_logger
-from weft.llm.models.folder_source import FolderSource
-from weft.llm.models.gguf.container import find_gguf
-from weft.llm.models.gguf_source import GgufSource
 from weft.llm.models.model_config import TransformerConfig
-from weft.llm.models.weight_parts import (
-    EMBEDDING,
-    LM_HEAD,
-    Part,
-    derived_tensors,
-    fused_shape,
-    is_matrix,
-    weight_parts,
-)
-from weft.llm.ops import Matrix
+from weft.llm.weights.folder_source import FolderSource
+from weft.llm.weights.gguf.container import find_gguf
+from weft.llm.weights.gguf.source import GgufSource
+from weft.llm.weights.parts import EMBEDDING, LM_HEAD, Part, fused_shape, is_matrix, is_norm
+from weft_kernels.linear.products import Matrix
 from weft_kernels.linear.quantized import QuantizedWeight, concatenate
 
 _LOG = get_logger("weft.llm")
@@ -50,11 +42,11 @@ def load_folder(
             has its name, the expected and the actual shape. Or the format is not supported.
     """
     dtype = dtype or getattr(torch, config.dtype)
-    layout = weight_parts(config)
+    layout = config.weight_parts()
     weights: LoadedWeights = {}
     gguf = find_gguf(path)
-    with GgufSource.open(gguf) if gguf else FolderSource.open(path) as source:
-        source.check([part for parts in layout.values() for part in parts], derived_tensors(config))
+    with GgufSource.open(gguf, config.gguf, config.head_dim) if gguf else FolderSource.open(path) as source:
+        source.check([part for parts in layout.values() for part in parts], config.derived_tensors())
         for name, parts in layout.items():
             weights[name] = _load(source, name, parts, dtype, device)
         if config.tie_word_embeddings and source.is_quantized(layout[EMBEDDING][0]):
@@ -129,7 +121,7 @@ def _log_formats(format_name: str, weights: Mapping[str, Matrix]) -> None:
 def random_weights(
     config: TransformerConfig, seed: int, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
 ) -> Weights:
-    """Normal random weights that keep activations near 1: matrices scaled by their input width, norms 1, biases 0.1.
+    """Normal random weights that keep activations near 1: matrices scaled by input width, gains 1, biases 0.1.
 
     Args:
         config: The model.
@@ -140,10 +132,10 @@ def random_weights(
     dtype = dtype or getattr(torch, config.dtype)
     generator = torch.Generator(device).manual_seed(seed)
     weights: Weights = {}
-    for name, parts in weight_parts(config).items():
+    for name, parts in config.weight_parts().items():
         shape = fused_shape(parts)
-        if name.endswith("norm.weight"):
-            weights[name] = torch.ones(shape, dtype=dtype, device=device)
+        if is_norm(name):
+            weights[name] = torch.full(shape, 1.0 - config.norm_offset, dtype=dtype, device=device)
             continue
         scale = 0.1 if name.endswith(".bias") else shape[-1] ** -0.5
         weights[name] = torch.randn(shape, generator=generator, dtype=dtype, device=device).mul_(scale)

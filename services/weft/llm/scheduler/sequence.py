@@ -2,13 +2,10 @@
 
 from array import array
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
+from weft.llm.request import EngineRequest
 from weft.llm.sampling_params import SamplingParams
-
-if TYPE_CHECKING:
-    from weft.llm.request import EngineRequest
-    from weft.llm.scheduler.penalty_row import PenaltyRow
+from weft.llm.scheduler.penalty_row import PenaltyRow
 
 
 class SequenceStatus(Enum):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from weft.base.errors import InvalidArgumentError
-from weft.llm.models.model import LlamaModel
+from weft.llm.models.model import TransformerModel
 from weft.llm.speculation.medusa_heads import Head
 
 #: Tokens of a text whose hidden states are computed at once; each starts without context.
@@ -87,7 +87,7 @@ class _Rows(NamedTuple):
 
 
 def train_heads(
-    model: LlamaModel,
+    model: TransformerModel,
     embedding: Tensor,
     lm_head: Tensor,
     token_ids: npt.NDArray[np.int64],
@@ -145,7 +145,7 @@ def train_heads(
     return heads, _accuracy(heads, embedding, lm_head, held_out)
 
 
-def _hidden_states(model: LlamaModel, token_ids: npt.NDArray[np.int64]) -> _Windows:
+def _hidden_states(model: TransformerModel, token_ids: npt.NDArray[np.int64]) -> _Windows:
     """Hidden states of windows ``[n, L]``, each computed on its own."""
     (num_windows, window), device = token_ids.shape, model.device
     ids = torch.from_numpy(token_ids).to(device)

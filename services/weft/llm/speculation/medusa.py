@@ -9,7 +9,7 @@ from torch import Tensor
 
 from weft.llm import ops
 from weft.llm.device_state import DeviceState
-from weft.llm.models.model import LlamaModel
+from weft.llm.models.model import TransformerModel
 from weft.llm.scheduler.plan import ForwardPlan
 from weft.llm.speculation.medusa_heads import MedusaHeads
 
@@ -38,7 +38,7 @@ class MedusaProposer:
         https://arxiv.org/abs/2402.05109; noise shared with the target, https://arxiv.org/abs/2408.07978.
     """
 
-    def __init__(self, model: LlamaModel, heads: MedusaHeads) -> None:
+    def __init__(self, model: TransformerModel, heads: MedusaHeads) -> None:
         self._model = model
         self._heads = heads.heads
 

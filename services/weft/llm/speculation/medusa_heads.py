@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
-from weft.llm.models.fingerprint import fingerprint
 from weft.llm.models.model_config import TransformerConfig
+from weft.llm.weights.fingerprint import fingerprint
 
 WEIGHTS_FILENAME, DESCRIPTION_FILENAME = "medusa_heads.safetensors", "medusa_heads.json"
 _FORMAT = 1

@@ -13,7 +13,7 @@ from typing_extensions import override
 from weft.mesh.fused.core import FusedCore
 from weft.services.router import fault_of, make_parser
 from weft.services.router import make_core as make_router
-from weft.serving.calls.nested_calls import Callee
+from weft.serving.calls import Callee
 from weft.serving.core import ServingCore
 from weft.serving.main import add_arguments, make_core, usage_fault
 from weft.v2.client.wires import WireName

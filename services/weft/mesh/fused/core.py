@@ -13,7 +13,7 @@ from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics
 from weft.router.core import RouterCore
 from weft.router.targets.in_process import InProcessTarget
-from weft.serving.calls.nested_calls import Callee
+from weft.serving.calls import Callee
 from weft.serving.core import ServingCore
 from weft.v2.server.server import Extension
 from weft_protos.model_config_pb2 import ModelConfig

@@ -9,7 +9,7 @@ from weft.language import GraphPlan
 from weft.language.plan import CallPlan
 from weft.optimize.repository.source import RepositoryModel
 from weft.router.repository.files import GraphRepository
-from weft.router.repository.readiness import steps_of
+from weft.router.repository.serving import steps_of
 from weft.tools.compiled import load_plan
 from weft.tools.offline import GRAPH_FOLDER
 

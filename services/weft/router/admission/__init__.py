@@ -8,22 +8,24 @@
         RetrySlots         when to come back
         WaitingQueue       requests that wait for a slot
       Permit               a request that was not refused
+      Refusals             errors of those that were
     InflightLimit          the plain limit of a node or step
 
 Policy only: no gRPC, no event loop; the clock is passed in.
 """
 
 from weft.base.adaptive_limit import AdaptiveLimit, Outcome
-from weft.router.admission.concurrency_limit import ConcurrencyLimit
-from weft.router.admission.controller import AdmissionController, AdmissionSettings, admissible_priority
-from weft.router.admission.inflight_limit import InflightLimit
+from weft.router.admission.concurrency_limit import LOWEST_LEVEL, ConcurrencyLimit, InflightLimit
+from weft.router.admission.controller import AdmissionController, AdmissionSettings, Permit, admissible_priority
 
 __all__ = [
+    "LOWEST_LEVEL",
     "AdaptiveLimit",
     "AdmissionController",
     "AdmissionSettings",
     "ConcurrencyLimit",
     "InflightLimit",
     "Outcome",
+    "Permit",
     "admissible_priority",
 ]

@@ -1,14 +1,13 @@
-"""A limit on requests in flight, with slots reserved for higher priorities and for other clients."""
+"""Limits on requests in flight: with slots reserved for higher priorities and for other clients, or plain."""
 
 import random
-from typing import TYPE_CHECKING
+from typing import Generic, Protocol, TypeVar
 
 from weft.base.adaptive_limit import AdaptiveLimit, Outcome
-from weft.router.admission.retry import RetrySlots
-from weft.router.admission.waiting_queue import WaitingQueue
+from weft.base.core import CallContext
+from weft.base.errors import ResourceExhaustedError, WeftError
 
-if TYPE_CHECKING:
-    from weft.router.admission.permit import Permit
+T = TypeVar("T")
 
 #: Priorities below this one (larger numbers) are as this one.
 LOWEST_LEVEL = 6
@@ -26,7 +25,28 @@ _MEDIAN_AGE_NS = 1_000_000_000
 #: How many may wait in the queue, by the limit, and how long each, by the median latency.
 _QUEUE_SHARE, _MAX_WAIT_LATENCIES, _MIN_LATENCY_NS = 1.0, 4, 5_000_000
 
+_MIN_RETRY_MS, MAX_RETRY_MS = 10, 5_000
+#: Weight of the newest request in the mean time between two that end, and in the mean of durations.
+_INTERVAL_SMOOTHING, _DURATION_SMOOTHING = 0.05, 0.1
+_MAX_INTERVAL_NS = 1_000_000_000
+#: Each hint of when to come back is longer or shorter by this share at most.
+_JITTER = 0.25
+
 _NEVER = -(1 << 62)
+
+
+class Waiter(Protocol):
+    """A request that waits for a slot; the queue decides once what becomes of it."""
+
+    @property
+    def context(self) -> CallContext:
+        """Of the request."""
+
+    def admit(self, now_ns: int) -> None:
+        """It has a slot from now on."""
+
+    def refuse(self, error: WeftError) -> None:
+        """It ends with this error."""
 
 
 class ConcurrencyLimit:
@@ -96,7 +116,7 @@ class ConcurrencyLimit:
         self._adaptive: AdaptiveLimit | None = adaptive
         self.set_maximum(limit)
         self.slots = RetrySlots(generator)
-        self.queue: WaitingQueue[Permit] = WaitingQueue(LOWEST_LEVEL)
+        self.queue: WaitingQueue[Waiter] = WaitingQueue(LOWEST_LEVEL)
         self.num_inflight = 0
         self.num_named = 0
         self._clients: dict[str, int] = {}  # without those that have nothing in flight
@@ -226,3 +246,126 @@ class ConcurrencyLimit:
         if self._adaptive is not None:
             self._adaptive.leave(duration_ns, now_ns, outcome)
             self.limit = self._adaptive.limit
+
+
+class RetrySlots:
+    """Gives each refused request the time at which a slot becomes free for it.
+
+    So they come back as fast as slots become free, and not all at once: each refused request is told to come later
+    than the one before, by the mean time between two requests that end.
+
+    Args:
+        generator: Draws the jitter.
+    """
+
+    __slots__ = ("_generator", "_interval_ns", "_last_end_ns", "_next_ns")
+
+    def __init__(self, generator: random.Random) -> None:
+        self._generator = generator
+        self._interval_ns = 0.0
+        self._last_end_ns = 0
+        self._next_ns = 0.0
+
+    def ended(self, now_ns: int) -> None:
+        """A request has ended, and its slot is free."""
+        if self._last_end_ns:
+            interval_ns = min(now_ns - self._last_end_ns, _MAX_INTERVAL_NS)
+            self._interval_ns += (
+                _INTERVAL_SMOOTHING * (interval_ns - self._interval_ns) if self._interval_ns else interval_ns
+            )
+        self._last_end_ns = now_ns
+
+    def retry_after_ms(self, now_ns: int) -> int:
+        """Time for the next refused request, between 10 ms and 5 s."""
+        latest_ns = now_ns + MAX_RETRY_MS * 1e6
+        self._next_ns = min(max(self._next_ns, now_ns) + self._interval_ns, latest_ns)
+        # The jitter must not be cut off where everyone waits for the longest time.
+        wait_ms = min((self._next_ns - now_ns) / 1e6, MAX_RETRY_MS / (1 + _JITTER))
+        wait_ms *= self._generator.uniform(1 - _JITTER, 1 + _JITTER)
+        return max(round(wait_ms), _MIN_RETRY_MS)
+
+
+class WaitingQueue(Generic[T]):
+    """Requests that wait for a slot: higher levels are served first, and within a level the newest first.
+
+    The newest have the most time left; those that have waited long are given up, instead of being all served late.
+
+    Args:
+        num_levels: Levels are 1, the highest, to this.
+
+    Attributes:
+        num_waiting: Requests in the queue.
+    """
+
+    __slots__ = ("_levels", "num_waiting")
+
+    def __init__(self, num_levels: int) -> None:
+        self._levels: list[dict[T, None]] = [{} for _ in range(num_levels + 1)]
+        self.num_waiting = 0
+
+    def __len__(self) -> int:
+        return self.num_waiting
+
+    def add(self, level: int, waiter: T) -> None:
+        """Add a waiter."""
+        self._levels[level][waiter] = None
+        self.num_waiting += 1
+
+    def remove(self, level: int, waiter: T) -> bool:
+        """Remove a waiter; whether it was there."""
+        if waiter not in self._levels[level]:
+            return False
+        del self._levels[level][waiter]
+        self.num_waiting -= 1
+        return True
+
+    def next(self) -> tuple[int, T] | None:
+        """The next to be admitted, with its level."""
+        return next(((i, next(reversed(level))) for i, level in enumerate(self._levels) if level), None)
+
+    def last_below(self, level: int) -> tuple[int, T] | None:
+        """The one to refuse for one of this level: of the lowest level below it, the one that has waited longest."""
+        for i in range(len(self._levels) - 1, level, -1):
+            if self._levels[i]:
+                return i, next(iter(self._levels[i]))
+        return None
+
+
+class InflightLimit:
+    """Counts requests in flight against a limit.
+
+    Args:
+        subject: What is limited, for messages, for example ``graph 'sentiment'``.
+        limit: Requests at once; 0 means no limit.
+        setting: Where the limit is set, for messages.
+    """
+
+    def __init__(self, subject: str, limit: int, setting: str) -> None:
+        self._subject = subject
+        self._limit = limit
+        self._setting = setting
+        self._mean_duration_ns = 0.0
+        self.num_inflight = 0
+
+    def enter(self) -> None:
+        """One more request is in flight; ``leave`` must follow.
+
+        Raises:
+            ResourceExhaustedError: The limit is reached. ``retry_after_ms`` is the mean duration of a request.
+        """
+        if self._limit and self.num_inflight >= self._limit:
+            retry_after_ms = min(max(int(self._mean_duration_ns / 1e6), _MIN_RETRY_MS), MAX_RETRY_MS)
+            raise ResourceExhaustedError(
+                f"{self._subject} has {self.num_inflight} requests in flight, and {self._setting} allows "
+                f"{self._limit}; try again in {retry_after_ms} ms",
+                retry_after_ms=retry_after_ms,
+            )
+        self.num_inflight += 1
+
+    def leave(self, duration_ns: int) -> None:
+        """A request that was in flight for ``duration_ns`` is over."""
+        self.num_inflight -= 1
+        if self._mean_duration_ns:
+            self._mean_duration_ns += _DURATION_SMOOTHING * (duration_ns - self._mean_duration_ns)
+        else:
+            self._mean_duration_ns = duration_ns

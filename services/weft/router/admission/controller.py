@@ -1,22 +1,30 @@
 """Decides in O(1) whether a request is admitted to the router, before any work is done for it."""
 
+import asyncio
 import random
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from types import TracebackType
+
+from opentelemetry.trace import get_current_span
 
 from weft.base.adaptive_limit import AdaptiveLimit, Outcome
 from weft.base.core import CallContext, ParameterValue
-from weft.base.errors import WeftError
+from weft.base.errors import DeadlineExceededError, ResourceExhaustedError, WeftError
 from weft.base.limits import divided, share
+from weft.base.observing import telemetry
+from weft.base.observing.logs import get_logger
 from weft.router.admission.concurrency_limit import LOWEST_LEVEL, ConcurrencyLimit
-from weft.router.admission.permit import Permit
-from weft.router.admission.refusals import Refusals
 
 #: Level of requests without the parameter ``priority``, so that there is one above.
 DEFAULT_LEVEL = 2
 #: When there are more, those of graphs and models without a request in flight are forgotten.
 MAX_LIMITS = 1024
+#: Refusals of this time share one line in the log.
+_LOG_PERIOD_NS = 1_000_000_000
+
+_log = get_logger("weft.router.admission")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +144,7 @@ class AdmissionController:
             raise self.refusals.full(limit, limit, reason, level, context)
         return not reason
 
-    def admit(self, limit: ConcurrencyLimit, level: int, client: str, context: CallContext) -> Permit:
+    def admit(self, limit: ConcurrencyLimit, level: int, client: str, context: CallContext) -> "Permit":
         """The request is admitted, or queued, until the end of the permit's ``with`` block. Raises as ``check``."""
         now_ns, deadline_ns, router = context.arrival_ns, context.deadline_ns, self.router
         router.seen_ns[level] = limit.seen_ns[level] = now_ns
@@ -154,19 +162,19 @@ class AdmissionController:
         router.enter(client, now_ns)
         return permit
 
-    def timed_out(self, permit: Permit) -> WeftError:
+    def timed_out(self, permit: "Permit") -> WeftError:
         """Error for a request that timed out in the queue."""
         limit, context, now_ns = permit.limit, permit.context, self._clock_ns()
         if limit.is_too_late(context.deadline_ns, now_ns):
             return self.refusals.too_late(limit, permit.level, now_ns, context)
         return self.refusals.full(limit, limit, "waited", permit.level, context)
 
-    def max_wait_s(self, permit: Permit) -> float:
+    def max_wait_s(self, permit: "Permit") -> float:
         """How long a request may wait in the queue from now on."""
         deadline_ns, most_s = permit.context.deadline_ns, permit.limit.max_wait_s
         return most_s if deadline_ns is None else min(most_s, (deadline_ns - self._clock_ns()) / 1e9)
 
-    def release(self, permit: Permit, outcome: Outcome) -> None:
+    def release(self, permit: "Permit", outcome: Outcome) -> None:
         """A permit is over; requests that wait are admitted in its place."""
         now_ns = self._clock_ns()
         limit, client = permit.limit, permit.client
@@ -179,12 +187,12 @@ class AdmissionController:
     def _admit_waiting(self, limit: ConcurrencyLimit, now_ns: int) -> None:
         """Requests in the queue are admitted while there are slots, or refused where there is no time left for them."""
         while (waiting := limit.queue.next()) is not None and limit.num_slots(waiting[0], now_ns) > 0:
-            level, permit = waiting
-            limit.queue.remove(level, permit)
-            if limit.is_too_late(permit.context.deadline_ns, now_ns):
-                permit.refuse(self.refusals.too_late(limit, level, now_ns, permit.context))
+            level, waiter = waiting
+            limit.queue.remove(level, waiter)
+            if limit.is_too_late(waiter.context.deadline_ns, now_ns):
+                waiter.refuse(self.refusals.too_late(limit, level, now_ns, waiter.context))
             else:
-                permit.admit(now_ns)
+                waiter.admit(now_ns)
 
     def _new_limit(self, kind: str, name: str, max_inflight: int, is_stream: bool) -> ConcurrencyLimit:
         if len(self.limits) >= MAX_LIMITS:
@@ -200,7 +208,176 @@ class AdmissionController:
         return limit
 
 
+class Permit:
+    """A request that was not refused; at the end of its ``with`` block its slot is free again.
+
+    Args:
+        admission: Of the router.
+        limit: Of the graph or model.
+        level, client, context: Of the request.
+        start_ns: When it was admitted; 0 for one that is to be queued.
+
+    Attributes:
+        is_waiting: Whether ``wait`` is due.
+    """
+
+    __slots__ = ("_admission", "_decision", "client", "context", "is_waiting", "level", "limit", "start_ns")
+
+    def __init__(
+        self,
+        admission: AdmissionController,
+        limit: ConcurrencyLimit,
+        level: int,
+        client: str,
+        context: CallContext,
+        start_ns: int = 0,
+    ) -> None:
+        self._admission = admission
+        self.limit, self.level, self.client, self.context = limit, level, client, context
+        self.start_ns = start_ns
+        self.is_waiting = False
+        self._decision: asyncio.Future[WeftError | None] | None = None
+
+    def enqueue(self) -> None:
+        """The request waits; if the queue is full, the last one of a lower level is refused in its place."""
+        limit, level = self.limit, self.level
+        queue = limit.queue
+        if queue.num_waiting >= limit.max_waiting:
+            last = queue.last_below(level)
+            if last is not None:
+                other_level, other = last
+                queue.remove(other_level, other)
+                other.refuse(self._admission.refusals.full(limit, limit, "priority", other_level, other.context))
+        self.is_waiting = True
+        self._decision = asyncio.get_running_loop().create_future()
+        queue.add(level, self)
+
+    def admit(self, now_ns: int) -> None:
+        """A request that waits is admitted."""
+        self.start_ns = now_ns
+        self.limit.enter(self.client, now_ns)
+        self._decide(None)
+
+    def refuse(self, error: WeftError) -> None:
+        """A request that waits is refused."""
+        self._decide(error)
+
+    async def wait(self) -> None:
+        """The request has left the queue and is admitted.
+
+        Raises:
+            ResourceExhaustedError: No slot became free in time, or a request of a higher level took it.
+            DeadlineExceededError: The rest of the time is not enough any more.
+        """
+        if self._decision is None:
+            return
+        try:
+            async with asyncio.timeout(self._admission.max_wait_s(self)):
+                error = await self._decision
+        except TimeoutError:
+            error = self._admission.timed_out(self)
+        if error is not None:
+            raise error
+
+    def __enter__(self) -> "Permit":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.is_waiting:
+            self.limit.queue.remove(self.level, self)
+        self._admission.release(self, Outcome.ANSWERED if error is None else outcome_of(error))
+
+    def _decide(self, error: WeftError | None) -> None:
+        if self._decision is not None and not self._decision.done():
+            self._decision.set_result(error)
+
+
+class Refusals:
+    """Makes the errors of requests that are not admitted; each is counted at the limit of its graph."""
+
+    def __init__(self) -> None:
+        self._num_unlogged = 0
+        self._logged_ns = -_LOG_PERIOD_NS
+
+    def too_late(self, limit: ConcurrencyLimit, level: int, now_ns: int, context: CallContext) -> WeftError:
+        """Error for a request that cannot be answered within its deadline."""
+        self._count(limit, "deadline", level, context)
+        left_ns = (context.deadline_ns or 0) - now_ns
+        if left_ns <= 0:
+            return DeadlineExceededError("the deadline had passed before any work was done").refused()
+        return DeadlineExceededError(
+            f"{limit.subject} cannot answer inside the deadline: {left_ns / 1e6:.1f} ms are left, and half of its "
+            f"latest answers took more than {limit.median_ns / 1e6:.1f} ms; allow more time, or send it when less is "
+            "in flight"
+        ).refused()
+
+    def full(
+        self, full: ConcurrencyLimit, limit: ConcurrencyLimit, reason: str, level: int, context: CallContext
+    ) -> WeftError:
+        """``full`` has no slot for a request of ``limit``; the reason is one of ``why_refused``, or ``waited``."""
+        self._count(limit, reason, level, context)
+        why = {
+            "priority": f", of which some are kept for priorities above {level}",
+            "client_share": ", of which this client has its share",
+            "waited": "; no place became free in time",
+        }.get(reason, "")
+        text = f"{full.subject} has {full.num_inflight} requests in flight, and {full.setting} allows {full.limit}{why}"
+        return self._exhausted(text, full, context)
+
+    def client_limit(
+        self,
+        router: ConcurrencyLimit,
+        limit: ConcurrencyLimit,
+        level: int,
+        most: int,
+        context: CallContext,
+        how: str = "",
+    ) -> WeftError:
+        """Error for a client that has as many requests in flight as it may; ``how`` the limit was divided."""
+        self._count(limit, "client_limit", level, context)
+        text = f"the client has {most} requests in flight, as many as --max-inflight-per-client{how} allows"
+        return self._exhausted(text, router, context)
+
+    def _exhausted(self, text: str, full: ConcurrencyLimit, context: CallContext) -> WeftError:
+        retry_after_ms = full.slots.retry_after_ms(context.arrival_ns)
+        text += f"; try again in {retry_after_ms} ms"
+        return ResourceExhaustedError(text, retry_after_ms=retry_after_ms).refused()
+
+    def _count(self, limit: ConcurrencyLimit, reason: str, level: int, context: CallContext) -> None:
+        key = (reason, level)
+        limit.refusals[key] = limit.refusals.get(key, 0) + 1
+        if telemetry.is_enabled():
+            span = get_current_span(context.trace_context)
+            span.set_attributes({"weft.refusal": reason, "weft.priority": level, "weft.limit": limit.limit})
+        now_ns = context.arrival_ns
+        self._num_unlogged += 1
+        if now_ns - self._logged_ns < _LOG_PERIOD_NS:
+            return
+        extra = {
+            "num_refused": self._num_unlogged,
+            "subject": limit.subject,
+            "reason": reason,
+            "priority": level,
+            "num_inflight": limit.num_inflight,
+            "limit": limit.limit,
+        }
+        _log.warning("requests are refused; the fields are of the latest", extra=extra)
+        self._num_unlogged, self._logged_ns = 0, now_ns
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """What an error that a request ended with says of the load."""
+    if isinstance(error, WeftError):
+        if error.code == "RESOURCE_EXHAUSTED":
+            return Outcome.REFUSED
+        return Outcome.WITHDRAWN if error.code in ("DEADLINE_EXCEEDED", "CANCELLED") else Outcome.FAILED
+    is_withdrawn = isinstance(error, asyncio.CancelledError | GeneratorExit)
+    return Outcome.WITHDRAWN if is_withdrawn else Outcome.FAILED
+
+
 def admissible_priority(parameters: Mapping[str, ParameterValue]) -> int:
-    """The parameter ``priority``; 0 for one that is none, which is refused when the request is validated."""
+    """Request priority; 0 if the parameter is malformed (validation rejects it later)."""
     priority = parameters.get("priority")
     return priority if type(priority) is int and priority > 0 else 0

@@ -29,7 +29,6 @@ class BanditFile:
     """Keeps a store on disk; a crash loses what was learned since the last write, never the file.
 
     Args:
-        store: What is kept.
         folder: Where; one router's own. It is made if it is not there.
         period_s: Pause between two looks whether there is something to write, in seconds.
 
@@ -94,7 +93,6 @@ class BanditFile:
             self._saved_revision, self._failure = revision, ""
 
     def _write(self, text: str) -> None:
-        """The file has the text, or is as it was."""
         draft = self._path.with_suffix(".new")
         with draft.open("w") as file:
             file.write(text)

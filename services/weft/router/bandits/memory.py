@@ -1,11 +1,12 @@
-"""Which steps the bandits chose for the latest requests, so that feedback can name a request."""
+"""What a bandit has learned of its steps, and which requests can still be rewarded."""
 
+import random
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from weft.base.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
-from weft.router.bandits.bandit import Bandit
+from weft.language.bandit_algorithms import Arm, Arms, BanditPlan
 from weft.router.reporting.path import SKIPPED, NodeRecord
 
 MAX_REQUESTS = 100_000
@@ -19,13 +20,68 @@ _ENTRY_BYTES = 600
 _PULL_BYTES = 200
 
 
+class Bandit:
+    """Chooses among the steps of one splitter and learns from rewards.
+
+    Until each step has ``min_pulls`` the weights alone decide; then the algorithm does. A step of weight 0 is never
+    chosen.
+
+    Args:
+        names: Of the steps.
+        arms: What is known of the steps, in the same order. Other bandits may share and change them.
+        weights: At least 0, one of them above 0; dimensionless.
+        plan: The algorithm and its settings.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        arms: Sequence[Arm],
+        weights: Sequence[float],
+        plan: BanditPlan,
+        generator: random.Random,
+    ) -> None:
+        self.names = tuple(names)
+        self.arms = tuple(arms)
+        self._min_pulls = plan.min_pulls
+        self._algorithm = plan.algorithm
+        self._arms = Arms(arms, weights, plan.epsilon, generator)
+
+    def choose(self) -> tuple[int, float]:
+        """Index of the next step, which counts as pulled, and the probability that it was drawn with.
+
+        The probability goes back with the reward; an algorithm that does not need it gives 1.
+        """
+        arms = self._arms
+        if any(self.arms[index].num_trials < self._min_pulls for index in arms.live):
+            shares = [arms.weights[index] for index in arms.live]
+            at = arms.draw(shares)
+            index, probability = arms.live[at], shares[at] / sum(shares)
+        else:
+            index, probability = self._algorithm.choose(arms)
+        self.arms[index].num_pulls += 1
+        return index, probability
+
+    def reward(self, index: int, reward: float, probability: float | None = None) -> None:
+        """A pull of step ``index`` was worth ``reward``, in 0..1.
+
+        Args:
+            index: Of the step.
+            reward: In 0..1.
+            probability: What ``choose`` gave with the pull; None where that is not known: the probability now.
+        """
+        arm = self.arms[index]
+        arm.num_rewards += 1
+        arm.reward_sum += reward
+        self._algorithm.learn(self._arms, index, reward, probability)
+
+
 class Pull(NamedTuple):
     """One choice.
 
     Attributes:
         node: Path of the splitter.
         bandit: What chose.
-        step_index: Of the step.
         probability: As ``Bandit.choose`` gave it; None where that is not known.
         run: Of the splitter, while the request is in work.
         has_answered: False: the step itself has failed, or was cancelled; the answer of a fallback is not its own.

@@ -18,43 +18,43 @@ _Name = tuple[str, str, str]
 class BanditSharing:
     """Adds up what siblings learn: every router comes to know the pulls and rewards of all of them.
 
-    A router tells what came since it last told, so each pull and reward counts once everywhere, in whatever order.
+    A router sends what came since it last did, so each pull and reward counts once everywhere, in whatever order.
     Logarithms of weights are added too: what all steps of a node have in common is no difference between them.
 
     Args:
         store: Of this router.
-        tell: Sends to every sibling.
-        period_s: Pause between two looks whether there is something to tell, in seconds.
+        send: Sends to every sibling.
+        period_s: Pause between two looks whether there is something to send, in seconds.
     """
 
-    def __init__(self, store: BanditStore, tell: Callable[[bytes], None], *, period_s: float = PERIOD_S) -> None:
+    def __init__(self, store: BanditStore, send: Callable[[bytes], None], *, period_s: float = PERIOD_S) -> None:
         self._store = store
-        self._tell = tell
+        self._send = send
         self._period_s = period_s
         #: What all routers know, by names of graph, node and step.
         self._common: dict[_Name, Arm] = {}
-        self._told_revision = 0
-        self._teller: asyncio.Task[None] | None = None
+        self._published_revision = 0
+        self._publisher: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Tell from now on."""
-        self._teller = asyncio.create_task(self._keep_telling())
+        """Send from now on."""
+        self._publisher = asyncio.create_task(self._publish_periodically())
 
     async def close(self) -> None:
-        """Tell what is left, and no more."""
-        if self._teller is not None:
-            self._teller.cancel()
+        """Send what is left, and no more."""
+        if self._publisher is not None:
+            self._publisher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._teller
-        self.tell()
+                await self._publisher
+        self.publish()
 
-    def tell(self) -> None:
-        """Tell what was learned since the last time."""
+    def publish(self) -> None:
+        """Send what was learned since the last time."""
         revision = self._store.revision
-        if revision == self._told_revision:
+        if revision == self._published_revision:
             return
-        self._told_revision = revision
-        news: list[tuple[_Name, Arm]] = []
+        self._published_revision = revision
+        changes: list[tuple[_Name, Arm]] = []
         for graph, node, step, arm in self._store:
             name = graph, node, step
             common = self._common.setdefault(name, Arm())
@@ -65,10 +65,10 @@ class BanditSharing:
                 arm.log_weight - common.log_weight,
             )
             if more != Arm():
-                news.append((name, more))
+                changes.append((name, more))
                 self._common[name] = Arm(arm.num_pulls, arm.num_rewards, arm.reward_sum, arm.log_weight)
-        if news:
-            self._tell(_dump(news))
+        if changes:
+            self._send(_dump(changes))
 
     def take(self, message: bytes) -> None:
         """A sibling has told this, or knew it when this router came."""
@@ -93,10 +93,10 @@ class BanditSharing:
         """What all routers know, for ``take`` of one that comes."""
         return _dump(self._common.items())
 
-    async def _keep_telling(self) -> None:
+    async def _publish_periodically(self) -> None:
         while True:
             await asyncio.sleep(self._period_s)
-            self.tell()
+            self.publish()
 
 
 def _dump(arms: Iterable[tuple[_Name, Arm]]) -> bytes:

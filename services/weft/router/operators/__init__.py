@@ -1,6 +1,6 @@
 """The kinds of node, each a room of its own; this table is the only place that lists them."""
 
-from weft.language.kind import NodeKind
+from weft.language.compiler.nodes import NodeKind
 from weft.router.operators.cascade import CascadeKind
 from weft.router.operators.ensemble import EnsembleKind
 from weft.router.operators.map import MapKind

@@ -9,17 +9,16 @@ from typing import Any, NamedTuple
 
 from weft.base.errors import InvalidArgumentError, RemoteError, WeftError
 from weft.language.compiler.names import NodeNames, target_path
-from weft.language.compiler.nodes import NodeBuilder
+from weft.language.compiler.nodes import NodeBuilder, NodeKind
 from weft.language.compiler.scope import Scope, owner_text
 from weft.language.compiler.state import check_rows
-from weft.language.kind import NodeKind
 from weft.language.path_form import StepOutcome
 from weft.language.plan import Condition, Frame, NodePlan, StepPlan
-from weft.language.syntax.parse import NodeDefinition
+from weft.language.syntax.file import NodeDefinition
 from weft.language.types.signatures import TensorType, merged
 from weft.router.reporting.path import StepRecord
 from weft.router.steps import Node, NodeParts, Run
-from weft.router.tensors.rows import Rows
+from weft.router.tensors import Rows
 
 
 class BuiltAlternative(NamedTuple):
@@ -78,7 +77,7 @@ class AlternativesKind(NodeKind):
         return {}
 
     def build(
-        self, builder: NodeBuilder, scope: Scope, promised: Mapping[str, TensorType]
+        self, builder: NodeBuilder, scope: Scope, declared: Mapping[str, TensorType]
     ) -> tuple[NodePlan | None, dict[str, TensorType]]:
         """As ``NodeKind.build``; what steps give is held against what the node declares, or against one another."""
         node, names = scope.node, scope.names
@@ -92,7 +91,7 @@ class AlternativesKind(NodeKind):
             check_rows(scope, builder.names, builder.report, "with 'per_row' the rows of a request go different ways")
         for i in range(len(node.steps)):
             plan, offered, used = self.build_step(builder, scope, i, slots)
-            _check_alternative(builder, scope, i, offered, promised, offers)
+            _check_alternative(builder, scope, i, offered, declared, offers)
             if per_row:
                 _check_rows(builder, scope, {name: offered[name] for name in used if name in offered})
             if plan is not None:
@@ -105,7 +104,7 @@ class AlternativesKind(NodeKind):
             name: merged(offers.get(name, []), f"output '{name}' of node '{node.name}' ({place})")
             for name in names.outputs
         }
-        types |= {name: _left_out(scope, name, types[name], promised) for name in promised if name in types}
+        types |= {name: _left_out(scope, name, types[name], declared) for name in declared if name in types}
         if per_row:  # what has no batch dimension was reported
             types = {name: known if known.is_batched else known.forgotten() for name, known in types.items()}
         for name, slot in slots.items():
@@ -120,7 +119,6 @@ class AlternativesNode(Node):
     """A node whose steps are alternatives.
 
     Args:
-        plan: What it is made of.
         parts: Its steps, and what it shares with other nodes.
     """
 
@@ -131,7 +129,6 @@ class AlternativesNode(Node):
         self._runtime = parts.runtime
 
     def _placed(self, error: WeftError, detail: str = "") -> WeftError:
-        """The error, telling that it happened in this node."""
         return self._error_context.wrap(error, f"{self.plan.path}: {detail}" if detail else self.plan.path)
 
     def _holds(self, test: Condition, run: Run) -> bool:
@@ -179,17 +176,17 @@ def _check_rows(builder: NodeBuilder, scope: Scope, types: Mapping[str, TensorTy
             builder.report.error("G023", file, path, text, is_name=True)
 
 
-def _may_lack(scope: Scope, name: str, promised: Mapping[str, TensorType]) -> bool:
+def _may_lack(scope: Scope, name: str, declared: Mapping[str, TensorType]) -> bool:
     """Whether a step need not give an output: it is declared as optional, and another step gives it."""
     is_given = any(name in step.outputs.values() for step in scope.names.steps)
-    return is_given and name in promised and promised[name].is_optional
+    return is_given and name in declared and declared[name].is_optional
 
 
-def _left_out(scope: Scope, name: str, known: TensorType, promised: Mapping[str, TensorType]) -> TensorType:
+def _left_out(scope: Scope, name: str, known: TensorType, declared: Mapping[str, TensorType]) -> TensorType:
     """The type of an output that some steps do not give."""
     steps = zip(scope.node.steps, scope.names.steps, strict=True)
     lacking = [repr(step.name) for step, own in steps if not own.is_open and name not in own.outputs.values()]
-    if not lacking or not _may_lack(scope, name, promised):
+    if not lacking or not _may_lack(scope, name, declared):
         return known
     absence = f"step {' and '.join(lacking)} of node '{scope.node.name}' gives none: give the step that runs the node "
     return replace(known, is_optional=True, absence=f"{absence}a 'default' for '{name}'")
@@ -200,7 +197,7 @@ def _check_alternative(
     scope: Scope,
     index: int,
     offered: Mapping[str, TensorType],
-    promised: Mapping[str, TensorType],
+    declared: Mapping[str, TensorType],
     offers: dict[str, list[TensorType]],
 ) -> None:
     """One alternative against what the node declares, or against the alternatives before it."""
@@ -210,12 +207,12 @@ def _check_alternative(
         value = offered.get(name)
         what = f"output '{name}' of {owner_text(file, scope.node)}"
         if value is None:
-            if not scope.names.steps[index].is_open and not _may_lack(scope, name, promised):
+            if not scope.names.steps[index].is_open and not _may_lack(scope, name, declared):
                 builder.missing_output(file, path, f"step '{step.name}' gives no {what}", name, offered)
             continue
         before = offers.setdefault(name, [])
-        if name in promised:
-            used = promised[name]
+        if name in declared:
+            used = declared[name]
             builder.check_use(file, path, value, used, is_required=False, what=what, declared=used)
         elif not all(builder.agree(file, path, what, value, other, "alternatives") for other in before):
             continue

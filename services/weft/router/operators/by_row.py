@@ -7,7 +7,7 @@ from weft.base.tensors import WireTensor
 from weft.language.plan import OK, Frame, NodePlan
 from weft.language.pruning import slots_read
 from weft.router.reporting.path import StepRecord
-from weft.router.tensors.rows import Rows, join, split, without_rows
+from weft.router.tensors import Rows, join, split, without_rows
 
 #: More rows are not named in a message.
 _MAX_SHOWN_ROWS = 10
@@ -139,7 +139,7 @@ def of_rows(error: WeftError, rows: Rows, num_rows: int) -> WeftError:
     return error.with_message(f"{error.message} (row{'s' * (len(rows) > 1)} {', '.join(shown)} of {num_rows})")
 
 
-def tell_rows(records: Iterable[StepRecord], num_rows: int) -> None:
+def record_rows(records: Iterable[StepRecord], num_rows: int) -> None:
     """The records of steps say how many rows they had."""
     for record in records:
         record.rows = num_rows

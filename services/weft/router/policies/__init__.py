@@ -1,9 +1,9 @@
 """What a step does beside acting once: each policy is one module, and this table is the only place that lists them.
 
-A policy of a step is an action around the action of the step; ``attempt`` gives each call a number and a span.
+A policy of a step is a wrapper around the step's action; ``weft.router.steps`` shows the whole chain.
 """
 
-from weft.language.policy import PolicyKind
+from weft.language.syntax.file import PolicyKind
 from weft.router.policies.cache import CachePolicy
 from weft.router.policies.hedge import HedgePolicy
 from weft.router.policies.retry import RetryPolicy

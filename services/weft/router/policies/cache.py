@@ -12,23 +12,17 @@ from weft.base.caching.response_cache import CachedResponse, cache_key, cache_ke
 from weft.base.caching.single_flight import CoalescedTimeoutError
 from weft.base.errors import WeftError
 from weft.language.description import condition_text
-from weft.language.plan import Condition, StepPlan
-from weft.language.policy import GivenPolicies, PolicyKind, PolicyPlan
-from weft.language.syntax.parse import GraphFile
-from weft.language.syntax.report import GraphReport
+from weft.language.plan import Condition
+from weft.language.syntax.file import GivenPolicies, GraphFile, GraphReport, PolicyKind
 from weft.router.reporting.path import StepRecord
-from weft.router.reporting.step_counters import StepCounters
-from weft.router.runtime import Runtime
-from weft.router.steps.base import Action, ErrorContext, PolicyAction
-from weft.router.steps.parts import PolicyParts
-from weft.router.steps.run import Run
+from weft.router.steps import Action, PolicyAction, PolicyParts, Run, StepPolicyPlan
 from weft_protos import graph_pb2 as pb
 
 _DEFAULT_MIB = 64
 
 
 @dataclass(frozen=True, slots=True)
-class CachePlan(PolicyPlan):
+class CachePlan(StepPolicyPlan):
     """Answers are kept.
 
     Attributes:
@@ -60,7 +54,7 @@ class CachePlan(PolicyPlan):
 
     @override
     def wrap(self, action: Action, parts: PolicyParts) -> Action:
-        return Cached(action, parts.step, self, parts.error_context, parts.runtime, parts.counters)
+        return Cached(action, self, parts)
 
 
 class CachePolicy(PolicyKind):
@@ -83,8 +77,9 @@ class CachePolicy(PolicyKind):
     def plan(self, given: GivenPolicies, condition: Condition | None) -> CachePlan | None:
         return _plan(given.own.cache, condition) if given.own.HasField("cache") else None
 
+    @override
     def plan_of_graph(self, message: pb.Graph, condition: Condition | None) -> CachePlan | None:
-        """As ``PolicyKind.plan_of_graph``; ``response_cache`` is a cache with the defaults."""
+        """``response_cache`` is a cache with the defaults."""
         if not (message.policy.HasField("cache") or message.response_cache.enable):
             return None
         return _plan(message.policy.cache, condition)
@@ -112,34 +107,22 @@ class Cached(PolicyAction):
 
     Args:
         action: Gives the answers.
-        step: The step that acts.
-        plan: What is kept.
-        error_context: The graph, for messages.
-        runtime: The clock.
-        counters: Of the step.
     """
 
-    def __init__(
-        self,
-        action: Action,
-        step: StepPlan,
-        plan: CachePlan,
-        error_context: ErrorContext,
-        runtime: Runtime,
-        counters: StepCounters,
-    ) -> None:
+    def __init__(self, action: Action, plan: CachePlan, parts: PolicyParts) -> None:
         super().__init__(action)
+        step, runtime = parts.step, parts.runtime
         self._path = step.path
         self._inputs = step.inputs
         self._output_names = [name for name, _ in step.outputs]
         self._base = self._base_with(())
         self._output_slots = [slot for _, slot in step.outputs]
         self._condition = plan.key
-        self._error_context = error_context
+        self._error_context = parts.error_context
         self._answers = CoalescingCache(
             runtime.share(plan.max_bytes), plan.ttl_ms, runtime.clock_ns, plan.stale_if_error_ms
         )
-        self._counters = counters
+        self._counters = parts.counters
 
     @override
     async def act(self, run: Run, record: StepRecord) -> None:

@@ -8,24 +8,25 @@ from typing import Any, ClassVar, NamedTuple
 
 from typing_extensions import override
 
-from weft.language.plan import Condition, StepPlan
-from weft.language.policy import GivenPolicies, PolicyKind, PolicyPlan
-from weft.language.syntax.parse import GraphFile
-from weft.language.syntax.report import GraphReport
+from weft.language.plan import Condition
+from weft.language.syntax.file import GivenPolicies, GraphFile, GraphReport, PolicyKind
+from weft.router.fork import Race
 from weft.router.reporting.path import StepRecord
-from weft.router.reporting.step_counters import StepCounters
-from weft.router.runtime import Runtime
-from weft.router.steps.base import Action, ConditionFailedError, PolicyAction
-from weft.router.steps.parts import PolicyParts
-from weft.router.steps.responses import close_streams
-from weft.router.steps.run import Run
-from weft.router.steps.step_stream import StepStream
-from weft.router.tasks.fork import Race
+from weft.router.steps import (
+    Action,
+    ConditionFailedError,
+    PolicyAction,
+    PolicyParts,
+    Run,
+    StepPolicyPlan,
+    StepStream,
+    close_streams,
+)
 from weft_protos import graph_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
-class HedgePlan(PolicyPlan):
+class HedgePlan(StepPolicyPlan):
     """Further calls while no answer has come.
 
     Attributes:
@@ -56,7 +57,7 @@ class HedgePlan(PolicyPlan):
 
     @override
     def wrap(self, action: Action, parts: PolicyParts) -> Action:
-        return Hedged(action, parts.step, self, parts.runtime, parts.counters)
+        return Hedged(action, self, parts)
 
 
 class HedgePolicy(PolicyKind):
@@ -108,25 +109,14 @@ class Hedged(PolicyAction):
 
     Args:
         action: One call.
-        step: The step that acts.
-        plan: When, and how many.
-        runtime: Clock and retry budgets.
-        counters: Of the step.
     """
 
-    def __init__(
-        self,
-        action: Action,
-        step: StepPlan,
-        plan: HedgePlan,
-        runtime: Runtime,
-        counters: StepCounters,
-    ) -> None:
+    def __init__(self, action: Action, plan: HedgePlan, parts: PolicyParts) -> None:
         super().__init__(action)
         self._plan = plan
-        self._output_slots = [slot for _, slot in step.outputs]
-        self._runtime = runtime
-        self._counters = counters
+        self._output_slots = [slot for _, slot in parts.step.outputs]
+        self._runtime = parts.runtime
+        self._counters = parts.counters
 
     @override
     async def act(self, run: Run, record: StepRecord) -> None:
@@ -188,7 +178,6 @@ class _HedgedRace(Race):
     """A race that a further runner joins each ``after_ms``, as long as there may be more.
 
     Args:
-        plan: When, and how many.
         call: Makes a runner.
         may_hedge: Whether a further one may start.
     """

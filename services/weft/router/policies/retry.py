@@ -10,15 +10,9 @@ from typing_extensions import override
 from weft.base.errors import WeftError
 from weft.base.text.pbtxt import suggestion
 from weft.language.plan import Condition
-from weft.language.policy import GivenPolicies, PolicyKind, PolicyPlan
-from weft.language.syntax.parse import GraphFile
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GivenPolicies, GraphFile, GraphReport, PolicyKind
 from weft.router.reporting.path import StepRecord
-from weft.router.reporting.step_counters import StepCounters
-from weft.router.runtime import Runtime
-from weft.router.steps.base import Action, PolicyAction
-from weft.router.steps.parts import PolicyParts
-from weft.router.steps.run import Run
+from weft.router.steps import Action, PolicyAction, PolicyParts, Run, StepPolicyPlan
 from weft_protos import graph_pb2 as pb
 
 #: gRPC status codes that may be worth another attempt. The others say that the same call fails again, or, CANCELLED,
@@ -42,7 +36,7 @@ _NEVER_NS = 2**63
 
 
 @dataclass(frozen=True, slots=True)
-class RetryPlan(PolicyPlan):
+class RetryPlan(StepPolicyPlan):
     """Further attempts after a failure.
 
     Attributes:
@@ -77,7 +71,7 @@ class RetryPlan(PolicyPlan):
 
     @override
     def wrap(self, action: Action, parts: PolicyParts) -> Action:
-        return Retried(action, self, parts.runtime, parts.counters)
+        return Retried(action, self, parts)
 
 
 class RetryPolicy(PolicyKind):
@@ -154,19 +148,17 @@ class Retried(PolicyAction):
 
     Args:
         action: One attempt.
-        plan: When and how often.
-        runtime: Clock, chance and the retry budgets.
-        counters: Of the step.
     """
 
-    def __init__(self, action: Action, plan: RetryPlan, runtime: Runtime, counters: StepCounters) -> None:
+    def __init__(self, action: Action, plan: RetryPlan, parts: PolicyParts) -> None:
         super().__init__(action)
         self._plan = plan
-        self._runtime = runtime
-        self._counters = counters
+        self._runtime = parts.runtime
+        self._counters = parts.counters
 
+    @override
     async def act(self, run: Run, record: StepRecord) -> None:
-        """As ``Action.act``; the message of the last error says how many attempts there were."""
+        """The message of the last error says how many attempts there were."""
         if run.request.is_in_sequence:
             await self._action.act(run, record)
             return

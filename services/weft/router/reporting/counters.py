@@ -1,6 +1,10 @@
-"""How one request enters the counters of a graph or of a model that was called."""
+"""Counters: how one request enters those of a graph or a called model, and those of every step."""
 
 import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 from weft.base.core import CallContext
 from weft.base.observing import telemetry
@@ -48,3 +52,44 @@ def count_answer(
     else:
         trace_id = telemetry.trace_id_of(context.trace_context)
         histogram.observe(duration_ns / 1e9, trace_id=trace_id, unix_time_s=time.time())
+
+
+@dataclass(slots=True, weakref_slot=True)
+class StepCounters:
+    """Counters of one step of one graph.
+
+    Attributes:
+        latency: Of the runs that ended with status OK; its buckets are their number.
+        failures: Other runs by status, SKIPPED and CANCELLED among them.
+        events: What policies, fallbacks and shadows count, by the name of the metric after ``weft_graph_step_``.
+    """
+
+    graph: str
+    version: str
+    path: str
+    latency: LatencyHistogram = field(default_factory=LatencyHistogram)
+    failures: dict[str, int] = field(default_factory=dict)
+    events: Counter[str] = field(default_factory=Counter)
+
+    def count_failure(self, status: str) -> None:
+        """Count a run that did not end with OK."""
+        self.failures[status] = self.failures.get(status, 0) + 1
+
+
+class StepCounterTable:
+    """Counters of the steps of a router, as long as a graph uses them: those of a graph go on when it is replaced."""
+
+    def __init__(self) -> None:
+        self._counters: WeakValueDictionary[tuple[str, str, str], StepCounters] = WeakValueDictionary()
+
+    def of(self, graph: str, version: str, path: str) -> StepCounters:
+        """The counters of one step, made on first use."""
+        key = (graph, version, path)
+        found = self._counters.get(key)
+        if found is None:
+            found = self._counters[key] = StepCounters(graph, version, path)
+        return found
+
+    def __iter__(self) -> Iterator[StepCounters]:
+        """Every step in the order of loading."""
+        return iter(list(self._counters.values()))

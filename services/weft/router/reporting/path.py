@@ -1,14 +1,10 @@
 """What a request did in a graph: its path, and how long each step took.
 
-Grammar of the path, the value of the trailing metadata ``x-graph-path``; each kind of node has its own brackets::
+Grammar of the path, the value of the trailing metadata ``x-graph-path``::
 
     path  = node body
-    body  = "." steps           sequence that is the graph         root.lid;clf;post
-          | "(" steps ")"       sequence inside a step             clf=pipeline(a;b)
-          | "[" steps "]"       switch or splitter: the branch     clf=by_language[de]
-          | "{" steps "}"       ensemble                           votes={a;b;c}
-          | "<" steps ">"       cascade                            clf=moderate<tiny;base>
-          | "*(" steps ")"      map: one step for all its chunks   read=lines*(ocr#57); without rows lines*()
+    body  = before steps after  the brackets of the node's kind, as its plans' ``path_form`` has them: root.lid;clf;post
+                                or clf=by_language[de] or read=lines*(ocr#57), and lines*() without rows
     steps = step *( ";" step )  in the order in which they started; those of a loop once for each round
     step  = name [ "#" rows ] [ "=" node body ] [ mark ] *( ">" step )
     mark  = "!" | "~" | "^"     "!" it failed, "~" it was cancelled, or late, "^" a stale answer of its cache stood in
@@ -54,7 +50,6 @@ class StepRecord:
     """One run of a step; whatever few steps have is a default of the class.
 
     Attributes:
-        name, path: Of the step.
         target, model, version: Of a call; "" where the step is a node.
         start_ns, end_ns: On the runtime's clock.
         status: "OK", "SKIPPED", "CANCELLED", or the gRPC status name of the error: that of the last fallback, if one

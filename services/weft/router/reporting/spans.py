@@ -43,7 +43,7 @@ def start_step_span(path: str, kind: SpanKind, attributes: Mapping[str, str | in
 
 def end_step_span(span: Span, record: StepRecord, error: BaseException | None = None) -> None:
     """End the span of a step with the branch that it took, and the error."""
-    _tell_outcome(span, record)
+    _set_outcome(span, record)
     end_span(span, error)
 
 
@@ -54,7 +54,7 @@ def end_span(span: Span, error: BaseException | None = None) -> None:
     telemetry.end_span(span, error)
 
 
-def _tell_outcome(span: Span, record: StepRecord) -> None:
+def _set_outcome(span: Span, record: StepRecord) -> None:
     """The span of a step says which way it went.
 
     A failure that the request survived, because the step is soft, is an error of this span and of none above it.

@@ -1,7 +1,8 @@
-"""Graphs and signatures as ``ModelConfig`` messages."""
+"""Configurations of graphs and signatures of models as messages."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from weft.base.signature import (
     COLLECTS_PARAMETER,
@@ -10,11 +11,17 @@ from weft.base.signature import (
     ModelSignature,
     TensorSpec,
     answering_part,
+    datatype_name,
 )
+from weft.base.versions import version_order
 from weft.language.plan import CallPlan, GraphPlan, NodePlan
 from weft.language.syntax.parse import model_config
 from weft.language.syntax.source import GraphSource
-from weft_protos.model_config_pb2 import DataType, ModelConfig
+from weft_protos import graph_service_pb2 as pb
+from weft_protos.model_config_pb2 import DataType, ModelConfig, ModelInput, ModelOutput
+
+if TYPE_CHECKING:
+    from weft.router.targets.catalog import CatalogEntry, TargetCatalog
 
 
 def config_of_graph(source: GraphSource, plan: GraphPlan) -> ModelConfig:
@@ -33,7 +40,7 @@ def config_of_graph(source: GraphSource, plan: GraphPlan) -> ModelConfig:
         config.model_transaction_policy.decoupled = True
     if plan.signature.can_collect:
         config.parameters[COLLECTS_PARAMETER].string_value = "true"
-    _tell_optional(config, plan.signature)
+    _set_optional(config, plan.signature)
     root = plan.root
     is_plain = root.is_pipeline and all(isinstance(step.action, CallPlan) for step in root.steps)
     if config.HasField("ensemble_scheduling") or not is_plain:
@@ -51,7 +58,7 @@ def config_of_graph(source: GraphSource, plan: GraphPlan) -> ModelConfig:
     return config
 
 
-def tell_digest(config: ModelConfig, source: GraphSource, nested: Mapping[tuple[str, str], GraphSource | None]) -> None:
+def set_digest(config: ModelConfig, source: GraphSource, nested: Mapping[tuple[str, str], GraphSource | None]) -> None:
     """Put the sha256 of a graph's files into its configuration, which so differs once any of them has other content.
 
     Args:
@@ -74,7 +81,7 @@ def with_models(config: ModelConfig, models: Iterable[tuple[ModelSignature, Mode
 
     Args:
         config: Of the graph, with the digest of its files.
-        models: Signature and configuration of each, once or more often, in any order; None: it tells none. Where they
+        models: Signature and configuration of each, once or more often, in any order; None: it has none. Where they
             are served does not count.
     """
     digest = hashlib.sha256(config.parameters[GRAPH_DIGEST_PARAMETER].string_value.encode())
@@ -82,8 +89,8 @@ def with_models(config: ModelConfig, models: Iterable[tuple[ModelSignature, Mode
         (signature.name, signature.version): answering_part(own or config_of_signature(signature))
         for signature, own in models
     }
-    for (name, version), told in sorted(found.items()):
-        for content in (name.encode(), version.encode(), told):
+    for (name, version), text in sorted(found.items()):
+        for content in (name.encode(), version.encode(), text):
             _update(digest, content)
     complete = ModelConfig()
     complete.CopyFrom(config)
@@ -114,12 +121,11 @@ def config_of_signature(signature: ModelSignature) -> ModelConfig:
         config.sequence_batching.SetInParent()
     if signature.can_collect:
         config.parameters[COLLECTS_PARAMETER].string_value = "true"
-    _tell_optional(config, signature)
+    _set_optional(config, signature)
     return config
 
 
-def _tell_optional(config: ModelConfig, signature: ModelSignature) -> None:
-    """Name the outputs that answers may lack."""
+def _set_optional(config: ModelConfig, signature: ModelSignature) -> None:
     config.parameters.pop(OPTIONAL_OUTPUTS_PARAMETER, None)
     if names := [spec.name for spec in signature.outputs if spec.is_optional]:
         config.parameters[OPTIONAL_OUTPUTS_PARAMETER].string_value = ",".join(names)
@@ -136,3 +142,59 @@ def _tensor_names(node: NodePlan) -> Iterator[tuple[int, str]]:
             yield binding.slot, f"{step.name}.{binding.name}"
     for binding in (*node.outputs, *node.inputs):
         yield binding.slot, binding.name
+
+
+def signatures_of(catalog: "TargetCatalog") -> pb.TargetSignaturesResponse:
+    """The models of a catalog, by name and version."""
+    entries = sorted(catalog.entries(), key=_order)
+    return pb.TargetSignaturesResponse(
+        model=[message_of(entry.target, entry.model.signature) for entry in entries if entry.model.is_ready],
+        not_ready=[
+            f"{entry.model.signature.name}/{entry.model.signature.version} on {entry.target}"
+            for entry in entries
+            if not entry.model.is_ready
+        ],
+        unreachable_target=catalog.unreachable,
+    )
+
+
+def message_of(target: str, signature: ModelSignature) -> pb.ModelSignature:
+    """The signature of a model that ``target`` serves."""
+    config = config_of_signature(signature)
+    return pb.ModelSignature(
+        name=signature.name,
+        version=signature.version,
+        target=target,
+        max_batch_size=signature.max_batch_size,
+        input=config.input,
+        output=config.output,
+        decoupled=signature.is_decoupled,
+        stateful=signature.is_stateful,
+        optional_output=[spec.name for spec in signature.outputs if spec.is_optional],
+    )
+
+
+def signature_of(message: pb.ModelSignature) -> ModelSignature:
+    """The signature in a message, which has no platform."""
+    return ModelSignature(
+        name=message.name,
+        version=message.version,
+        platform="",
+        max_batch_size=message.max_batch_size,
+        inputs=tuple(_specs(message.input)),
+        outputs=tuple(_specs(message.output, message.optional_output)),
+        is_decoupled=message.decoupled,
+        is_stateful=message.stateful,
+    )
+
+
+def _specs(tensors: Iterable[ModelInput | ModelOutput], optional: Collection[str] = ()) -> Iterable[TensorSpec]:
+    for tensor in tensors:
+        is_optional = tensor.optional if isinstance(tensor, ModelInput) else tensor.name in optional
+        is_ragged = isinstance(tensor, ModelInput) and tensor.allow_ragged_batch
+        yield TensorSpec(tensor.name, datatype_name(tensor.data_type), tuple(tensor.dims), is_optional, is_ragged)
+
+
+def _order(entry: "CatalogEntry") -> tuple[str, int, str]:
+    version = entry.model.signature.version
+    return entry.model.signature.name, version_order(version), version

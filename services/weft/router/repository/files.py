@@ -21,7 +21,6 @@ class VersionFile:
 
     Attributes:
         name: The folder's name.
-        version: Numeric, as a string.
         path: ``<name>/<version>/graph.pbtxt``, or ``<name>/config.pbtxt`` of a Triton Inference Server ensemble.
         stamp: Time of the inode's last change in nanoseconds, size in bytes, inode: differs after each change of the
             file, also by a tool that restores its modification time.
@@ -39,9 +38,6 @@ class VersionFile:
 
 class GraphRepository:
     """Finds graph files under a folder; names from clients are compared with its entries, never joined to a path.
-
-    Args:
-        root: The repository.
 
     Attributes:
         faults: Of the last scan: why a folder, or a part of it, is left out, by the folder's name.

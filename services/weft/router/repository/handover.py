@@ -11,19 +11,13 @@ from weft.language.syntax.source import GraphSource
 from weft.router.repository.files import VersionFile
 from weft.router.repository.lifecycle import GraphLifecycle
 from weft.router.repository.serving import ServingGraph
-from weft.router.repository.table import GraphTable
-from weft.router.repository.versions import Graph, GraphVersion
+from weft.router.repository.table import Graph, GraphTable, GraphVersion
 
 _log = get_logger("weft.router.graphs")
 
 
 class GraphHandover:
-    """Writes the state of every graph, and takes that of a sibling over.
-
-    Args:
-        table: The graphs.
-        lifecycle: Changes them.
-    """
+    """Writes the state of every graph, and takes that of a sibling over."""
 
     def __init__(self, table: GraphTable, lifecycle: GraphLifecycle) -> None:
         self._table = table

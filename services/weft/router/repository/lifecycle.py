@@ -6,13 +6,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from weft.base.errors import InvalidArgumentError, NotFoundError, UnavailableError, WeftError
+from weft.base.core import ParameterValue
+from weft.base.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError, WeftError
 from weft.base.observing.logs import get_logger
+from weft.base.repository.control import ClientControl
 from weft.router.repository.files import GraphRepository, VersionFile
 from weft.router.repository.loader import GraphLoader
 from weft.router.repository.serving import why_not_ready
-from weft.router.repository.table import GraphTable
-from weft.router.repository.versions import Graph, GraphVersion, texts
+from weft.router.repository.table import Graph, GraphTable, GraphVersion, texts
 from weft.router.runtime import Runtime
 from weft.router.targets.catalog import TargetCatalog
 
@@ -23,12 +24,6 @@ _log = get_logger("weft.router.graphs")
 
 class GraphLifecycle:
     """Changes the graphs of a router, one change at a time.
-
-    Args:
-        table: The graphs.
-        repository: Where the files are.
-        catalog: What the targets serve.
-        runtime: What all graphs share.
 
     Attributes:
         files: The files that were loaded last, by graph; a graph that is gone has none.
@@ -268,3 +263,57 @@ class GraphLifecycle:
             serving = entry.serving
             if serving is not None and serving.contains(names):
                 await self.loader.refresh(entry)
+
+
+class GraphControl:
+    """Changes which graphs serve, as far as the mode of the router allows it.
+
+    Args:
+        mode: ``"none"``, ``"poll"`` or ``"explicit"``.
+    """
+
+    def __init__(self, lifecycle: GraphLifecycle, mode: str) -> None:
+        self._lifecycle = lifecycle
+        self._control = ClientControl(mode, "router")
+
+    async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
+        """Load or reload a graph; a version that does not compile does not replace one that serves.
+
+        With the parameter ``rollback: true`` it puts back what served before the last change, also in poll mode.
+
+        Raises:
+            UnavailableError: The mode does not allow it.
+            InvalidArgumentError: ``rollback`` is no bool.
+            UnsupportedError: Other parameters are given.
+            WeftError: As ``GraphLifecycle.load`` or ``GraphLifecycle.rollback``.
+        """
+        is_rollback = parameters.get("rollback", False)
+        if not isinstance(is_rollback, bool):
+            raise InvalidArgumentError(f"load parameter 'rollback' must be true or false, got {is_rollback!r:.80}")
+        if not (is_rollback and self._control.mode == "poll"):
+            self._control.check()
+        if unknown := sorted(set(parameters) - {"rollback"}):
+            raise UnsupportedError(
+                f"load parameters {unknown} are not supported for graphs; change the file and load it again"
+            )
+        await self._control.finish(self._lifecycle.rollback(name) if is_rollback else self._lifecycle.load(name))
+
+    async def unload(self, name: str, *, unload_dependents: bool) -> None:
+        """Unload a graph; requests in flight finish.
+
+        Raises:
+            UnavailableError: The mode does not allow it.
+            UnsupportedError: ``unload_dependents``: the models belong to other services.
+            NotFoundError: No graph has that name.
+        """
+        self._control.check()
+        if unload_dependents:
+            raise UnsupportedError(
+                f"unload_dependents is not supported for graphs: the models of '{name}' are unloaded at the services "
+                "that serve them"
+            )
+        await self._control.finish(self._lifecycle.unload(name))
+
+    async def close(self) -> None:
+        """Cancel changes in progress."""
+        await self._control.close()

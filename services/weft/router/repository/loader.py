@@ -8,7 +8,7 @@ from weft.base.observing.logs import get_logger
 from weft.language.syntax.source import GraphError, GraphSource
 from weft.router.repository.files import GraphRepository, VersionFile
 from weft.router.repository.serving import GraphSources, ServedSources, ServingGraph, compiled, why_not_ready
-from weft.router.repository.versions import GraphVersion
+from weft.router.repository.table import GraphVersion
 from weft.router.runtime import Runtime
 from weft.router.targets.catalog import TargetCatalog
 
@@ -22,9 +22,6 @@ class GraphLoader:
     """Loads one version at a time, which its owner ensures.
 
     Args:
-        repository: Where the files are.
-        catalog: What the targets serve.
-        runtime: What all graphs share.
         served: What serves, for graphs that contain others; called on other threads, only while a method runs.
         on_swap: Called with the graph's name when one of its versions has another graph, or none, in service.
     """

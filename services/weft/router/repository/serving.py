@@ -1,22 +1,22 @@
 """The graph in service for one version: made once from a file, immutable."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from weft.base.observing.logs import get_logger
 from weft.base.signature import ModelSignature
 from weft.base.text.pbtxt import render
-from weft.language.plan import CallPlan, GraphPlan
+from weft.language.plan import CallPlan, GraphPlan, NodePlan, StepPlan
 from weft.language.syntax.source import GraphSource
 from weft.language.types.signatures import shape_text
 from weft.router.bandits.store import KnownArm
 from weft.router.compile import compile_with_warnings
 from weft.router.executor import GraphExecutor
-from weft.router.reporting.step_counters import StepCounters
-from weft.router.repository.config import config_of_graph, tell_digest, with_models
+from weft.router.reporting.counters import StepCounters
+from weft.router.repository.config import config_of_graph, set_digest, with_models
 from weft.router.repository.files import GraphRepository
-from weft.router.repository.readiness import Missing, borne_calls, missing_call, steps_of
 from weft.router.runtime import Runtime
 from weft.router.targets.catalog import TargetCatalog
 from weft_protos.model_config_pb2 import ModelConfig
@@ -25,6 +25,68 @@ from weft_protos.model_config_pb2 import ModelConfig
 ServedSources = Callable[[str], Mapping[str, GraphSource]]
 
 _log = get_logger("weft.router.graphs")
+IsReady = Callable[[CallPlan], bool]
+
+
+class Missing(NamedTuple):
+    """A step and its call of a model that is not ready."""
+
+    step: StepPlan
+    call: CallPlan
+
+
+def missing_call(node: NodePlan, is_ready: IsReady) -> Missing | None:
+    """A call that keeps the node from answering some request; None if there is none.
+
+    A step can do without its model if one of its fallbacks is ready, a node without a step that is soft, as long as
+    there are answers enough. Shadows do not count. Every step that may be chosen to answer for the others is needed.
+
+    Args:
+        node: The node, the graph's root for example.
+        is_ready: Whether a model is ready.
+    """
+    for custom in node.customs:
+        if (missing := _missing_of(custom, is_ready)) is not None:
+            return missing
+    steps = {index: _missing_of(step, is_ready) for index, step in enumerate(node.steps) if step.shadow is None}
+    lost = node.first_lost([index for index, missing in steps.items() if missing is not None])
+    return None if lost is None else steps[lost]
+
+
+def tolerated_calls(node: NodePlan, is_ready: IsReady) -> list[Missing]:
+    """Calls that cannot be made and that the node answers without, as if nothing of it were ``missing_call``.
+
+    Args:
+        node: The node, the graph's root for example.
+        is_ready: Whether a model is ready.
+    """
+    return [
+        Missing(step, step.action)
+        for _, step in steps_of(node)
+        if step.shadow is None and isinstance(step.action, CallPlan) and not is_ready(step.action)
+    ]
+
+
+def steps_of(node: NodePlan) -> Iterator[tuple[NodePlan, StepPlan]]:
+    """Every step under a node with the node that it is in: of nested nodes, fallbacks, custom steps and shadows too."""
+    for step in (*node.steps, *node.customs, *node.shadows):
+        one: StepPlan | None = step
+        while one is not None:
+            yield node, one
+            if isinstance(one.action, NodePlan):
+                yield from steps_of(one.action)
+            one = one.fallback
+
+
+def _missing_of(step: StepPlan, is_ready: IsReady) -> Missing | None:
+    """A call without which the step cannot answer: its own, if its fallbacks cannot answer either."""
+    if isinstance(step.action, CallPlan):
+        missing = None if is_ready(step.action) else Missing(step, step.action)
+    else:
+        missing = missing_call(step.action, is_ready)
+    if missing is None or step.fallback is None:
+        return missing
+    return missing if _missing_of(step.fallback, is_ready) is not None else None
 
 
 class GraphSources:
@@ -64,7 +126,6 @@ class CompiledGraph:
     """A graph that passed every check.
 
     Attributes:
-        source: The file.
         plan: What it was compiled to.
         config: The graph as a model's configuration.
         nested: The graphs that it may contain, by name and version; None where there is none.
@@ -87,16 +148,12 @@ def compiled(source: GraphSource, catalog: TargetCatalog, graphs: GraphSources) 
     if warnings:
         _log.warning("graph '%s' version %s:\n%s", source.name, source.version, render(warnings))
     config = config_of_graph(source, plan)
-    tell_digest(config, source, graphs.found)
+    set_digest(config, source, graphs.found)
     return CompiledGraph(source, plan, config, graphs.found)
 
 
 class ServingGraph:
     """A compiled graph with its executor and counters; requests in flight keep theirs when it is replaced.
-
-    Args:
-        graph: The graph.
-        runtime: Shared with the other graphs of the router.
 
     Raises:
         KeyError: The plan names a target that the runtime does not have.
@@ -169,7 +226,8 @@ def why_not_ready(plan: GraphPlan, catalog: TargetCatalog) -> str:
 
 def why_degraded(plan: GraphPlan, catalog: TargetCatalog) -> str:
     """The steps that a ready graph answers without, because their models are not ready; "" if none."""
-    return "; ".join(_described(missing, catalog) for missing in borne_calls(plan.root, partial(_is_ready, catalog)))
+    missing = tolerated_calls(plan.root, partial(_is_ready, catalog))
+    return "; ".join(_described(one, catalog) for one in missing)
 
 
 def _is_ready(catalog: TargetCatalog, call: CallPlan) -> bool:

@@ -1,19 +1,11 @@
 """What the router serves by a name, a version of a graph or a model of a target, behind one interface."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from weft.base.core import CallContext, InferCall, InferResult, Parameters
 from weft.base.signature import ModelSignature
-from weft.base.validation import scheduling_parameters
 from weft.router.admission import AdmissionController, ConcurrencyLimit
-from weft.router.repository.config import config_of_signature
-from weft.router.repository.table import GraphTable
-from weft.router.repository.versions import GraphVersion
-from weft.router.serving import graph_inference, model_inference
-from weft.router.serving.graph_inference import GraphInference, count_failure, serving_of
-from weft.router.serving.model_inference import ModelInference
-from weft.router.target import Target, TargetModel
 from weft_protos.model_config_pb2 import ModelConfig
 
 
@@ -76,123 +68,3 @@ class Served(Protocol):
 
     def count_refusal(self, error: BaseException, context: CallContext) -> None:
         """Count a request that was refused; the calls of a model are counted where they are made."""
-
-
-class ServedGraph(NamedTuple):
-    """A version of a graph, loaded or not."""
-
-    graph: GraphVersion
-    table: GraphTable
-
-    @property
-    def is_decoupled(self) -> bool:
-        """As ``Served``."""
-        serving = self.graph.serving
-        return serving is not None and serving.plan.signature.is_decoupled
-
-    @property
-    def can_answer_once(self) -> bool:
-        """As ``Served``."""
-        serving = self.graph.serving
-        return serving is None or not serving.plan.signature.is_decoupled or serving.plan.signature.can_collect
-
-    @property
-    def is_ready(self) -> bool:
-        """As ``Served``."""
-        return not self.table.why_not_ready(self.graph)
-
-    @property
-    def version(self) -> str:
-        """As ``Served``."""
-        return self.graph.file.version
-
-    def signature(self) -> ModelSignature:
-        """As ``Served``."""
-        return serving_of(self.graph).plan.signature
-
-    def config(self) -> ModelConfig:
-        """As ``Served``."""
-        return self.table.config(serving_of(self.graph))
-
-    def scheduling(self, parameters: Parameters) -> tuple[int, int]:
-        """As ``Served``."""
-        return scheduling_parameters(parameters)
-
-    def limit(self, admission: AdmissionController) -> ConcurrencyLimit:
-        """As ``Served``."""
-        graph = self.graph
-        plan = (graph.serving or serving_of(graph)).plan
-        return admission.limit("graph", graph.file.name, plan.max_inflight, is_stream=plan.signature.is_decoupled)
-
-    def begin(self, call: InferCall, context: CallContext) -> Inference:
-        """As ``Served``."""
-        return GraphInference(self.graph, call, context)
-
-    def stream(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
-        """As ``Served``."""
-        return graph_inference.stream_infer(self.graph, call, context)
-
-    def count_refusal(self, error: BaseException, context: CallContext) -> None:
-        """As ``Served``."""
-        count_failure(self.graph, error, context)
-
-
-class ServedTargetModel(NamedTuple):
-    """A model of a target, ready or not."""
-
-    target: Target
-    model: TargetModel
-
-    @property
-    def is_decoupled(self) -> bool:
-        """As ``Served``."""
-        return self.model.signature.is_decoupled
-
-    @property
-    def can_answer_once(self) -> bool:
-        """As ``Served``."""
-        signature = self.model.signature
-        return not signature.is_decoupled or signature.can_collect
-
-    @property
-    def is_ready(self) -> bool:
-        """As ``Served``."""
-        return self.model.is_ready
-
-    @property
-    def version(self) -> str:
-        """As ``Served``."""
-        return self.model.signature.version
-
-    def signature(self) -> ModelSignature:
-        """As ``Served``."""
-        return self.model.signature
-
-    def config(self) -> ModelConfig:
-        """As ``Served``."""
-        model = self.model
-        return model.config if model.config is not None else config_of_signature(model.signature)
-
-    def scheduling(self, parameters: Parameters) -> tuple[int, int]:
-        """As ``Served``; what they mean beyond admission is for the model's own server to say."""
-        return scheduling_parameters(parameters)[0], 0
-
-    def limit(self, admission: AdmissionController) -> ConcurrencyLimit:
-        """As ``Served``."""
-        signature = self.model.signature
-        return admission.limit("model", signature.name, is_stream=signature.is_decoupled)
-
-    def begin(self, call: InferCall, context: CallContext) -> Inference:
-        """As ``Served``."""
-        if call.model_version:
-            call.model_version = self.model.signature.version  # "01" is 1
-        return ModelInference(self.target, self.model, call, context)
-
-    def stream(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
-        """As ``Served``."""
-        if call.model_version:
-            call.model_version = self.model.signature.version
-        return model_inference.stream_infer(self.target, self.model, call, context)
-
-    def count_refusal(self, error: BaseException, context: CallContext) -> None:
-        """As ``Served``."""

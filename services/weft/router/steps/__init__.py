@@ -1,53 +1,75 @@
 """Steps of a running graph, and what may go wrong with one.
 
-A ``Step`` runs an ``Action``: the call of a model, or a node. Policies are actions around it, put there when the graph
-is loaded and only where the plan has them, in this order::
+A ``Step`` runs one chain of actions, made when the graph is loaded, with the wrappers alone that the plan asks for::
 
-    GuardedStep      when -> max_inflight -> min_remaining_ms -> ... -> fallback -> soft and defaults -> error
-      Cached
-        Retried
-          Hedged
-            Attempt  a number and a span for each call
-              CallAction | StreamAction | NodeAction | StreamNodeAction
+    Step             when -> action -> fallbacks -> soft, defaults -> error
+      Limited        max_inflight -> min_remaining_ms -> timeout_ms
+        Cached
+          Retried
+            Hedged
+              Attempt          a number and a span for each call
+                Limited        of a node: max_inflight
+                  CallAction | StreamAction | NodeAction
 
-A step without any of this is a plain ``Step`` over its action. A ``ShadowStep`` runs in the background.
+A ``ShadowStep`` runs a step in the background.
 """
 
-from weft.router.steps.base import Action, ConditionFailedError, ErrorContext, Node, PolicyAction, PrunableNode
-from weft.router.steps.call import CallAction
-from weft.router.steps.guarded import GuardedStep
-from weft.router.steps.merging import by_arrival
-from weft.router.steps.node import NodeAction
-from weft.router.steps.node_stream import StreamNodeAction
-from weft.router.steps.parts import NodeParts, PolicyParts
+from weft.router.steps.action import (
+    Action,
+    Attempt,
+    ConditionFailedError,
+    Defaults,
+    ErrorContext,
+    Limited,
+    PolicyAction,
+    PolicyParts,
+    StepPolicyPlan,
+)
+from weft.router.steps.call import CallAction, StreamAction
+from weft.router.steps.node import (
+    Node,
+    NodeAction,
+    NodeParts,
+    OperatorPlan,
+    PrunableNode,
+    ShadowedNode,
+    StreamingNode,
+    across,
+    reshape_slots,
+)
 from weft.router.steps.responses import (
     NodeResponses,
     NoResponses,
-    OpenStream,
+    StepStream,
+    StreamParts,
+    by_arrival,
     close_streams,
+    of_part,
     of_response,
     responses_of,
     with_own_request,
 )
-from weft.router.steps.run import GraphRequest, Run, earlier
-from weft.router.steps.shadow import ShadowedNode, ShadowStep
-from weft.router.steps.step import Step
-from weft.router.steps.step_stream import StepStream, StreamParts
-from weft.router.steps.stream import StreamAction
+from weft.router.steps.run import GraphRequest, OpenStream, Run, earlier
+from weft.router.steps.step import FALLBACK_COUNTERS, SHADOW_COUNTERS, ShadowStep, Step
 
 __all__ = [
+    "FALLBACK_COUNTERS",
+    "SHADOW_COUNTERS",
     "Action",
+    "Attempt",
     "CallAction",
     "ConditionFailedError",
+    "Defaults",
     "ErrorContext",
     "GraphRequest",
-    "GuardedStep",
+    "Limited",
     "NoResponses",
     "Node",
     "NodeAction",
     "NodeParts",
     "NodeResponses",
     "OpenStream",
+    "OperatorPlan",
     "PolicyAction",
     "PolicyParts",
     "PrunableNode",
@@ -55,14 +77,18 @@ __all__ = [
     "ShadowStep",
     "ShadowedNode",
     "Step",
+    "StepPolicyPlan",
     "StepStream",
     "StreamAction",
-    "StreamNodeAction",
     "StreamParts",
+    "StreamingNode",
+    "across",
     "by_arrival",
     "close_streams",
     "earlier",
+    "of_part",
     "of_response",
+    "reshape_slots",
     "responses_of",
     "with_own_request",
 ]

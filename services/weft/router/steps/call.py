@@ -1,24 +1,26 @@
-"""The call of a model."""
+"""The call of a model: one answer, or a stream of responses."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from typing import Any
 
+from opentelemetry.trace import INVALID_SPAN, Span, get_current_span
 from typing_extensions import override
 
-from weft.base.core import CallContext, InferCall, RequestedOutput
+from weft.base.cancellation import cancel_and_wait
+from weft.base.core import CallContext, InferCall, InferResult, RequestedOutput
 from weft.base.errors import InternalError, InvalidArgumentError, WeftError
 from weft.base.observing import telemetry
 from weft.base.signature import OPTIONAL_OUTPUTS_PARAMETER, TensorSpec
 from weft.base.tensors import WireTensor
 from weft.language.plan import CallPlan, Frame, NodePlan, StepPlan
-from weft.language.request_scope import RequestScope
 from weft.router.reporting.path import StepRecord
 from weft.router.reporting.spans import call_attributes
-from weft.router.steps.base import Action, ErrorContext
-from weft.router.steps.defaults import Defaults
+from weft.router.steps.action import Action, Defaults, ErrorContext
+from weft.router.steps.responses import StepStream, StreamParts
 from weft.router.steps.run import Run
 from weft.router.target import Target
-from weft.router.tensors.adaption import fitted_input, full_rank, restored_outputs
-from weft.router.tensors.answers import broken_promise, misfit
+from weft.router.tensors import broken_promise, fitted_input, full_rank, misfit, restored_outputs
 
 
 class CallAction(Action):
@@ -26,9 +28,6 @@ class CallAction(Action):
 
     Args:
         plan: The step that calls.
-        call: The call.
-        target: Answers it.
-        error_context: The graph, for messages.
         node: Around the step.
     """
 
@@ -57,7 +56,9 @@ class CallAction(Action):
         self._inputs = [(name, slot, ranks.get(name)) for name, slot in plan.inputs]
         self._declared = declared = {spec.name: spec for spec in signature.outputs}
         self._outputs = [(name, slot, declared[name]) for name, slot in plan.outputs]
-        self._dispensable = plan.dispensable.union(name for name, spec in declared.items() if spec.is_optional)
+        self._optional_outputs = plan.optional_outputs.union(
+            name for name, spec in declared.items() if spec.is_optional
+        )
         self._defaults = Defaults(plan, node) if plan.defaults else None
         self._around = node
         self._requested = tuple(RequestedOutput(binding.name, {}) for binding in plan.outputs)
@@ -70,16 +71,10 @@ class CallAction(Action):
         frame, request = run.frame, run.request
         captured = () if request.captures is None else request.captures.get(self._path, ())
         try:
-            call, num_rows, is_fitted = self._call(frame, request.scope, captured)
-            context = CallContext(
-                run.deadline_ns,
-                request.headers,
-                trace_context=run.context,
-                arrival_ns=record.start_ns,
-                tried=record.tried,
-                priority=request.scope.priority,
-            )
+            call, context, num_rows, is_fitted = self._call(run, record, captured)
             result = await self._target_object.infer(call, context)
+            if not self._keeps_rows:
+                num_rows = -1
             restored = self._store(result.outputs, frame, num_rows, is_fitted=is_fitted)
             if captured:
                 self._capture(captured, result.outputs, restored, request.captured, num_rows)
@@ -90,14 +85,10 @@ class CallAction(Action):
         if result.parameters:
             request.response_parameters.update(result.parameters)
 
-    def _call(self, frame: Frame, scope: RequestScope, captured: Sequence[str]) -> tuple[InferCall, int, bool]:
-        """The call, the rows of its answer (-1: any), whether the batch dimension of an input was added or taken away.
-
-        Args:
-            frame: Has the inputs.
-            scope: Of the request.
-            captured: Outputs that the client requested by the step's path.
-        """
+    def _call(self, run: Run, record: StepRecord, captured: Sequence[str]) -> tuple[InferCall, CallContext, int, bool]:
+        """The call, its rows (-1: it has none), and whether the batch dimension of an input was added or taken away."""
+        frame, request = run.frame, run.request
+        scope = request.scope
         inputs: dict[str, WireTensor] = {}
         is_fitted = False
         num_rows = -1
@@ -112,20 +103,25 @@ class CallAction(Action):
             if self._is_batching and num_rows < 0 and tensor.shape:
                 num_rows = tensor.shape[0]
         requested = self._requested_with(captured) if captured else self._requested
-        call = InferCall(
-            self.model, self._sent_version, scope.request_id, scope.parameters, inputs, requested, max(num_rows, 1)
+        count = num_rows if num_rows > 0 else 1
+        call = InferCall(self.model, self._sent_version, scope.request_id, scope.parameters, inputs, requested, count)
+        context = CallContext(
+            run.deadline_ns,
+            request.headers,
+            trace_context=run.context,
+            arrival_ns=record.start_ns,
+            tried=record.tried,
+            priority=scope.priority,
         )
-        return call, num_rows if self._keeps_rows else -1, is_fitted
+        return call, context, num_rows, is_fitted
 
     def _explained(self, error: WeftError, frame: Frame) -> WeftError:
         """The error; of a call that lacks an input, it tells why."""
         absent = [(name, slot) for name, slot, _ in self._inputs if frame[slot] is None and name in self._needed]
         if error.code != InvalidArgumentError.code or not absent:
             return error
-        sources, specs = (
-            {slot: step.name for step in self._around.steps for _, slot in step.outputs},
-            self._around.specs,
-        )
+        sources = {slot: step.name for step in self._around.steps for _, slot in step.outputs}
+        specs = self._around.specs
         reasons = [
             f"'{name}' takes '{specs[slot].name if slot in specs else name}', which "
             + (f"step '{sources[slot]}' did not give" if slot in sources else "is not there")
@@ -134,7 +130,6 @@ class CallAction(Action):
         return error.with_message(f"{error.message} Input {', input '.join(reasons)}")
 
     def _requested_with(self, captured: Sequence[str]) -> tuple[RequestedOutput, ...]:
-        """The outputs that the graph uses, and the captured ones."""
         known = {output.name for output in self._requested}
         return (*self._requested, *(RequestedOutput(name, {}) for name in captured if name not in known))
 
@@ -150,7 +145,7 @@ class CallAction(Action):
         for name, slot, spec in self._outputs:
             tensor = outputs.get(name)
             if tensor is None or misfit(tensor, spec, has_batch=self._is_batching, num_rows=num_rows):
-                if tensor is not None or name not in self._dispensable:
+                if tensor is not None or name not in self._optional_outputs:
                     raise self._fault(spec, tensor, outputs, num_rows)
                 frame[slot] = None
                 continue
@@ -179,7 +174,6 @@ class CallAction(Action):
     def _fault(
         self, spec: TensorSpec, tensor: WireTensor | None, outputs: Mapping[str, WireTensor], num_rows: int
     ) -> InternalError:
-        """What is wrong with an output."""
         if tensor is None:
             return InternalError(
                 f"output '{spec.name}' of step '{self._step_name}' is missing in the answer, which has "
@@ -189,3 +183,151 @@ class CallAction(Action):
             )
         fault = misfit(tensor, spec, has_batch=self._is_batching, num_rows=num_rows)
         return broken_promise(self.model, spec, fault)
+
+
+class StreamAction(CallAction):
+    """Opens a stream and reads its first response, which policies see; the request's ``stream`` has the rest.
+
+    So the step is tried again only before its first response, and its latency is the time to the first response. The
+    step's timeout is that of the whole stream. For a request that is collected, the one response to a unary call is the
+    stream.
+
+    Args:
+        plan, call, target, error_context, node: As of ``CallAction``.
+        parts: Of its streams.
+    """
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        call: CallPlan,
+        target: Target,
+        error_context: ErrorContext,
+        node: NodePlan,
+        parts: StreamParts,
+    ) -> None:
+        super().__init__(plan, call, target, error_context, node)
+        self._parts = parts
+
+    @override
+    async def act(self, run: Run, record: StepRecord) -> None:
+        request = run.request
+        captured = () if request.captures is None else request.captures.get(self._path, ())
+        try:
+            call, context, _, is_fitted = self._call(run, record, captured)
+        except WeftError as error:
+            raise self.placed(error) from error
+        if request.is_collected:
+            results = _only(self._target_object.infer(call, context))
+        else:
+            results = self._target_object.stream_infer(call, context)
+        span = get_current_span(run.context) if request.is_traced else INVALID_SPAN
+        await _ModelStream(self, self._parts, results, record, captured, span, is_fitted=is_fitted).open(run)
+
+    def accept(self, stream: "_ModelStream", result: InferResult, frame: Frame) -> None:
+        """Write a response into ``frame``, its parameters into ``stream``. Raises WeftError for a bad one.
+
+        It may have any number of rows: a decoupled model answers when it likes, not row by row.
+        """
+        restored = self._store(result.outputs, frame, -1, is_fitted=stream.is_fitted)
+        self._capture(stream.captured, result.outputs, restored, stream.outputs, -1)
+        stream.parameters = dict(result.parameters)
+
+    def placed(self, error: WeftError) -> WeftError:
+        """The error as the client sees it."""
+        return self._error_context.wrap(error, self.where)
+
+
+class _ModelStream(StepStream):
+    """The further responses of a decoupled model.
+
+    While a response is on its way to the client one is read ahead: models often tell the end after their last response.
+
+    Attributes:
+        is_fitted: Whether the batch dimension of an input had to be added or taken away.
+        captured: Names of the outputs that the client requested by the step's path.
+    """
+
+    def __init__(
+        self,
+        action: StreamAction,
+        parts: StreamParts,
+        results: AsyncGenerator[InferResult, None],
+        record: StepRecord,
+        captured: Sequence[str],
+        span: Span,
+        *,
+        is_fitted: bool,
+    ) -> None:
+        super().__init__(parts, record)
+        self.is_fitted = is_fitted
+        self.captured = captured
+        self._action = action
+        self._results = results
+        self._span = span
+        self._is_final = False
+        self._ahead: asyncio.Task[InferResult | None] | None = None
+
+    @override
+    async def settle(self, timeout_s: float) -> None:
+        """Read ahead until ``has_ended`` is settled for the latest response, for at most so many seconds."""
+        if not (self._is_final or self._is_over):
+            await asyncio.wait((self._reading(),), timeout=timeout_s)
+
+    @property
+    @override
+    def _is_known_last(self) -> bool:
+        if self._is_final:
+            return True
+        ahead = self._ahead
+        if ahead is None or not ahead.done() or ahead.cancelled() or ahead.exception() is not None:
+            return False
+        result = ahead.result()
+        return result is None or result.is_null
+
+    @override
+    async def _read(self, run: Run) -> bool:
+        record = self.record
+        try:
+            while (result := await self._next()) is not None:
+                self._is_final = result.is_final
+                if not result.is_null:
+                    self._action.accept(self, result, run.frame)
+                    if result.model_version:
+                        record.version = result.model_version
+                    if self._span is not INVALID_SPAN:
+                        self._span.add_event("response", {"weft.response": self.num_responses + 1})
+                    return True
+        except WeftError as error:
+            raise self._action.placed(error) from error
+        return False
+
+    @override
+    async def _close(self) -> None:
+        try:
+            if self._ahead is not None:
+                await cancel_and_wait((self._ahead,))
+                self._ahead = None
+        finally:
+            await self._results.aclose()
+
+    async def _next(self) -> InferResult | None:
+        if not self.num_responses:  # nobody else asks yet
+            return await anext(self._results, None)
+        try:
+            return await self._reading()
+        finally:
+            self._ahead = None
+
+    def _reading(self) -> "asyncio.Task[InferResult | None]":
+        if self._ahead is None:
+            self._ahead = asyncio.create_task(_next_of(self._results))
+        return self._ahead
+
+
+async def _next_of(results: AsyncGenerator[InferResult, None]) -> InferResult | None:
+    return await anext(results, None)
+
+
+async def _only(answer: Coroutine[Any, Any, InferResult]) -> AsyncGenerator[InferResult, None]:
+    yield await answer

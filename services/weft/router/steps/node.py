@@ -1,28 +1,150 @@
-"""A node that runs in a step's place."""
+"""Nodes: what runs steps, and runs in the place of one."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
+from typing import NamedTuple
 
-from weft.base.errors import InternalError, WeftError
+from typing_extensions import override
+
+from weft.base.errors import InternalError
+from weft.base.reshape import reshaped
 from weft.base.tensors import WireTensor
-from weft.language.plan import Frame, NodePlan, StepPlan
-from weft.router.admission import InflightLimit
+from weft.language.plan import Frame, NodePlan, Reshaping, StepPlan
 from weft.router.reporting.path import NodeRecord, StepRecord
-from weft.router.steps.base import Action, ErrorContext, Node
-from weft.router.steps.defaults import Defaults
-from weft.router.steps.reshaping import reshape_slots
-from weft.router.steps.run import GraphRequest, Run, earlier
+from weft.router.runtime import Runtime
+from weft.router.steps.action import Action, Defaults, ErrorContext
+from weft.router.steps.responses import NodeResponses, StepStream, StreamParts, close_streams, responses_of
+from weft.router.steps.run import GraphRequest, OpenStream, Run, earlier
+from weft.router.steps.step import Step
+
+
+class Node(ABC):
+    """A node that can run.
+
+    Attributes:
+        chain: Its steps in order, where each waits for the one before alone; None elsewhere.
+    """
+
+    chain: tuple[Step, ...] | None = None
+
+    def __init__(self, plan: NodePlan) -> None:
+        self.plan = plan
+        self.timeout_ns = plan.timeout_ms * 1_000_000
+
+    @abstractmethod
+    async def run(self, run: Run) -> None:
+        """Write the node's outputs into the frame of ``run``.
+
+        Args:
+            run: Of this node; its frame has the inputs.
+
+        Raises:
+            WeftError: A step failed, no branch matches, or answers cannot be combined; the message says where.
+
+        Where it streams, its first response is written, and the request has the rest: close that unless this raises.
+
+        No task is left when it returns, raises or is cancelled, but for those of the request's stream.
+        """
+
+    async def responses(self, run: Run) -> AsyncGenerator[Run, None]:
+        """The node's responses as they are made; of one that does not stream it is one.
+
+        Each is a run: its frame has the outputs, its request what the steps collected.
+
+        Args:
+            run: Of this node. Its record shows each step once: as it ran for the first response, or for the one that
+                failed.
+
+        Raises:
+            WeftError: As of ``run``, after the responses that were made before.
+
+        Closing the generator, or cancelling the task that awaits it, cancels every call in work; no task is left.
+        """
+        try:
+            await self.run(run)
+            async with contextlib.aclosing(responses_of(run)) as responses:
+                async for response in responses:
+                    yield response
+        finally:
+            await close_streams((run,))
+
+
+class StreamingNode(Node):
+    """A node that streams: its first response is what ``run`` gives, the others are left in the request."""
+
+    @override
+    async def run(self, run: Run) -> None:
+        slots = [binding.slot for binding in self.plan.outputs]
+        await NodeResponses(self.responses(run), slots).open(run)
+
+    @abstractmethod
+    @override
+    def responses(self, run: Run) -> AsyncGenerator[Run, None]: ...
+
+
+class PrunableNode(Node):
+    """A node that can leave steps out whose outputs nothing reads."""
+
+    @abstractmethod
+    def only(self, live: Collection[int]) -> "PrunableNode":
+        """The same node with the steps ``live``, ascending indexes, alone; itself where these are all."""
+
+
+class NodeParts(NamedTuple):
+    """What a node is made of, beside its plan.
+
+    Attributes:
+        steps: Those of the plan, in its order.
+        customs: The same of its custom steps.
+    """
+
+    steps: tuple[Step, ...]
+    customs: tuple[Step, ...]
+    error_context: ErrorContext
+    runtime: Runtime
+
+
+class OperatorPlan(NodePlan):
+    """A node of a kind of ``weft.router.operators``."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def node(self, parts: NodeParts) -> Node:
+        """The node, ready to run."""
+
+
+class ShadowedNode(Node):
+    """A node with shadow steps: they read its inputs and start when it does.
+
+    Args:
+        node: Answers.
+        shadows: Receive copies of its inputs.
+    """
+
+    def __init__(self, node: Node, shadows: Sequence[Step]) -> None:
+        super().__init__(node.plan)
+        self._node = node
+        self._shadows = tuple(shadows)
+
+    @override
+    async def run(self, run: Run) -> None:
+        for shadow in self._shadows:
+            await shadow.run(run)
+        await self._node.run(run)
 
 
 class NodeAction(Action):
     """Runs a node in a frame of its own; its outputs are handed on when it has ended well.
 
+    Of a node that streams, the first response is the step's answer.
+
     Args:
         plan: The step that runs the node.
         node: Runs in the step's place.
-        error_context: The graph, for messages.
-        clock_ns: What deadlines are measured on.
         around: The node around the step.
-        admission: Of the node; None where ``max_inflight`` is 0.
+        parts: Of its streams, where it may stream.
         is_tentative: A failure does not end the request, so what steps inside collected is dropped with it.
     """
 
@@ -31,18 +153,17 @@ class NodeAction(Action):
         plan: StepPlan,
         node: Node,
         error_context: ErrorContext,
-        clock_ns: Callable[[], int],
         around: NodePlan,
+        parts: StreamParts,
         *,
-        admission: InflightLimit | None = None,
-        is_tentative: bool = False,
+        is_tentative: bool,
     ) -> None:
         super().__init__(plan.path)
         self._node = node
         self._error_context = error_context
-        self._clock_ns = clock_ns
-        self._admission = admission
-        self._is_tentative = is_tentative
+        self._parts = parts
+        self._streams = node.plan.streams
+        self._is_tentative = is_tentative or self._streams
         self._timeout_ns = node.timeout_ns
         inner_inputs = dict(node.plan.inputs)
         inner_outputs = dict(node.plan.outputs)
@@ -56,21 +177,33 @@ class NodeAction(Action):
         self._reshaped_outputs = [
             one._replace(slot=slots[one.slot]) for one in node.plan.reshaped_outputs if one.slot in slots
         ]
-        self._checks_rows = plan.keeps_rows and not all(step.keeps_rows for step in node.plan.steps)
+        has_same_rows = all(step.keeps_rows for step in node.plan.steps)
+        self._checks_rows = plan.keeps_rows and not has_same_rows and not self._streams
 
+    @override
     async def act(self, run: Run, record: StepRecord) -> None:
-        """As ``Action.act``; every run has a frame of its own."""
         request = run.request
         inner = self._inner(run, record, request.fork() if self._is_tentative else request)
-        if self._admission is None:
+        if not self._streams:
             await self._node.run(inner)
-        else:
-            await self._run_admitted(self._admission, inner)
+        elif (stream := await self._opened(inner)) is not None:
+            await _NodeStream(self, self._parts, stream, inner, record).open(run)
+            return
         if inner.request is not request:
             request.merge(inner.request)
         if self._checks_rows:
             self._check_rows(inner.frame)
         self.hand_on(inner, run, request.captured)
+
+    async def _opened(self, inner: Run) -> OpenStream | None:
+        """Run the node; what it has left of its stream, which ``inner`` does not own any more."""
+        try:
+            await self._node.run(inner)
+        except BaseException:
+            await close_streams((inner,))
+            raise
+        stream, inner.request.stream = inner.request.stream, None
+        return stream
 
     def hand_on(self, inner: Run, run: Run, captured: dict[str, WireTensor]) -> None:
         """The node's outputs are in the frame around it, those that the client requested in ``captured`` as well."""
@@ -95,7 +228,7 @@ class NodeAction(Action):
             reshape_slots(frame, self._reshaped_inputs)
         deadline_ns = run.deadline_ns
         if self._timeout_ns:
-            deadline_ns = earlier(deadline_ns, self._clock_ns() + self._timeout_ns)
+            deadline_ns = earlier(deadline_ns, self._parts.clock_ns() + self._timeout_ns)
         return Run(frame, request, deadline_ns, run.context, record.node)
 
     def _check_rows(self, frame: Frame) -> None:
@@ -114,19 +247,68 @@ class NodeAction(Action):
                 raise self._error_context.wrap(error, self.where)
 
     def _capture(self, names: Sequence[str], frame: Frame, captured: dict[str, WireTensor]) -> None:
-        """Keep outputs that the client requested by the step's path."""
         for name in names:
             tensor = frame[self._inner_outputs[name]]
             if tensor is not None:
                 captured[f"{self._path}/{name}"] = tensor
 
-    async def _run_admitted(self, admission: InflightLimit, run: Run) -> None:
-        start_ns = self._clock_ns()
-        try:
-            admission.enter()
-        except WeftError as error:
-            raise self._error_context.wrap(error, self.where) from error
-        try:
-            await self._node.run(run)
-        finally:
-            admission.leave(self._clock_ns() - start_ns)
+
+class _NodeStream(StepStream):
+    """The further responses of a node.
+
+    Args:
+        action: The step's.
+        parts, record: As of ``StepStream``.
+        inner: The run of the node; its frame has the node's first response, and gets the others.
+    """
+
+    def __init__(
+        self, action: NodeAction, parts: StreamParts, stream: OpenStream, inner: Run, record: StepRecord
+    ) -> None:
+        super().__init__(parts, record)
+        self._action = action
+        self._stream = stream
+        self._inner = inner
+
+    @override
+    async def settle(self, timeout_s: float) -> None:
+        if not self._is_over:
+            await self._stream.settle(timeout_s)
+
+    @property
+    @override
+    def _is_known_last(self) -> bool:
+        return self._stream.has_ended
+
+    @override
+    async def _read(self, run: Run) -> bool:
+        stream, inner = self._stream, self._inner
+        if self.num_responses:
+            if not await stream.read_on(inner):
+                return False
+        elif not stream.num_responses:
+            return False
+        request = inner.request
+        self.parameters = request.response_parameters | stream.parameters
+        self.outputs = request.captured | stream.outputs
+        self._action.hand_on(inner, run, self.outputs)
+        return True
+
+    @override
+    async def _close(self) -> None:
+        await self._stream.close()
+
+
+def reshape_slots(frame: Frame, reshapings: Iterable[Reshaping]) -> None:
+    """Give tensors of a frame the dims of the other side of a ``reshape``: other dims, the same bytes."""
+    for reshaping in reshapings:
+        tensor = frame[reshaping.slot]
+        if tensor is not None:
+            frame[reshaping.slot] = across(tensor, reshaping)
+
+
+def across(tensor: WireTensor, reshaping: Reshaping) -> WireTensor:
+    """The tensor with the dims of the other side."""
+    if len(tensor.shape) < len(reshaping.source):
+        return tensor
+    return tensor._replace(shape=reshaped(tensor.shape, reshaping.source, reshaping.target))

@@ -1,59 +1,24 @@
 """The responses of what streams: the latest is in a frame, the rest is the open stream of a request."""
 
+import asyncio
 import contextlib
 import dataclasses
-from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from typing_extensions import override
 
-from weft.base.core import ParameterValue
+from weft.base.cancellation import cancel_and_wait
+from weft.base.errors import RequestCancelledError, WeftError
 from weft.base.observing import telemetry
-from weft.base.tensors import WireTensor
 from weft.language.plan import Frame
-from weft.router.steps.run import GraphRequest, Run
+from weft.router.merging import Arrivals
+from weft.router.reporting.counters import StepCounters
+from weft.router.reporting.path import StepRecord
+from weft.router.steps.run import GraphRequest, OpenStream, ResponsePart, Run
 
-
-class OpenStream(ABC):
-    """What a node or a step has left in ``GraphRequest.stream``: its first response, if there is one, was written.
-
-    Whoever made the request closes it.
-
-    Attributes:
-        num_responses: Responses so far.
-        outputs: Outputs that the client requested by a step's path, of the latest response, by path and name.
-        parameters: Of the latest response.
-    """
-
-    num_responses: int
-    outputs: dict[str, WireTensor]
-    parameters: dict[str, ParameterValue]
-
-    @property
-    @abstractmethod
-    def has_ended(self) -> bool:
-        """Whether it is known that no response follows the latest."""
-
-    @abstractmethod
-    async def settle(self, timeout_s: float) -> None:
-        """Find out whether a response follows the latest, for at most so many seconds; none is lost by it."""
-
-    @abstractmethod
-    async def read_on(self, run: Run) -> bool:
-        """Write the next response into the frame of ``run``, in place of the one before; False: there are no more.
-
-        Args:
-            run: Its frame is like the one that the first response was written into.
-
-        Raises:
-            WeftError: What streams has failed; the message says where.
-
-        Cancelling the awaiting task cancels every call in work.
-        """
-
-    @abstractmethod
-    async def close(self) -> None:
-        """End what still runs; no task is left. Closed before its end, the stream counts as cancelled."""
+_Key = TypeVar("_Key")
 
 
 class NodeResponses(OpenStream):
@@ -65,9 +30,7 @@ class NodeResponses(OpenStream):
     """
 
     def __init__(self, runs: AsyncGenerator[Run, None], slots: Sequence[int]) -> None:
-        self.num_responses = 0
-        self.outputs = {}
-        self.parameters = {}
+        super().__init__()
         self._runs = runs
         self._slots = slots
         self._latest: GraphRequest | None = None
@@ -115,20 +78,163 @@ class NoResponses(OpenStream):
 
     has_ended = True
 
-    def __init__(self) -> None:
-        self.num_responses = 0
-        self.outputs = {}
-        self.parameters = {}
-
+    @override
     async def settle(self, timeout_s: float) -> None:
-        """There is nothing to find out."""
+        pass
 
+    @override
     async def read_on(self, run: Run) -> bool:
-        """There is none."""
         return False
 
+    @override
     async def close(self) -> None:
-        """Nothing runs."""
+        pass
+
+
+class StreamParts(NamedTuple):
+    """What the streams of a step have in common.
+
+    Attributes:
+        clock_ns: What deadlines are measured on.
+        is_soft: Whether a failure after the first response ends a stream as if it were complete.
+    """
+
+    counters: StepCounters
+    clock_ns: Callable[[], int]
+    is_soft: bool
+
+
+class StepStream(OpenStream):
+    """The stream of a step, from its first response: the step's record and spans last as long as it does.
+
+    Args:
+        parts: What it has in common with others of the step.
+
+    Attributes:
+        record: As given; a step that takes over the stream of another puts its own there.
+        is_soft: As of ``StreamParts``.
+    """
+
+    def __init__(self, parts: StreamParts, record: StepRecord) -> None:
+        super().__init__()
+        self.record = record
+        self.is_soft = parts.is_soft
+        self._on_end: list[Callable[[BaseException | None], None]] = []
+        self._parts = parts
+        self._failure: WeftError | None = None
+        self._is_over = False
+
+    async def open(self, run: Run) -> None:
+        """Write the first response into the frame of ``run``, whose request gets the rest.
+
+        Raises:
+            WeftError: It failed; nothing of it is left, and its record tells nothing of it.
+        """
+        try:
+            if not await self._read(run):
+                self._end(None)
+            else:
+                self._count()
+        except BaseException:
+            await self.close()
+            raise
+        run.request.stream = self
+
+    def when_over(self, callback: Callable[[BaseException | None], None]) -> None:
+        """Call back once when the stream has ended, at once if it has; the latest of several callbacks is the first.
+
+        Args:
+            callback: Receives the error that ended the stream, if one did.
+        """
+        if self._is_over:
+            callback(None)  # without a response: what fails before the first is the step's error
+        else:
+            self._on_end.append(callback)
+
+    @property
+    @override
+    def has_ended(self) -> bool:
+        return self._is_over or self._is_known_last
+
+    @override
+    async def read_on(self, run: Run) -> bool:
+        """As ``OpenStream.read_on``; a failure of a soft step ends the stream, which the last response tells."""
+        if self._is_over:
+            return False
+        record = self.record
+        try:
+            if await self._read(run):
+                self._count()
+                return True
+        except WeftError as error:
+            self._failure = error
+            record.status = error.code
+            self._parts.counters.count_failure(error.code)
+            if not self._may_end_early(error, run):
+                raise
+            record.error = error.message
+            run.request.broken.append(f"{record.path}: {error.code}")
+            await self.close()
+            return False
+        self._end(None)
+        return False
+
+    @override
+    async def close(self) -> None:
+        if self._is_over:
+            return
+        is_complete = self._is_known_last
+        if self.record.status == "OK" and not is_complete:
+            self.record.status = "CANCELLED"
+        cancelled = None if is_complete else RequestCancelledError("the stream was closed before its end")
+        self._is_over = True
+        self.record.end_ns = self._parts.clock_ns()
+        try:
+            await self._close()
+        finally:
+            self._notify_end(self._failure or cancelled)
+
+    @property
+    @abstractmethod
+    def _is_known_last(self) -> bool:
+        """Whether it is known that no response follows the latest."""
+
+    @abstractmethod
+    async def _read(self, run: Run) -> bool:
+        """As ``read_on``, whatever the step is; the attributes of the response are written too."""
+
+    @abstractmethod
+    async def _close(self) -> None:
+        """End what still runs."""
+
+    def _count(self) -> None:
+        self.num_responses += 1
+        self.record.responses = self.num_responses
+
+    def _may_end_early(self, error: WeftError, run: Run) -> bool:
+        """Whether a failure after the first response ends the stream as if it were complete."""
+        deadline_ns = run.request.scope.deadline_ns
+        is_out_of_time = deadline_ns is not None and self._parts.clock_ns() >= deadline_ns
+        return self.is_soft and not (error.code == "DEADLINE_EXCEEDED" and is_out_of_time)
+
+    def _end(self, failure: WeftError | None) -> None:
+        self._is_over = True
+        self.record.end_ns = self._parts.clock_ns()
+        self._notify_end(failure)
+
+    def _notify_end(self, failure: WeftError | None) -> None:
+        self._failure = None
+        while self._on_end:
+            self._on_end.pop()(failure)
+
+
+def stream_of(record: StepRecord, run: Run) -> StepStream | None:
+    """What the step of a record, or the fallback that answered in its place, has left of its stream."""
+    stream = run.request.stream
+    if not isinstance(stream, StepStream):
+        return None
+    tried = () if record.fallbacks is None else record.fallbacks.steps[-1:]
+    return stream if any(stream.record is one for one in (record, *tried)) else None
 
 
 async def responses_of(run: Run) -> AsyncGenerator[Run, None]:
@@ -164,6 +270,23 @@ def of_response(run: Run, stream: OpenStream, position: int) -> Run:
     return Run(run.frame.copy(), request, run.deadline_ns, context, run.record)
 
 
+def of_part(run: Run, response: Run, parameter: str, label: str) -> Run:
+    """A response of a part of a node as one of the node, in a copy of its frame.
+
+    Args:
+        run: Of the node.
+        response: Of the part.
+        parameter: The response parameter that says which part it is; a node within has written its own there.
+        label: Of the part.
+    """
+    given, inner = response.request, response.request.response_parameters.get(parameter)
+    parameters = {**run.request.response_parameters, **given.response_parameters}
+    parameters[parameter] = label if inner is None else f"{label}/{inner}"
+    captured = run.request.captured | given.captured
+    request = dataclasses.replace(run.request, response_parameters=parameters, captured=captured, parts=given.parts)
+    return Run(run.frame.copy(), request, response.deadline_ns, response.context, run.record)
+
+
 def with_own_request(run: Run, frame: Frame | None = None) -> Run:
     """The same for something that leaves a stream of its own: all else of the request is shared."""
     request = dataclasses.replace(run.request, stream=None)
@@ -176,3 +299,62 @@ async def close_streams(runs: Iterable[Run]) -> None:
         for run in runs:
             if run.request.stream is not None:
                 closing.push_async_callback(run.request.stream.close)
+
+
+async def by_arrival(
+    sources: Iterable[AsyncGenerator[tuple[_Key, Run], None]], limit: int | None = None
+) -> AsyncGenerator[tuple[_Key, Run], None]:
+    """The responses of all sources as they arrive, each with its key; each knows whether others may follow.
+
+    Args:
+        sources: Closed here.
+        limit: So many are open at once, the next when one of them has ended; None: all.
+
+    Raises:
+        WeftError: As a source raised it, after the responses before; the other sources are closed.
+
+    Closing the generator, or cancelling the task that awaits it, closes every source; no task is left.
+    """
+    arrivals = Arrivals(sources, limit)
+    merged = _Merged(arrivals)
+    try:
+        while (arrived := await arrivals.next()) is not None:
+            key, response = arrived
+            merged.latest = response.request
+            merged.num_responses += 1
+            parts = ((merged, merged.num_responses), *response.request.parts)
+            request = dataclasses.replace(response.request, parts=parts)
+            yield key, Run(response.frame, request, response.deadline_ns, response.context, response.record)
+    finally:
+        await arrivals.close()
+
+
+class _Merged(ResponsePart):
+    """Several sources, as a part of each of their responses.
+
+    Args:
+        arrivals: The sources.
+
+    Attributes:
+        latest: The latest response, as its source gave it.
+    """
+
+    latest: GraphRequest
+
+    def __init__(self, arrivals: Arrivals[Any]) -> None:
+        self.num_responses = 0
+        self._arrivals = arrivals
+
+    @property
+    @override
+    def has_ended(self) -> bool:
+        return self._arrivals.has_one_left and self.latest.is_known_last
+
+    @override
+    async def settle(self, timeout_s: float) -> None:
+        """A response does not wait where another source has one already."""
+        own = asyncio.create_task(self.latest.is_last(timeout_s))
+        try:
+            await self._arrivals.settle(own, timeout_s)
+        finally:
+            await cancel_and_wait((own,))

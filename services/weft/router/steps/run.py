@@ -1,8 +1,9 @@
-"""What nodes and steps run with: the request, and one run of a node for it."""
+"""What nodes and steps run with: the request, one run of a node for it, and the stream that a run may leave."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from weft.base.core import ParameterValue
 from weft.base.tensors import WireTensor
@@ -14,22 +15,60 @@ from weft.router.reporting.path import NodeRecord
 if TYPE_CHECKING:
     from opentelemetry.context import Context
 
-    from weft.router.steps.responses import OpenStream
 
+class ResponsePart(ABC):
+    """A stream whose response is part of another.
 
-class ResponsePart(Protocol):
-    """A stream whose response is part of another."""
+    Attributes:
+        num_responses: Responses so far.
+    """
+
+    num_responses: int
 
     @property
-    def num_responses(self) -> int:
-        """Responses so far."""
-
-    @property
+    @abstractmethod
     def has_ended(self) -> bool:
         """Whether it is known that no response follows the latest."""
 
+    @abstractmethod
     async def settle(self, timeout_s: float) -> None:
         """Find out whether a response follows the latest, for at most so many seconds; none is lost by it."""
+
+
+class OpenStream(ResponsePart):
+    """What a node or a step has left in ``GraphRequest.stream``: its first response, if there is one, was written.
+
+    Whoever made the request closes it.
+
+    Attributes:
+        outputs: Outputs that the client requested by a step's path, of the latest response, by path and name.
+        parameters: Of the latest response.
+    """
+
+    outputs: dict[str, WireTensor]
+    parameters: dict[str, ParameterValue]
+
+    def __init__(self) -> None:
+        self.num_responses = 0
+        self.outputs = {}
+        self.parameters = {}
+
+    @abstractmethod
+    async def read_on(self, run: "Run") -> bool:
+        """Write the next response into the frame of ``run``, in place of the one before; False: there are no more.
+
+        Args:
+            run: Its frame is like the one that the first response was written into.
+
+        Raises:
+            WeftError: What streams has failed; the message says where.
+
+        Cancelling the awaiting task cancels every call in work.
+        """
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End what still runs; no task is left. Closed before its end, the stream counts as cancelled."""
 
 
 @dataclass(slots=True)
@@ -41,7 +80,7 @@ class GraphRequest:
         headers: The client's metadata that every step receives.
         is_traced: Whether spans are recorded.
         response_parameters: Of all steps so far; the later step wins.
-        pins: Splitter -> the step that it must take; None: the splitter decides.
+        pins: Node that chooses -> the step that it must take; None: the node decides.
         captures: Path of a step -> outputs of its target that the client requested; None where it requested none.
         captured: These outputs, by ``<path>/<output>``.
         is_collected: Decoupled models are called for one response with everything.
@@ -60,7 +99,7 @@ class GraphRequest:
     captured: dict[str, WireTensor] = field(default_factory=dict)
     is_collected: bool = False
     pulls: list[Pull] | None = field(default_factory=list)
-    stream: "OpenStream | None" = None
+    stream: OpenStream | None = None
     parts: tuple[tuple[ResponsePart, int], ...] = ()
     broken: list[str] = field(default_factory=list)
 
@@ -110,7 +149,6 @@ class Run:
 
     Attributes:
         frame: The node's tensors by slot, its inputs filled in.
-        request: The request that runs.
         deadline_ns: On the runtime's clock; None without deadline. The node's own is worked in.
         context: Trace context of the spans made within.
         record: Receives the steps as they start.

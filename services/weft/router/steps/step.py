@@ -1,33 +1,55 @@
-"""One step of a running graph."""
+"""One step of a running graph: what may skip it, what stands in for it, and copies in the background."""
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from opentelemetry.trace import Span
+from typing_extensions import override
 
 from weft.base.errors import WeftError
 from weft.base.observing import telemetry
-from weft.language.plan import Frame, StepPlan
-from weft.router.reporting.path import StepRecord
+from weft.base.observing.logs import get_logger
+from weft.language.plan import OK, Condition, Frame, ShadowPlan, StepPlan
+from weft.language.pruning import slots_read
+from weft.router.reporting.counters import StepCounters
+from weft.router.reporting.path import SKIPPED, NodeRecord, StepRecord
 from weft.router.reporting.spans import end_step_span, start_step_span, step_attributes
-from weft.router.reporting.step_counters import StepCounters
-from weft.router.steps.base import Action, ErrorContext
-from weft.router.steps.defaults import Defaults
+from weft.router.runtime import Runtime
+from weft.router.steps.action import Action, ConditionFailedError, Defaults, ErrorContext
+from weft.router.steps.responses import close_streams, responses_of, stream_of
 from weft.router.steps.run import Run
-from weft.router.steps.step_stream import StepStream
+
+#: (name of the metric after ``weft_graph_step_``, help) of what is counted here.
+FALLBACK_COUNTERS = (("fallbacks", "Runs in which a fallback was tried"),)
+SHADOW_COUNTERS = (
+    ("shadows_sent", "Copies of requests that were sent"),
+    ("shadows_failed", "Copies of requests that failed"),
+    ("shadows_dropped", "Copies that were not sent: the step or the router was busy"),
+)
+
+#: Metadata that is added to the calls of a shadow.
+SHADOW_HEADER = "x-graph-shadow"
+#: Timeout of a copy whose step has none.
+DEFAULT_TIMEOUT_MS = 30_000
+_NS_PER_MS = 1_000_000
+
+_log = get_logger("weft.router.shadows")
 
 
 class Step:
-    """A step that can run: here one without ``when``, fallback, limits and softness.
+    """A step that can run.
 
     Args:
-        plan: What it is made of.
-        action: What it does, policies included.
-        error_context: The graph, for messages.
+        action: What it does, in its wrappers.
         clock_ns: What deadlines are measured on.
         counters: Every run is counted there.
         defaults: Of its outputs.
+        when: Decides whether the step runs; None where the node around it looks at it, or there is none.
+        timeout_ms: Of the action; 0 where there is none, or a wrapper has it.
+        fallbacks: Tried in this order after it has failed; they have no fallbacks of their own.
     """
 
     def __init__(
@@ -38,6 +60,10 @@ class Step:
         clock_ns: Callable[[], int],
         counters: StepCounters,
         defaults: Defaults,
+        *,
+        when: Condition | None = None,
+        timeout_ms: int = 0,
+        fallbacks: Sequence["Step"] = (),
     ) -> None:
         self.plan = plan
         self.error_context = error_context
@@ -48,9 +74,15 @@ class Step:
         self._target = action.target
         self._model = action.model
         self._version = action.version
-        self._timeout_ns = plan.timeout_ms * 1_000_000
+        self._when = when
+        self._timeout_ns = timeout_ms * _NS_PER_MS
+        self._fallbacks = tuple(fallbacks)
+        self._is_soft = plan.is_soft
+        self._may_recover = plan.is_soft or bool(self._fallbacks)
+        self._ok_slot = plan.ok_slot
         self._clock_ns = clock_ns
         self._counters = counters
+        self._observe_s = counters.latency.observe
         self._span_attributes = step_attributes(plan.name, plan.path) | action.span_attributes
 
     async def run(self, run: Run) -> bool:
@@ -68,40 +100,59 @@ class Step:
 
         No task is left when it returns, raises or is cancelled.
         """
+        is_due = self._when is None or self.error_context.holds(self._when, run, self._path)
         record = StepRecord(self._name, self._path, self._clock_ns(), self._target, self._model, self._version)
         run.record.steps.append(record)
-        if self._timeout_ns:
-            run = run.until(record.start_ns + self._timeout_ns)
+        if not is_due:
+            record.status = SKIPPED
+            self._counters.count_failure(SKIPPED)
+            self.defaults.fill(run.frame)
+            return False
         span = None
         if run.request.is_traced:
             span, run = self._traced(run)
         failure: BaseException | None = None
         try:
-            await self.action.act(run, record)
-            record.end_ns, record.status = self._clock_ns(), "OK"
-            self._counters.latency.observe((record.end_ns - record.start_ns) / 1e9)
+            try:
+                limited = run.until(record.start_ns + self._timeout_ns) if self._timeout_ns else run
+                await self.action.act(limited, record)
+                record.end_ns = end_ns = self._clock_ns()
+                record.status = "OK"
+                self._observe_s((end_ns - record.start_ns) / 1e9)
+                has_answered = True
+            except WeftError as error:
+                self._failed(record, error)
+                if not self._may_recover or isinstance(error, ConditionFailedError):
+                    raise
+                has_answered = await self._recover(error, run, record)
+            except BaseException as error:
+                self._failed(record, error)
+                raise
         except BaseException as error:
             failure = error
-            self._failed(record, error)
             raise
         finally:
             if span is not None:
-                stream = run.request.stream
-                if isinstance(stream, StepStream) and stream.record is record and failure is None:
-                    stream.when_over(partial(end_step_span, span, record))
-                else:
-                    end_step_span(span, record, failure)
+                self._end_span(span, run, record, failure)
             del failure  # it holds this frame
-        return True
-
-    def fill_defaults(self, frame: Frame) -> None:
-        """The outputs are as if the step had not run: absent, or their defaults."""
-        self.defaults.fill(frame)
+        if has_answered:
+            if self._ok_slot >= 0:
+                run.frame[self._ok_slot] = OK
+            return True
+        self.defaults.fill(run.frame)
+        return False
 
     def _traced(self, run: Run) -> tuple[Span, Run]:
-        """A span for the step, and the run under it."""
         span = start_step_span(self._path, self.action.kind, self._span_attributes, run.context)
         return span, run.under(telemetry.context_of(span, run.context))
+
+    def _end_span(self, span: Span, run: Run, record: StepRecord, failure: BaseException | None) -> None:
+        """The span ends now, or with the stream that the step has left."""
+        stream = None if failure is not None else stream_of(record, run)
+        if stream is None:
+            end_step_span(span, record, failure)
+        else:
+            stream.when_over(partial(end_step_span, span, record))
 
     def _failed(self, record: StepRecord, error: BaseException) -> None:
         record.end_ns = self._clock_ns()
@@ -110,3 +161,111 @@ class Step:
         elif not isinstance(error, asyncio.CancelledError):
             record.status = "INTERNAL"
         self._counters.count_failure(record.status)
+
+    async def _recover(self, failure: WeftError, run: Run, record: StepRecord) -> bool:
+        """Whether a fallback answered; False where none did and the step is soft.
+
+        Raises:
+            WeftError: Of the last that failed; the message lists each failure.
+        """
+        last = failure
+        text = failure.message
+        try:
+            for fallback in self._fallbacks:
+                if self._is_past(run.deadline_ns):
+                    break
+                if record.fallbacks is None:
+                    record.fallbacks = NodeRecord(self._name)
+                    record.error = failure.message
+                    text += f" ({failure.code})"
+                    self._counters.events["fallbacks"] += 1
+                try:
+                    if await fallback.run(run.with_record(record.fallbacks)):
+                        stream = stream_of(record, run)
+                        if stream is not None:
+                            stream.is_soft = self._is_soft
+                        return True
+                except ConditionFailedError:
+                    raise
+                except WeftError as error:
+                    last = error
+                    text += f"; fallback {fallback.plan.name}: {error.code}: {self._unplaced(error, fallback)}"
+            record.status = last.code
+            is_out_of_time = last.code == "DEADLINE_EXCEEDED" and self._is_past(run.request.scope.deadline_ns)
+            if not self._is_soft or is_out_of_time:
+                raise last.with_message(text) from failure
+            record.error = text
+            record.is_missing = True
+            return False
+        finally:
+            last = failure  # an error that holds a frame that holds the error is freed late
+
+    def _is_past(self, deadline_ns: int | None) -> bool:
+        return deadline_ns is not None and self._clock_ns() >= deadline_ns
+
+    def _unplaced(self, error: WeftError, fallback: "Step") -> str:
+        """The message without the place, if that is this step's."""
+        text = error.message.removeprefix(self.error_context.prefix)
+        return text.removeprefix(f"{fallback.action.where}: ")
+
+
+class ShadowStep(Step):
+    """Sends a share of the requests to another step and returns at once; it never answers and never fails.
+
+    Args:
+        step: Runs with the copies.
+        runtime: Clock, random numbers, and the owner of background tasks.
+        counters: Of the shadow.
+    """
+
+    def __init__(self, step: Step, shadow: ShadowPlan, runtime: Runtime, counters: StepCounters) -> None:
+        super().__init__(step.plan, step.action, step.error_context, runtime.clock_ns, counters, step.defaults)
+        self._step = step
+        self._share = shadow.percent / 100
+        self._max_inflight = runtime.share(shadow.max_inflight)
+        self._runtime = runtime
+        self._slots = slots_read(step.plan)
+        self._lifetime_ns = (step.plan.timeout_ms or DEFAULT_TIMEOUT_MS) * _NS_PER_MS
+        self._num_inflight = 0
+
+    @override
+    async def run(self, run: Run) -> bool:
+        """Return False at once; the path does not show the shadow, its counters say whether a copy was sent."""
+        runtime = self._runtime
+        if runtime.generator.random() >= self._share:
+            return False
+        is_full = self._max_inflight and self._num_inflight >= self._max_inflight
+        if is_full or runtime.is_busy() or not runtime.shadows.has_room:
+            self._counters.events["shadows_dropped"] += 1
+            return False
+        request, frame = run.request, run.frame
+        copied: Frame = [None] * len(frame)
+        for slot in self._slots:
+            copied[slot] = frame[slot]
+        limit_ns = runtime.clock_ns() + self._lifetime_ns
+        scope = dataclasses.replace(request.scope, deadline_ns=limit_ns)
+        headers: Mapping[str, str] = {**request.headers, SHADOW_HEADER: "1"}
+        copy = dataclasses.replace(request.fork(), scope=scope, headers=headers, pulls=None)
+        self._num_inflight += 1
+        self._counters.events["shadows_sent"] += 1
+        own = Run(copied, copy, limit_ns, run.context, NodeRecord(self._name))
+        runtime.shadows.start(self._send(own), self._ended)
+        return False
+
+    async def _send(self, run: Run) -> None:
+        try:
+            await self._step.run(run)
+            async with contextlib.aclosing(responses_of(run)) as responses:
+                async for _ in responses:
+                    pass
+        except WeftError as error:
+            self._counters.events["shadows_failed"] += 1
+            _log.debug("shadow failed: %s: %s", error.code, error.message)
+        except Exception:
+            self._counters.events["shadows_failed"] += 1
+            _log.exception("shadow '%s' failed", self._path)
+        finally:
+            await close_streams((run,))
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._num_inflight -= 1

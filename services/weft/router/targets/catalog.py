@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from weft.base.core import IndexEntry
 from weft.base.errors import WeftError
 from weft.base.observing.logs import get_logger
 from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics
 from weft.base.versions import version_order
-from weft.router.budgets.retry_budget import DEFAULT_PERCENT, RetryBudget
-from weft.router.target import LOADING, Target, TargetModel
+from weft.router.target import DEFAULT_RETRY_PERCENT, LOADING, RetryBudget, Target, TargetModel
 from weft.router.targets.in_process import InProcessTarget
 from weft.router.targets.observed import ObservedTarget
 from weft.router.targets.replicated import ReplicatedTarget
@@ -79,7 +79,7 @@ class TargetCatalog:
         *,
         poll_s: float = POLL_S,
         on_change: Callable[[], None] = lambda: None,
-        retry_percent: float = DEFAULT_PERCENT,
+        retry_percent: float = DEFAULT_RETRY_PERCENT,
     ) -> None:
         #: By name: how many calls may be repeated.
         self.budgets: Mapping[str, RetryBudget] = {target.name: RetryBudget(retry_percent) for target in targets}
@@ -169,16 +169,19 @@ class TargetCatalog:
             return None
         return entry.target, entry.model.signature
 
-    def awaited(self) -> Mapping[str, str]:
+    def awaited(self) -> Mapping[str, IndexEntry]:
         """Models that may be served soon, and why they are not yet: what targets load, and what graphs ask for.
 
         The latter only while a target does not answer, because it may have them.
         """
-        found = {name: f"target '{target}' is loading it" for name, target in self._loading.items()}
+        found = {
+            name: IndexEntry(name, "", "LOADING", f"target '{target}' is loading it")
+            for name, target in self._loading.items()
+        }
         if silent := self.unreachable:
             reason = f"a graph calls it, and these targets do not answer: {', '.join(silent)}"
-            found = dict.fromkeys(self._missed, reason) | found
-        return {name: reason for name, reason in found.items() if name not in self._models}
+            found = {name: IndexEntry(name, "", "UNAVAILABLE", reason) for name in self._missed} | found
+        return {name: entry for name, entry in found.items() if name not in self._models}
 
     def counters(self) -> list[ModelStatistics]:
         """Of every model: its own, where it is in this process, else what was seen of it from here."""
@@ -219,7 +222,6 @@ class TargetCatalog:
             await self._refresh(watched)
 
     async def _refresh(self, watched: _Watched) -> None:
-        """Ask one target and take over what it says."""
         watched.wake.clear()
         target = watched.target
         was_reachable = watched.is_reachable

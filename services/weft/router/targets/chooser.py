@@ -1,29 +1,88 @@
-"""Which replica of a target a call goes to, and whether it is worth to wait for one."""
+"""Which replica of a target a call goes to, where sequences live, and whether it is worth to wait for a replica."""
 
 import asyncio
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import UnavailableError, WeftError
-from weft.router.targets.balancing.least_outstanding import LeastOutstanding
-from weft.router.targets.balancing.sticky import Sticky, rendezvous_first
+from weft.router.targets.balancing.rules import LeastOutstanding, Sticky, rendezvous_first
 from weft.router.targets.ejection import OutlierDetector
-from weft.router.targets.pins import Pins
-from weft.router.targets.replica import Ready, Replica, having
+from weft.router.targets.replicas import Ready, Replica, having
 from weft.router.targets.specification import BalancingPolicy
 
-#: So long after the last replica was well a call waits for another one, in seconds: one that was just started again is
-#: noticed within less. Later calls fail at once.
-LULL_S = 2.0
+#: So long after the last replica was usable a call waits for another one, in seconds: one that was just started again
+#: is noticed within less. Later calls fail at once.
+MAX_WAIT_S = 2.0
 #: So long a call waits that a replica has refused whose health says nothing of it: the word may be on its way.
-SHORT_LULL_S = 0.25
+SHORT_WAIT_S = 0.25
 
 SequenceKey = tuple[str, int | str]
+#: So many sequences are remembered; the one whose last request is longest ago is forgotten first.
+MAX_PINS = 100_000
+#: A sequence without requests for so long has ended, in seconds.
+MAX_IDLE_S = 3_600.0
 
 
 class _NoReplicaError(UnavailableError):
     """There is no replica to call now."""
+
+
+class Pins:
+    """Sequences and the addresses of their replicas.
+
+    Args:
+        clock_ns: Monotonic.
+        max_pins: Most that are remembered.
+        max_idle_s: As ``MAX_IDLE_S``.
+    """
+
+    def __init__(
+        self, clock_ns: Callable[[], int], *, max_pins: int = MAX_PINS, max_idle_s: float = MAX_IDLE_S
+    ) -> None:
+        self._clock_ns = clock_ns
+        self._max_pins = max_pins
+        self._max_idle_ns = int(max_idle_s * 1e9)
+        #: Address and time of the last request; the longest idle first.
+        self._pins: OrderedDict[Hashable, tuple[str, int]] = OrderedDict()
+        self._num_at: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        """How many sequences are remembered."""
+        return len(self._pins)
+
+    def set(self, sequence: Hashable, address: str) -> None:
+        """The sequence lives at ``address`` and has a request now."""
+        now_ns = self._clock_ns()
+        self.forget(sequence)
+        self._pins[sequence] = address, now_ns
+        self._num_at[address] += 1
+        while True:
+            oldest, (_, at_ns) = next(iter(self._pins.items()))
+            if len(self._pins) <= self._max_pins and now_ns - at_ns < self._max_idle_ns:
+                return
+            self.forget(oldest)
+
+    def get(self, sequence: Hashable) -> str | None:
+        """The address where the sequence lives; None where it is not known."""
+        pin = self._pins.get(sequence)
+        if pin is None or self._clock_ns() - pin[1] >= self._max_idle_ns:
+            return None
+        return pin[0]
+
+    def forget(self, sequence: Hashable) -> None:
+        """The sequence is over."""
+        pin = self._pins.pop(sequence, None)
+        if pin is not None:
+            address = pin[0]
+            self._num_at[address] -= 1
+            if not self._num_at[address]:
+                del self._num_at[address]
+
+    def has(self, address: str) -> bool:
+        """Whether a sequence lives at ``address``."""
+        return address in self._num_at
 
 
 class ReplicaChooser:
@@ -31,13 +90,11 @@ class ReplicaChooser:
 
     Args:
         where: Name and address of the target, for messages.
-        policy: How calls are spread.
         replicas: All of them, by address; somebody else's, and changing.
         by_grpc: Stands for what gRPC chooses; None unless the policy is one of gRPC's.
         detector: Knows which are ejected.
         pins: Knows where sequences live.
         clock_ns: Monotonic.
-        generator: Source of chance.
     """
 
     def __init__(
@@ -63,15 +120,15 @@ class ReplicaChooser:
         self._pins = pins
         self._ready_replicas: dict[tuple[str, str], Ready] = {}
         self._ready_until_ns = 0
-        #: By model and version: when a replica was well.
-        self._last_well_ns: dict[tuple[str, str], int] = {}
-        self._news = asyncio.Event()
+        #: By model and version: when a replica was usable.
+        self._last_usable_ns: dict[tuple[str, str], int] = {}
+        self._changed = asyncio.Event()
 
-    def note_news(self) -> None:
+    def note_change(self) -> None:
         """Replicas have come, left, changed their health or what they serve; calls that wait look again."""
         self._ready_replicas.clear()
-        self._news.set()
-        self._news = asyncio.Event()
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def note_ejection(self) -> None:
         """A replica was ejected."""
@@ -93,8 +150,8 @@ class ReplicaChooser:
             try:
                 return self._for_call(call, context) if sequence is None else self._home_of(sequence, call)
             except _NoReplicaError:
-                last_well_ns = self._last_well_ns.get((call.model_name, call.model_version))
-                if last_well_ns is None or not await self._comes(last_well_ns, LULL_S, context):
+                last_usable_ns = self._last_usable_ns.get((call.model_name, call.model_version))
+                if last_usable_ns is None or not await self._changes_within(last_usable_ns, MAX_WAIT_S, context):
                     raise
 
     async def instead(
@@ -118,8 +175,8 @@ class ReplicaChooser:
             raise error
         since_ns = self._clock_ns()
         while not (others := self._others(refused_by, call)):
-            lull_s = SHORT_LULL_S if failed.is_healthy else LULL_S
-            if error.code != "UNAVAILABLE" or not await self._comes(since_ns, lull_s, context):
+            wait_s = SHORT_WAIT_S if failed.is_healthy else MAX_WAIT_S
+            if error.code != "UNAVAILABLE" or not await self._changes_within(since_ns, wait_s, context):
                 raise error
         other = self._rule.pick(others, self._policy.key_of(call, context))
         if sequence is not None:
@@ -131,25 +188,26 @@ class ReplicaChooser:
             ready = self._ready(call)
         except _NoReplicaError:
             return []
-        return _without(refused_by, ready.well) or _without(refused_by, ready.ill)
+        return _without(refused_by, ready.usable) or _without(refused_by, ready.last_resort)
 
-    async def _comes(self, since_ns: int, lull_s: float, context: CallContext) -> bool:
+    async def _changes_within(self, since_ns: int, wait_s: float, context: CallContext) -> bool:
         """Whether there is something new before the lull, or the deadline, has passed."""
-        end_ns = since_ns + int(lull_s * 1e9)
+        end_ns = since_ns + int(wait_s * 1e9)
         if context.deadline_ns is not None:
             end_ns = min(end_ns, context.deadline_ns)
         try:
             async with asyncio.timeout((end_ns - self._clock_ns()) / 1e9):
-                await self._news.wait()
+                await self._changed.wait()
         except TimeoutError:
             return False
         return True
 
     def _for_call(self, call: InferCall, context: CallContext) -> Replica:
         ready = self._ready(call)
-        if self._by_grpc is not None and ready.well and ready.is_everywhere:
+        if self._by_grpc is not None and ready.usable and ready.is_everywhere:
             return self._by_grpc
-        replicas = _fresh(ready.well, context) or ready.well or _fresh(ready.ill, context) or ready.ill
+        usable, last_resort = ready.usable, ready.last_resort
+        replicas = _fresh(usable, context) or usable or _fresh(last_resort, context) or last_resort
         return self._rule.pick(replicas, self._policy.key_of(call, context))
 
     def _home_of(self, sequence: SequenceKey, call: InferCall) -> Replica:
@@ -162,7 +220,7 @@ class ReplicaChooser:
                 raise self._lost(sequence, address)
         else:
             ready = self._ready(call)
-            replicas, key = ready.well or ready.ill, f"{sequence[0]}/{sequence[1]}"
+            replicas, key = ready.usable or ready.last_resort, f"{sequence[0]}/{sequence[1]}"
             # A sequence that another router started is where that one put it, unless it was busy there.
             home = self._sequence_rule.pick(replicas, key) if is_start else rendezvous_first(replicas, key)
         self._pins.set(sequence, home.address)
@@ -184,9 +242,9 @@ class ReplicaChooser:
         ready = self._ready_replicas.get(key)
         if ready is None:
             ready = self._ready_replicas[key] = self._find_ready(*key)
-        if ready.well:
-            self._last_well_ns[key] = now_ns
-        if not (ready.well or ready.ill):
+        if ready.usable:
+            self._last_usable_ns[key] = now_ns
+        if not (ready.usable or ready.last_resort):
             version = f" version {call.model_version}" if call.model_version else ""
             raise _NoReplicaError(f"model '{call.model_name}'{version} is not ready on any replica of {self._where}")
         return ready
@@ -194,11 +252,11 @@ class ReplicaChooser:
     def _find_ready(self, name: str, version: str) -> Ready:
         replicas = list(self._replicas.values())
         found = having(replicas, name, version)
-        well = [one for one in found if one.is_healthy and not self._detector.is_ejected(one.record)]
+        usable = [one for one in found if one.is_healthy and not self._detector.is_ejected(one.record)]
         ejected = [one for one in found if one.is_healthy and self._detector.is_ejected(one.record)]
-        ill = ejected or [one for one in found if one.is_reachable and not one.is_healthy]
+        last_resort = ejected or [one for one in found if one.is_reachable and not one.is_healthy]
         staying = {one for one in replicas if one.is_healthy and not one.is_leaving}
-        return Ready(well, ill, is_everywhere=staying <= set(found))
+        return Ready(usable, last_resort, is_everywhere=staying <= set(found))
 
 
 def _fresh(replicas: Sequence[Replica], context: CallContext) -> Sequence[Replica]:

@@ -1,22 +1,33 @@
-"""From the command line to targets."""
+"""From the command line to targets: their addresses, the connections, and the health that each server tells."""
 
+import asyncio
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from weft.base.observing.logs import get_logger
 from weft.router.target import Target
-from weft.router.targets.addresses import resolve
 from weft.router.targets.grpc_target import GrpcTarget
-from weft.router.targets.health_watch import watch_health
-from weft.router.targets.membership import MembershipSettings, Tell
+from weft.router.targets.replicas import Health, MembershipSettings, OnHealth
 from weft.router.targets.replicated import ReplicatedTarget
 from weft.router.targets.specification import BalancingPolicy, channel_address, channel_options, dns_name
 from weft.v2.client.wires import WireName
+from weft.v2.protocol.services import HEALTH, HealthCheckRequest, HealthCheckResponse, stub_of
 from weft.v2.security.channel import ChannelSecurity
+from weft.wire.interface import grpc
 
 #: A server that was started again is noticed soon.
 _RECONNECT_OPTIONS: list[tuple[str, Any]] = [("grpc.max_reconnect_backoff_ms", 500)]
+#: Whose health it is: that of the V2 service.
+_SERVICE = "inference.GRPCInferenceService"
+_FIRST_BACKOFF_S = 0.1
+_MAX_BACKOFF_S = 2.0
+#: Pause before a server that has no health service is asked again, in seconds; it may have been replaced.
+_UNKNOWN_PAUSE_S = 30.0
+
+_log = get_logger("weft.router.targets")
 
 
 def make_target(
@@ -61,6 +72,62 @@ async def _given(addresses: Sequence[str]) -> Sequence[str]:
     return addresses
 
 
-async def _watch(target: Target, tell: Tell) -> None:
+async def _watch(target: Target, on_health: OnHealth) -> None:
     if isinstance(target, GrpcTarget):
-        await watch_health(target.channel, tell)
+        await watch_health(target.channel, on_health)
+
+
+async def resolve(host_and_port: str) -> list[str]:
+    """Every address of ``host:port``, sorted, as ``ip:port``.
+
+    Raises:
+        OSError: The name cannot be resolved now.
+    """
+    host, _, port = host_and_port.rpartition(":")
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # a label of more than 63 characters
+        raise OSError(f"'{host}' is no name: {error}") from None
+    return sorted({_text(family, place[0], port) for family, _, _, _, place in found})
+
+
+def _text(family: int, host: str | int, port: str) -> str:
+    return f"[{host}]:{port}" if family == socket.AF_INET6 else f"{host}:{port}"
+
+
+async def watch_health(channel: grpc.aio.Channel, on_health: OnHealth) -> None:
+    """``on_health`` is called with the health of the server now and at every change; ends when it is cancelled.
+
+    A server without a health service is UNKNOWN as long as it answers at all.
+    """
+    stub = stub_of(channel, HEALTH)
+    request = HealthCheckRequest(service=_SERVICE)
+    pause_s = _FIRST_BACKOFF_S
+    is_lost = False
+    while True:
+        try:
+            # Once it is lost, gRPC connects again by itself, and the call begins as soon as it has.
+            async for answer in stub.Watch(request, wait_for_ready=is_lost):
+                is_lost, pause_s = False, _FIRST_BACKOFF_S
+                on_health(_health_of(answer.status))
+        except grpc.aio.AioRpcError as error:
+            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                is_lost = True
+                on_health(Health.UNREACHABLE)
+            else:
+                _log.debug("no health service: %s: %s", error.code().name, error.details())
+                on_health(Health.UNKNOWN)
+                pause_s = _UNKNOWN_PAUSE_S
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, _MAX_BACKOFF_S)
+
+
+def _health_of(status: int) -> Health:
+    match status:
+        case HealthCheckResponse.SERVING:
+            return Health.SERVING
+        case HealthCheckResponse.NOT_SERVING:
+            return Health.NOT_SERVING
+        case _:  # a server that has a health service, and no status for this name
+            return Health.UNKNOWN

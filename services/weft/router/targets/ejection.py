@@ -150,7 +150,6 @@ class OutlierDetector:
         record.calls.clear()
 
     def _is_worse(self, record: Record) -> bool:
-        """Whether a replica answers worse than the others."""
         num_calls, num_others = len(record.calls), self._num_calls - len(record.calls)
         if num_calls < self.settings.min_calls or not num_others:
             return False

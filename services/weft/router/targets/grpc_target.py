@@ -11,11 +11,13 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
+from typing_extensions import override
+
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import DeadlineExceededError, RemoteError, UnavailableError, UnsupportedError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.base.signature import ModelSignature, TensorSpec
-from weft.router.target import TargetModel, is_to_come
+from weft.router.target import Target, TargetModel, is_to_come
 from weft.v2.client.channels import MAX_TIMEOUT_S
 from weft.v2.client.local_tensors import LocalTensors
 from weft.v2.client.v2_client import RpcFailure, V2Client, metadata_of
@@ -40,11 +42,10 @@ class _Known(NamedTuple):
     model: TargetModel | None
 
 
-class GrpcTarget:
+class GrpcTarget(Target):
     """A V2 server reached over one channel; make it on the event loop that uses it.
 
     Args:
-        name: As given to the router.
         address: ``host:port`` or any name that gRPC resolves.
         options: Further options of the channel.
         security: TLS and key; None: plaintext without a key.
@@ -77,6 +78,7 @@ class GrpcTarget:
         """What it is reached over."""
         return self.client.channel
 
+    @override
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         """As ``Target.infer``; the time that is left becomes the gRPC deadline."""
         timeout_s = None if context.deadline_ns is None else self._timeout_s(call, context.deadline_ns)
@@ -110,6 +112,7 @@ class GrpcTarget:
             result.is_cached = True
         return result
 
+    @override
     def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """As ``Target.stream_infer``; each call has a stream of its own."""
         timeout_s = None if context.deadline_ns is None else self._timeout_s(call, context.deadline_ns)
@@ -117,16 +120,16 @@ class GrpcTarget:
         failed = partial(self._failure, call=call, context=context, timeout_s=timeout_s, late=late)
         return self.client.stream(call, timeout_s=timeout_s, metadata=metadata_of(context), failed=failed)
 
+    @override
     async def discover(self, *, timeout_s: float) -> list[TargetModel]:
-        """As ``Target.discover``."""
         try:
             return await self._discover(timeout_s)
         except WeftError:
             self._known = {}
             raise
 
+    @override
     async def close(self) -> None:
-        """As ``Target.close``."""
         await self.client.close()
         if self._tensors is not None:
             self._tensors.close()
@@ -140,7 +143,7 @@ class GrpcTarget:
         states = {(m.name, m.version): m.state for m in index if m.version or m.state == "READY"}
         reasons = {(m.name, m.version): m.reason for m in index if m.state != "READY"}
         due = set(islice(self._known, CONFIGS_PER_DISCOVERY))
-        asked = [key for key, state in states.items() if key in due or self._is_news(key, state)]
+        asked = [key for key, state in states.items() if key in due or self._has_changed(key, state)]
         answers = await asyncio.gather(*(self._model(*key, timeout_s=timeout_s) for key in asked))
         known = {key: entry for key, entry in self._known.items() if key in states and key not in asked}
         for key, model in zip(asked, answers, strict=True):
@@ -157,7 +160,7 @@ class GrpcTarget:
         )
         return [*models.values(), *others]
 
-    def _is_news(self, key: tuple[str, str], state: str) -> bool:
+    def _has_changed(self, key: tuple[str, str], state: str) -> bool:
         known = self._known.get(key)
         return known is None or known.state != state or (known.model is None and state == "READY")
 

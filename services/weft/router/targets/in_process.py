@@ -1,11 +1,15 @@
 """A target in the router's own process: no socket, no serialization, and yet the answers of one behind gRPC."""
 
+import asyncio
 import contextlib
+import heapq
+import itertools
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from opentelemetry.trace import INVALID_SPAN, Span
+from typing_extensions import override
 
 from weft.base.core import CallContext, InferCall, InferenceCore, InferResult
 from weft.base.errors import DeadlineExceededError, RemoteError, WeftError
@@ -13,22 +17,25 @@ from weft.base.observing import telemetry
 from weft.base.security.access import caller_name
 from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics
-from weft.router.target import TargetModel, is_to_come
-from weft.router.tasks.deadlines import Deadlines
+from weft.router.target import Target, TargetModel, is_to_come
 from weft.v2.protocol.status import cut_message
 from weft.v2.server.call_boundary import CLIENT_AHEAD_NS, CallBoundary, withdrawal
 
 T = TypeVar("T")
 
+#: Event loops count timers in whole milliseconds, and may be early by one.
+_EARLY_S = 0.001
+#: Entries that are over and may stay beside those that are not.
+_MAX_STALE = 64
 
-class InProcessTarget:
+
+class InProcessTarget(Target):
     """A target over any ``InferenceCore``; whoever made the core closes it.
 
     The tensors of a call and of its answer are handed over as they are: their bytes cannot be changed. Each call is a
     SERVER span of the service; its errors are those that a ``GrpcTarget`` would raise, with the same codes and texts.
 
     Args:
-        name: As given to the router.
         core: Answers the calls.
         service: Name of the core for spans and log lines; by default ``weft.`` and the target's name.
         clock_ns: What deadlines are measured on, that of the runtime.
@@ -47,8 +54,8 @@ class InProcessTarget:
         #: Of models that have served here; replaced as a whole, as the metrics thread reads it.
         self._counters: dict[tuple[str, str], ModelStatistics] = {}
 
+    @override
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
-        """As ``Target.infer``."""
         inner, span, given_s = self._begin(call, context)
         deadline_ns = inner.deadline_ns
         try:
@@ -63,8 +70,8 @@ class InProcessTarget:
             telemetry.end_span(span)
         return result
 
+    @override
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
-        """As ``Target.stream_infer``."""
         inner, span, given_s = self._begin(call, context)
         try:
             async with contextlib.aclosing(self._core.stream_infer(call, inner)) as results:
@@ -77,6 +84,7 @@ class InProcessTarget:
             raise
         telemetry.end_span(span)
 
+    @override
     async def discover(self, *, timeout_s: float) -> list[TargetModel]:
         """As ``Target.discover``; answers at once."""
         known: dict[tuple[str, str], TargetModel] = {}
@@ -110,6 +118,7 @@ class InProcessTarget:
         """The counters of the models that serve; none of a core that counts nothing."""
         return {(counters.name, counters.version): counters for counters in self._core.statistics("", "") or ()}
 
+    @override
     async def close(self) -> None:
         """As ``Target.close``; there is no transport."""
         self._deadlines.close()
@@ -183,3 +192,77 @@ def _remote(error: WeftError, message: str) -> RemoteError:
     )
     is_own_refusal = error.is_refused and not isinstance(error, RemoteError)
     return remote.refused() if is_own_refusal else remote
+
+
+class _Wait:
+    """A task that awaits something until a deadline."""
+
+    __slots__ = ("is_expired", "num_cancels", "task")
+
+    def __init__(self, task: "asyncio.Task[Any]") -> None:
+        self.task: asyncio.Task[Any] | None = task
+        self.num_cancels = task.cancelling()
+        self.is_expired = False
+
+
+class Deadlines:
+    """Ends what tasks await when its time is over. Lives on one event loop."""
+
+    def __init__(self) -> None:
+        self._waits: list[tuple[float, int, _Wait]] = []  # a heap, by time
+        self._numbers = itertools.count()
+        self._num_running = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def within(self, awaitable: Awaitable[T], left_s: float, late: Callable[[], Exception]) -> T:
+        """What the awaitable gives. After so many seconds it is cancelled, and what ``late`` gives is raised."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a deadline needs a task")
+        wait = _Wait(task)
+        self._add(loop, wait, loop.time() + left_s)
+        try:
+            return await awaitable
+        except asyncio.CancelledError as error:
+            if wait.is_expired and task.uncancel() <= wait.num_cancels:
+                wait.is_expired = False
+                raise late() from error
+            wait.is_expired = False
+            raise
+        finally:
+            if wait.is_expired:  # it ended otherwise in the same turn of the event loop
+                task.uncancel()
+            wait.task = None
+            self._num_running -= 1
+
+    def close(self) -> None:
+        """Cancel the timer; nothing may be awaited any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _add(self, loop: asyncio.AbstractEventLoop, wait: _Wait, at_s: float) -> None:
+        if len(self._waits) > 2 * self._num_running + _MAX_STALE:
+            self._waits = [entry for entry in self._waits if entry[2].task is not None]
+            heapq.heapify(self._waits)
+        self._num_running += 1
+        heapq.heappush(self._waits, (at_s, next(self._numbers), wait))
+        if self._timer is None or at_s < self._timer.when():
+            self._set_timer(loop, at_s)
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop, at_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = loop.call_at(at_s, self._ring, loop)
+
+    def _ring(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Cancel the tasks whose time is over, and wait for the next."""
+        self._timer = None
+        waits, now_s = self._waits, loop.time() + _EARLY_S
+        while waits and (waits[0][2].task is None or waits[0][0] <= now_s):
+            _, _, wait = heapq.heappop(waits)
+            if wait.task is not None:
+                wait.is_expired = True
+                wait.task.cancel()
+        if waits:
+            self._set_timer(loop, waits[0][0])

@@ -5,18 +5,19 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable
 
+from typing_extensions import override
+
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import WeftError
 from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics, failure_reason
-from weft.router.budgets.retry_budget import RetryBudget
 from weft.router.reporting.counters import count_answer
-from weft.router.target import Target, TargetModel
+from weft.router.target import RetryBudget, Target, TargetModel
 
 ModelVersion = tuple[str, str]
 
 
-class ObservedTarget:
+class ObservedTarget(Target):
     """Passes everything to another target and keeps counters per model version, as seen from here.
 
     Each call counts as one request and one execution, or one hit of the model's response cache. Its whole duration is
@@ -52,8 +53,8 @@ class ObservedTarget:
         self._budget = budget
         self.num_unavailable = 0
 
+    @override
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
-        """As ``Target.infer``."""
         start_ns = time.monotonic_ns()
         if context.tried is None:
             self._budget.earn()
@@ -66,6 +67,7 @@ class ObservedTarget:
             self._answered(self._statistics, call, context, result.model_version, start_ns, is_cached=result.is_cached)
         return result
 
+    @override
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """As ``Target.stream_infer``; a stream is one request, which lasts until its end."""
         start_ns = time.monotonic_ns()
@@ -83,12 +85,12 @@ class ObservedTarget:
         if self._statistics is not None:
             self._answered(self._statistics, call, context, version, start_ns)
 
+    @override
     async def discover(self, *, timeout_s: float) -> list[TargetModel]:
-        """As ``Target.discover``."""
         return await self._target.discover(timeout_s=timeout_s)
 
+    @override
     async def close(self) -> None:
-        """As ``Target.close``."""
         await self._target.close()
 
     def _answered(

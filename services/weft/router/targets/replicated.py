@@ -6,18 +6,16 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 
 from opentelemetry import trace
+from typing_extensions import override
 
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import UnavailableError, WeftError
 from weft.base.observing import telemetry
 from weft.base.observing.logs import get_logger
-from weft.router.budgets.retry_budget import RetryBudget
-from weft.router.target import Target, TargetModel
-from weft.router.targets.chooser import ReplicaChooser
+from weft.router.target import RetryBudget, Target, TargetModel
+from weft.router.targets.chooser import Pins, ReplicaChooser
 from weft.router.targets.ejection import OutlierDetector, Record
-from weft.router.targets.membership import Membership, MembershipSettings
-from weft.router.targets.pins import Pins
-from weft.router.targets.replica import Replica, merged
+from weft.router.targets.replicas import Membership, MembershipSettings, Replica, merged
 from weft.router.targets.specification import BalancingPolicy
 
 #: Name of what gRPC chooses, in metrics and spans.
@@ -29,7 +27,7 @@ _MODEL_IS_GONE = ("UNAVAILABLE", "NOT_FOUND")
 _log = get_logger("weft.router.targets")
 
 
-class ReplicatedTarget:
+class ReplicatedTarget(Target):
     """A target whose calls are spread over replicas that serve the same models.
 
     A call goes to a replica that has the model ready, is healthy and not ejected; where there is none such, to any that
@@ -37,13 +35,10 @@ class ReplicatedTarget:
     as the budget allows. A sequence stays on the replica that it started on, or fails.
 
     Args:
-        name: As given to the router.
         address: As given to the router.
-        policy: How the calls are spread.
         settings: Where replicas come from and how they are reached.
         by_grpc: Reaches all replicas over one channel on which gRPC chooses; None unless the policy is one of gRPC's.
         clock_ns: Monotonic.
-        generator: Source of chance.
 
     Attributes:
         budget: Pays for calls that are made at another replica.
@@ -65,8 +60,8 @@ class ReplicatedTarget:
         self.on_change: Callable[[], None] = lambda: None
         self.budget = RetryBudget()
         self.num_moved = 0
-        #: Address, model and version of what was odd at the last discovery.
-        self._odd: set[tuple[str, str, str]] = set()
+        #: Address, model and version of what did not match the others at the last discovery.
+        self._mismatched: set[tuple[str, str, str]] = set()
         self._clock_ns = clock_ns
         self._detector = OutlierDetector(clock_ns)
         pins = Pins(clock_ns)
@@ -107,6 +102,7 @@ class ReplicatedTarget:
         """Whether a replica is left out now because it answered badly."""
         return replica.record.until_ns > self._clock_ns()
 
+    @override
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         """As ``Target.infer``.
 
@@ -123,6 +119,7 @@ class ReplicatedTarget:
                 refused_by.append(replica)
                 replica = await self._move(refused_by, call, context, error)
 
+    @override
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """As ``Target.stream_infer``; errors as of ``infer``."""
         replica = await self._chooser.choose(call, context)
@@ -141,6 +138,7 @@ class ReplicatedTarget:
                 refused_by.append(replica)
                 replica = await self._move(refused_by, call, context, error)
 
+    @override
     async def discover(self, *, timeout_s: float) -> list[TargetModel]:
         """As ``Target.discover``: the models of all replicas that answer, each ready where one replica has it ready.
 
@@ -155,28 +153,28 @@ class ReplicatedTarget:
         failure = await self._membership.ask(timeout_s)
         replicas = [replica for replica in self._membership.replicas.values() if not replica.is_leaving]
         models = merged(replicas)
-        odd = {(replica.address, *key) for replica in replicas for key in replica.odd}
-        for one in odd - self._odd:
+        mismatched = {(replica.address, *key) for replica in replicas for key in replica.mismatched}
+        for one in mismatched - self._mismatched:
             _log.warning(
                 "replica %s of target '%s' has another signature of model '%s' version %s than the others, and gets no "
                 "calls of it", one[0], self.name, *one[1:],
             )  # fmt: skip
-        self._odd = odd
-        self._chooser.note_news()
+        self._mismatched = mismatched
+        self._chooser.note_change()
         if not replicas:
             raise UnavailableError(f"target '{self.name}' ({self.address}) has no address")
         if failure is not None:
             raise failure
         return models
 
+    @override
     async def close(self) -> None:
-        """As ``Target.close``."""
         await self._membership.close()
         if self._by_grpc is not None:
             await self._by_grpc.target.close()
 
     def _changed(self) -> None:
-        self._chooser.note_news()
+        self._chooser.note_change()
         self.on_change()
 
     async def _move(
@@ -248,21 +246,20 @@ class ReplicatedTarget:
         self._end(replica, context, error.code, is_refused=error.is_refused)
 
     def _end(self, replica: Replica, context: CallContext, status: str, *, is_refused: bool = False) -> None:
-        """The call is over, and its outcome noted."""
         replica.num_inflight -= 1
         replica.num_by_status[status] = replica.num_by_status.get(status, 0) + 1
         # A replica that refuses calls itself is no outlier: its health check decides.
         if replica is not self._by_grpc and not is_refused and self._detector.note(replica.record, status):
             self._chooser.note_ejection()
-            self._tell_ejections(context)
+            self._log_ejections(context)
 
-    def _tell_ejections(self, context: CallContext) -> None:
+    def _log_ejections(self, context: CallContext) -> None:
         """Replicas that were ejected just now are in the log, and in the span of the call that showed it."""
         for replica in self._membership.replicas.values():
             record = replica.record
-            if record.num_ejected == replica.num_ejections_told:
+            if record.num_ejected == replica.num_ejections_logged:
                 continue
-            replica.num_ejections_told = record.num_ejected
+            replica.num_ejections_logged = record.num_ejected
             duration_s = (record.until_ns - self._clock_ns()) / 1e9
             _log.warning("replica %s of target '%s' is ejected for %.0f s", replica.address, self.name, duration_s)
             if telemetry.is_enabled():

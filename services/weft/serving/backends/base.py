@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from weft.serving.scheduler.rate_limiter import RateLimit
 
+_num_rows = attrgetter("num_rows")
+
 
 class NestedStream(Protocol):
     """The responses to one call of a decoupled model; may be used from any thread, by one at a time."""
@@ -160,9 +162,6 @@ class InstanceContext:
         return f"{quote(signature.name, safe='')}.{signature.version}.{self.token}"
 
 
-_num_rows = attrgetter("num_rows")
-
-
 @dataclass(slots=True)
 class Batch:
     """The requests of one execution, in order.
@@ -189,10 +188,6 @@ class Backend(ABC):
 
     A ``TensorBackend`` that ``can_share_processor`` has ``execute`` and ``run`` called on other threads too.
     An instance that ``is_inline`` has its ``execute`` called on the event loop, while no other method runs.
-
-    Args:
-        model: What to load.
-        instance: Where to run it.
     """
 
     #: Called before a load with the JSON-like configuration and the version folder; returns the completed

@@ -108,7 +108,7 @@ class _RowGatherer:
         if len(members) == 1 and self._allocate is None:
             return members[0][1]
         arrays = [prepared for _, prepared in members]
-        return {k: _joined([a[k] for a in arrays], self._allocate) for k in arrays[0]}
+        return {k: _join([a[k] for a in arrays], self._allocate) for k in arrays[0]}
 
     def scatter(self, members: Sequence[Member], outputs: Mapping[str, Array]) -> list[dict[str, Array]]:
         if self._signature.max_batch_size > 0:
@@ -148,7 +148,7 @@ class _PaddingGatherer(_RowGatherer):
         longest = max(lengths)
         padded = {spec.name for spec, _ in self._pads}
         first = members[0][1]
-        inputs = {k: _joined([arrays[k] for _, arrays in members], self._allocate) for k in first if k not in padded}
+        inputs = {k: _join([arrays[k] for _, arrays in members], self._allocate) for k in first if k not in padded}
         empty = self._allocate or np.empty
         num_rows = sum(request.num_rows for request, _ in members)
         for spec, value in self._pads:
@@ -219,11 +219,11 @@ class _RaggedGatherer:
         for name in members[0][1]:
             arrays = [arrays[name] for _, arrays in members]
             parts = [array.ravel() for array in arrays] if name in self._ragged else arrays
-            inputs[name] = _joined(parts, self._allocate)
+            inputs[name] = _join(parts, self._allocate)
         for extra in self._batch_inputs:
             sources = [arrays[extra.source] for _, arrays in members if extra.source in arrays]
             value = np.asarray(_BATCH_INPUTS[extra.kind](sources), NUMPY_BY_DATATYPE[extra.datatype])
-            inputs.update(dict.fromkeys(extra.names, _joined([value], self._allocate)))
+            inputs.update(dict.fromkeys(extra.names, _join([value], self._allocate)))
         return inputs
 
     def scatter(self, members: Sequence[Member], outputs: Mapping[str, Array]) -> list[dict[str, Array]]:
@@ -277,7 +277,7 @@ _BATCH_INPUTS: Mapping[str, Callable[[Sequence[Array]], Array | Sequence[int]]] 
 }
 
 
-def _joined(parts: Sequence[Array], allocate: Allocate | None) -> Array:
+def _join(parts: Sequence[Array], allocate: Allocate | None) -> Array:
     """The parts joined in an array of ``allocate``; where that is None, a single part is used as it is."""
     if allocate is None:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)

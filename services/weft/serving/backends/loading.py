@@ -144,7 +144,6 @@ def check_tensor(model: ModelContext, spec: TensorSpec, datatypes: Sequence[str]
 
 
 def _path_of(model: ModelContext, spec: TensorSpec) -> str:
-    """Path of the tensor in the configuration."""
     for kind, specs in (("input", model.signature.inputs), ("output", model.signature.outputs)):
         if spec in specs:
             return f"{kind}[{specs.index(spec)}]"
@@ -167,11 +166,7 @@ def only_input(model: ModelContext, datatypes: Sequence[str], dims: Dims) -> Ten
 
 
 def outputs_among(model: ModelContext, allowed: Mapping[str, tuple[Sequence[str], Dims]]) -> Mapping[str, TensorSpec]:
-    """The declared outputs by name, each checked by ``check_tensor``.
-
-    Args:
-        model: Whose outputs.
-        allowed: Datatypes and dims by output name.
+    """The declared outputs by name, each checked by ``check_tensor`` against its datatypes and dims in ``allowed``.
 
     Raises:
         InvalidArgumentError: An output has another name, or is declared otherwise.
@@ -184,3 +179,21 @@ def outputs_among(model: ModelContext, allowed: Mapping[str, tuple[Sequence[str]
             )
         check_tensor(model, spec, *allowed[spec.name])
     return {spec.name: spec for spec in model.signature.outputs}
+
+
+def read_label_file(directory: Path, filename: str) -> tuple[Path, list[bytes]]:
+    """The path of the file, and its lines, one label each, as bytes of UTF-8.
+
+    The model's folder comes first, as in Triton Inference Server, then the version's, for labels that change with it.
+
+    Args:
+        directory: The version folder.
+        filename: Relative.
+
+    Raises:
+        InvalidArgumentError: ``filename`` leaves the folders.
+        NotFoundError: Neither folder has it.
+        OSError: It cannot be read.
+    """
+    path = existing_file(directory.parent, filename, parents=(directory,))
+    return path, path.read_bytes().removesuffix(b"\n").replace(b"\r\n", b"\n").split(b"\n")

@@ -17,8 +17,14 @@ from weft.base.tensors import (
     num_elements,
 )
 from weft.serving.backends.base import Backend, Batch
-from weft.serving.request.request import RESCHEDULED, InferenceRequest, InferenceResponse, Outcome
-from weft.serving.scheduler.sequence_turn import RequestSequence, Turn
+from weft.serving.request.request import (
+    RESCHEDULED,
+    InferenceRequest,
+    InferenceResponse,
+    Outcome,
+    RequestSequence,
+    SequencePosition,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,6 @@ class ImplicitState:
 
     Attributes:
         spec: Of the input.
-        output: Of the model.
         initial: What the first request of a sequence gets, batch dimension included.
         is_answered: Whether clients get the output, because it is declared too.
     """
@@ -91,14 +96,16 @@ def sequenced(backend: type[Backend], inputs: SequenceInputs) -> type[Backend]:
         is_repeatable: ClassVar[bool] = False
 
         def execute(self, batch: Batch) -> list[Outcome]:
-            turns = [request.turn or Turn(RequestSequence(0), True, True) for request in batch.requests]
+            positions = [
+                request.position or SequencePosition(RequestSequence(0), True, True) for request in batch.requests
+            ]
             has_batch = self.model.signature.max_batch_size > 0
-            for request, turn in zip(batch.requests, turns, strict=True):
-                request.add_inputs(_added(inputs, turn, is_ready=True, has_batch=has_batch))
-            rows = list(range(len(turns)))
+            for request, position in zip(batch.requests, positions, strict=True):
+                request.add_inputs(_added_inputs(inputs, position, is_ready=True, has_batch=has_batch))
+            rows = list(range(len(positions)))
             if inputs.has_fixed_rows:
-                rows = [max(turn.sequence.row, 0) for turn in turns]
-                filled = Batch(self._filled(batch.requests, rows), batch.start_ns)
+                rows = [max(position.sequence.row, 0) for position in positions]
+                filled = Batch(self._fill_rows(batch.requests, rows), batch.start_ns)
             else:
                 filled = batch
             outcomes: list[Outcome] = super().execute(filled)
@@ -106,20 +113,21 @@ def sequenced(backend: type[Backend], inputs: SequenceInputs) -> type[Backend]:
             batch.num_rows = filled.num_rows
             if len(outcomes) != len(filled.requests):
                 return outcomes  # the instance reports the fault
-            return [self._kept(turn, outcomes[row]) for turn, row in zip(turns, rows, strict=True)]
+            return [self._store_states(position, outcomes[row]) for position, row in zip(positions, rows, strict=True)]
 
-        def _filled(self, requests: Sequence[InferenceRequest], rows: Sequence[int]) -> list[InferenceRequest]:
-            """The requests in their rows, and zeros in the rows without one."""
+        def _fill_rows(self, requests: Sequence[InferenceRequest], rows: Sequence[int]) -> list[InferenceRequest]:
             by_row = dict(zip(rows, requests, strict=True))
             return [by_row.get(row) or self._filler(requests[0]) for row in range(max(rows) + 1)]
 
         def _filler(self, like: InferenceRequest) -> InferenceRequest:
             has_batch = self.model.signature.max_batch_size > 0
             zeros = {name: _zeros(tensor) for name, tensor in like.call.inputs.items()}
-            added = _added(inputs, Turn(RequestSequence(0), False, False), is_ready=False, has_batch=has_batch)
+            added = _added_inputs(
+                inputs, SequencePosition(RequestSequence(0), False, False), is_ready=False, has_batch=has_batch
+            )
             return InferenceRequest(InferCall(like.call.model_name, inputs={**zeros, **added}), CallContext())
 
-        def _kept(self, turn: Turn, outcome: Outcome) -> Outcome:
+        def _store_states(self, position: SequencePosition, outcome: Outcome) -> Outcome:
             """Store the states of an outcome in its sequence, and return the rest; or an error for wrong states."""
             if outcome is RESCHEDULED or not (inputs.states and isinstance(outcome, InferenceResponse)):
                 return outcome
@@ -130,23 +138,24 @@ def sequenced(backend: type[Backend], inputs: SequenceInputs) -> type[Backend]:
                     return InternalError(f"model '{self.model.signature.name}' {fault}")
                 array = outcome.outputs[state.output] if state.is_answered else outcome.outputs.pop(state.output)
                 kept[state.spec.name] = encode(array)
-            turn.sequence.state = kept
+            position.sequence.state = kept
             return outcome
 
     SequencedBackend.__name__ = SequencedBackend.__qualname__ = backend.__name__
     return SequencedBackend
 
 
-def _added(inputs: SequenceInputs, turn: Turn, *, is_ready: bool, has_batch: bool) -> dict[str, WireTensor]:
-    """The added inputs of one request."""
-    flags = {"START": turn.is_start, "END": turn.is_end, "READY": is_ready}
+def _added_inputs(
+    inputs: SequenceInputs, position: SequencePosition, *, is_ready: bool, has_batch: bool
+) -> dict[str, WireTensor]:
+    flags = {"START": position.is_start, "END": position.is_end, "READY": is_ready}
     added = {signal.spec.name: signal.values[flags[signal.kind]] for signal in inputs.signals}
-    sequence = turn.sequence
+    sequence = position.sequence
     if inputs.id_spec is not None:
         added[inputs.id_spec.name] = _id_tensor(sequence.id, inputs.id_spec.datatype, (1, 1) if has_batch else (1,))
     for state in inputs.states:
         name = state.spec.name
-        added[name] = state.initial if turn.is_start else sequence.state.get(name, state.initial)
+        added[name] = state.initial if position.is_start else sequence.state.get(name, state.initial)
     return added
 
 

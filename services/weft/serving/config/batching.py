@@ -10,8 +10,8 @@ from weft.base.signature import datatype_name
 from weft.base.tensors import NUMPY_BY_DATATYPE
 from weft.base.text.pbtxt import suggestion
 from weft.serving.backends.layout import BatchInput, BatchLayout
+from weft.serving.config.checks import model_dims
 from weft.serving.config.report import ConfigReport
-from weft.serving.config.reshape import model_dims
 from weft.serving.scheduler.grouping import LengthBuckets
 from weft_protos.model_config_pb2 import TYPE_STRING, ModelConfig, ModelInput
 from weft_protos.model_config_pb2 import BatchInput as BatchInputMessage
@@ -22,13 +22,7 @@ LAYOUT_PARAMETERS = (_BOUNDS, _PAD, _MASK, _MAX_ELEMENTS)
 
 
 def batch_layout(config: ModelConfig, report: ConfigReport, *, has_tensor_backend: bool) -> BatchLayout:
-    """The layout of batches as configured.
-
-    Args:
-        config: Its inputs and outputs are complete.
-        report: Receives the faults.
-        has_tensor_backend: The backend runs a batch as one array for each input.
-    """
+    """The layout of batches as configured; ``has_tensor_backend``: a batch runs as one array for each input."""
     ragged = [f"input[{i}].allow_ragged_batch" for i, tensor in enumerate(config.input) if tensor.allow_ragged_batch]
     buckets = [f"parameters[{key}]" for key in LAYOUT_PARAMETERS if key in config.parameters]
     mixed = [

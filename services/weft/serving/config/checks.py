@@ -8,11 +8,11 @@ from collections.abc import Callable, Collection, MutableSequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from weft.base.reshape import reshape_fault
 from weft.base.signature import EMPTY_BATCH_PARAMETER, OPTIONAL_OUTPUTS_PARAMETER, optional_outputs
 from weft.base.tensors import NUMPY_BY_DATATYPE
 from weft.base.text.pbtxt import suggestion
 from weft.serving.config.report import ConfigReport
-from weft.serving.config.reshape import check_reshape
 from weft_protos.model_config_pb2 import TYPE_BF16, ModelConfig, ModelInput, ModelOutput
 
 BACKEND_BY_PLATFORM = {"onnxruntime_onnx": "onnxruntime", "pytorch_libtorch": "pytorch"}
@@ -114,14 +114,7 @@ def is_incomplete(config: ModelConfig) -> bool:
 
 
 def check_declared(config: ModelConfig, name: str, backends: Collection[str], report: ConfigReport) -> None:
-    """Check everything but the tensors, and fill in name and backend.
-
-    Args:
-        config: Gets ``name``, and ``backend`` from ``platform``.
-        name: The model's folder.
-        backends: Names that exist.
-        report: Receives the faults.
-    """
+    """Check everything but the tensors, and fill in ``name``, the model's folder, and ``backend`` from ``platform``."""
     _check_identity(config, name, backends, report)
     _check_supported(config, report)
     _check_filenames(config, report)
@@ -238,12 +231,9 @@ def path_fault(filename: str, folder: str) -> str:
 
 
 def check_tensors(config: ModelConfig, report: ConfigReport, *, may_lack: Collection[str] = ()) -> None:
-    """Check ``input`` and ``output``: there is at least one of each, and each can be served; repeats are dropped.
+    """Check ``input`` and ``output`` of the completed configuration; repeats are dropped.
 
-    Args:
-        config: Completed.
-        report: Receives the faults.
-        may_lack: ``input`` where there need not be one, ``output`` likewise.
+    There must be one of each, but for those in ``may_lack``, and each must be served.
     """
     is_complete = not report.diagnostics  # else the backend has not completed it
     kinds: tuple[tuple[str, MutableSequence[Any]], ...] = (("input", config.input), ("output", config.output))
@@ -280,7 +270,24 @@ def _check_tensor(
     for i, dim in enumerate(tensor.dims):
         if dim < -1 or dim == 0:
             report.error(f"{path}.dims[{i}]", f"{called} dimension must be integer >= 1, or -1 for any size, got {dim}")
-    check_reshape(path, called, tensor, max_batch_size, report)
+    _check_reshape(path, called, tensor, max_batch_size, report)
     for field in ("is_shape_tensor", "is_non_linear_format_io"):
         if getattr(tensor, field, False):
             report.error(f"{path}.{field}", f"{called}: {field} is not supported by this version; remove it")
+
+
+def model_dims(tensor: ModelInput | ModelOutput) -> tuple[int, ...]:
+    """Dims of the model itself: ``reshape`` where that is set, else ``dims``."""
+    return tuple(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
+
+
+def _check_reshape(
+    path: str, called: str, tensor: ModelInput | ModelOutput, max_batch_size: int, report: ConfigReport
+) -> None:
+    """Check that ``reshape``, if set, has as many elements as ``dims`` for every size of each -1."""
+    if not tensor.HasField("reshape"):
+        return
+    fault = reshape_fault(tuple(tensor.dims), tuple(tensor.reshape.shape), has_batch=max_batch_size > 0)
+    if fault is not None:
+        field, text = fault
+        report.error(f"{path}.{field}", f"{called} {text}")

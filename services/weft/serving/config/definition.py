@@ -7,7 +7,7 @@ from typing import Any
 
 from google.protobuf import json_format
 
-from weft.base.errors import InternalError, InvalidArgumentError, UnavailableError, WeftError
+from weft.base.errors import InternalError, InvalidArgumentError, NotFoundError, UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.base.repository.layout import CONFIG_FILENAME
 from weft.base.signature import (
@@ -19,6 +19,7 @@ from weft.base.signature import (
     ModelSignature,
 )
 from weft.base.text.pbtxt import parse
+from weft.base.versions import versions_to_serve
 from weft.serving.backends.base import (
     Backend,
     InstanceContext,
@@ -29,19 +30,25 @@ from weft.serving.backends.base import (
     RepositoryControl,
     TensorBackend,
 )
+from weft.serving.backends.loading import read_label_file
 from weft.serving.backends.sequences import sequenced
 from weft.serving.config import checks, scheduling
 from weft.serving.config.batching import LAYOUT_PARAMETERS, batch_layout
-from weft.serving.config.execution import EXECUTION, INLINE, PROCESS, check_execution, execution_of
-from weft.serving.config.labels import read_labels
+from weft.serving.config.checks import path_fault
 from weft.serving.config.override import parse_override
-from weft.serving.config.placement import MAX_INSTANCES, place_instances
+from weft.serving.config.placement import (
+    EXECUTION,
+    INLINE,
+    MAX_INSTANCES,
+    PROCESS,
+    check_execution,
+    execution_of,
+    place_instances,
+)
 from weft.serving.config.report import ConfigReport
 from weft.serving.config.sequence_inputs import drop_added, sequence_inputs
-from weft.serving.config.versions import select_versions
-from weft.serving.config.warmup import warmup_samples
-from weft.serving.config.warmup_samples import warmed
-from weft.serving.scheduler.settings import SchedulerSettings
+from weft.serving.config.warmup import warmed, warmup_samples
+from weft.serving.queues.settings import SchedulerSettings
 from weft_protos.model_config_pb2 import ModelConfig
 
 _log = get_logger("weft.serving.config")
@@ -55,7 +62,6 @@ class ModelDefinition:
         config: Completed configuration, as ``ModelConfig`` answers it.
         backend: Runs the model; warm-up included.
         settings: Of the scheduler.
-        instances: Where it runs.
         contexts: Of each version to be served, by version, lowest first.
     """
 
@@ -105,7 +111,7 @@ def define_model(
     if override is None and not config.backend and not (directory / CONFIG_FILENAME).exists():
         raise InvalidArgumentError(f"{directory} has no {CONFIG_FILENAME}, and {checks.TELLING_FILES}")
     checks.check_declared(config, directory.name, backends, report)
-    selected = select_versions(config, versions, report)
+    selected = _select_versions(config, versions, report)
     if completes and not report.diagnostics:  # user code sees sound configurations only
         backend = _imported(backends, config.backend)
         if backend.completes_always or checks.is_incomplete(config):
@@ -117,7 +123,7 @@ def define_model(
     checks.check_tensors(config, report, may_lack=backend.may_lack)
     settings = scheduling.scheduler_settings(config, report)
     samples = warmup_samples(config, directory, report)
-    labels = {version: read_labels(config, directory, version, report) for version in selected}
+    labels = {version: _read_labels(config, directory, version, report) for version in selected}
     execution = execution_of(config, backend.execution_modes)
     instances = place_instances(
         config,
@@ -201,7 +207,6 @@ def _read(directory: Path, override: str | None, *, completes: bool) -> tuple[Mo
 
 
 def _imported(backends: Mapping[str, type[Backend]], name: str) -> type[Backend]:
-    """The backend, imported."""
     try:
         return backends[name]
     except ImportError as error:
@@ -229,3 +234,51 @@ def _complete(config: ModelConfig, backend: type[Backend], directory: Path) -> M
 
 def _to_json(config: ModelConfig) -> dict[str, Any]:
     return json_format.MessageToDict(config, preserving_proto_field_name=True)
+
+
+def _select_versions(config: ModelConfig, available: Sequence[int], report: ConfigReport) -> list[int]:
+    """Versions that ``version_policy``, which gets its default, picks of those with a folder, lowest first."""
+    policy = config.version_policy
+    if policy.WhichOneof("policy_choice") is None:
+        policy.latest.num_versions = 1
+    if not available:
+        report.error("", f"model '{config.name}' has no version folder; put its files into a folder named 1")
+    elif policy.HasField("latest") and policy.latest.num_versions < 1:
+        report.error("version_policy.latest", "num_versions must be at least 1, got 0")
+    elif policy.HasField("specific"):
+        _check_specific(policy.specific.versions, available, report)
+    return versions_to_serve(policy, available)
+
+
+def _check_specific(versions: Sequence[int], available: Sequence[int], report: ConfigReport) -> None:
+    if not versions:
+        report.error("version_policy.specific", "specific names no version; list at least one")
+    for i, version in enumerate(versions):
+        if version not in available:
+            report.error(
+                f"version_policy.specific.versions[{i}]",
+                f"version {version} has no folder; there is {', '.join(map(str, sorted(available)))}",
+            )
+
+
+def _read_labels(
+    config: ModelConfig, directory: Path, version: int, report: ConfigReport
+) -> dict[str, tuple[str, ...]]:
+    """Labels by output: the lines of its file in the model's folder, or else in the version's."""
+    labels: dict[str, tuple[str, ...]] = {}
+    for i, output in enumerate(config.output):
+        filename = output.label_filename
+        if not filename or path_fault(filename, ""):
+            continue  # the latter is reported with the other file names
+        try:
+            _, lines = read_label_file(directory / str(version), filename)
+            labels[output.name] = tuple(line.decode() for line in lines)
+            continue
+        except NotFoundError:
+            reason = f"there is no such file in {directory} or in its folder '{version}'"
+        except UnicodeDecodeError:
+            reason = "it is not UTF-8"
+        except OSError as error:
+            reason = error.strerror or str(error)
+        report.error(f"output[{i}].label_filename", f"cannot read labels '{filename}': {reason}")
+    return labels

@@ -57,15 +57,15 @@ def parse_override(text: str) -> ModelConfig:
         try:
             data = json.loads(text)
         except json.JSONDecodeError:
-            data = json.loads(_LENIENT.sub(_strict, text))
+            data = json.loads(_LENIENT.sub(_to_json, text))
         if not isinstance(data, dict):
             raise json_format.ParseError(f"it is a {type(data).__name__}, not an object")
-        return json_format.ParseDict(_listed(data, ModelConfig.DESCRIPTOR), ModelConfig())
+        return json_format.ParseDict(_with_lists(data, ModelConfig.DESCRIPTOR), ModelConfig())
     except (json_format.ParseError, ValueError, RecursionError) as error:
         raise InvalidArgumentError(f"parameter 'config' is not a model configuration in JSON: {error}") from None
 
 
-def _strict(match: re.Match[str]) -> str:
+def _to_json(match: re.Match[str]) -> str:
     """JSON for what is taken beside it."""
     single, word, comma = match.groups()
     if single is not None:
@@ -76,7 +76,7 @@ def _strict(match: re.Match[str]) -> str:
     return "" if comma is not None else match[0]
 
 
-def _listed(data: Mapping[str, Any], message: Descriptor) -> dict[str, Any]:
+def _with_lists(data: Mapping[str, Any], message: Descriptor) -> dict[str, Any]:
     """The data of a message, with every value of a repeated field in a list."""
     fields = {name: field for field in message.fields for name in (field.name, field.json_name)}
     return {key: value if key not in fields else _value(fields[key], value) for key, value in data.items()}
@@ -92,5 +92,5 @@ def _value(field: Any, value: Any) -> Any:
     if inner is None:
         return value
     if isinstance(value, list):
-        return [_listed(item, inner) if isinstance(item, dict) else item for item in value]
-    return _listed(value, inner) if isinstance(value, dict) else value
+        return [_with_lists(item, inner) if isinstance(item, dict) else item for item in value]
+    return _with_lists(value, inner) if isinstance(value, dict) else value

@@ -1,19 +1,52 @@
-"""Places the instances of a model on devices."""
+"""Places the instances of a model: on devices, on threads or in processes, with resources that they share."""
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from weft.serving.backends.base import InstanceContext
-from weft.serving.config.rate_limits import rate_limit
 from weft.serving.config.report import ConfigReport
+from weft.serving.queues.settings import SchedulerSettings
+from weft.serving.scheduler.rate_limiter import RateLimit
 from weft_protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
-_DEVICE = re.compile(r"nvidia\d+")
+EXECUTION = "EXECUTION"
+#: On the thread of the instance; on the event loop; in a process of the instance's own.
+THREAD, INLINE, PROCESS = "thread", "inline", "process"
 
+_PATH = f"parameters[{EXECUTION}].string_value"
+_DEVICE = re.compile(r"nvidia\d+")
 #: Of one model; each is a thread or a process.
 MAX_INSTANCES = 1024
+
+
+def execution_of(config: ModelConfig, modes: Sequence[str]) -> str:
+    """The parameter ``EXECUTION``; the first of ``modes``, which the backend allows, where it is not given."""
+    return config.parameters[EXECUTION].string_value if EXECUTION in config.parameters else modes[0]
+
+
+def check_execution(
+    config: ModelConfig, settings: SchedulerSettings, modes: Sequence[str], report: ConfigReport
+) -> None:
+    """Check that the model, whose instances are placed, can execute where its configuration says, one of ``modes``."""
+    mode = execution_of(config, modes)
+    if mode not in modes:
+        allowed = f"{', '.join(modes[:-1])} or {modes[-1]}"
+        report.error(_PATH, f"model '{config.name}': parameter '{EXECUTION}' must be {allowed}, got '{mode}'")
+    if mode != INLINE:
+        return
+    kinds = {group.kind for group in config.instance_group}
+    obstacles = (
+        ("a decoupled model", config.model_transaction_policy.decoupled),
+        ("sequence_batching", config.HasField("sequence_batching")),
+        ("an instance on a GPU", ModelInstanceGroup.KIND_GPU in kinds),
+        ("rate_limiter", any(group.HasField("rate_limiter") for group in config.instance_group)),
+        ("execution_timeout_us", settings.execution_timeout_us > 0),
+    )
+    for obstacle, is_there in obstacles:
+        if is_there:
+            report.error(_PATH, f"'{EXECUTION}' inline is not possible with {obstacle}; remove one of them")
 
 
 def count_gpus(environment: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> int:
@@ -84,7 +117,7 @@ def place_instances(
         group.kind = ModelInstanceGroup.KIND_GPU if is_gpu else ModelInstanceGroup.KIND_CPU
         if not is_gpu:
             group.ClearField("gpus")
-        limit = rate_limit(f"{path}.rate_limiter", group, report)
+        limit = _rate_limit(f"{path}.rate_limiter", group, report)
         places = [("GPU", gpu) for gpu in group.gpus] or [("CPU", 0)]
         num_instances = len(instances) + len(places) * group.count
         if num_instances > max_instances:
@@ -120,3 +153,21 @@ def _check_group(path: str, group: ModelInstanceGroup, report: ConfigReport) -> 
     for field, is_asked in (("passive", group.passive), ("secondary_devices", group.secondary_devices)):
         if is_asked:
             report.error(f"{path}.{field}", f"instance_group {field} is not supported by this version; remove it")
+
+
+def _rate_limit(path: str, group: ModelInstanceGroup, report: ConfigReport) -> RateLimit | None:
+    if not group.HasField("rate_limiter"):
+        return None
+    scoped: dict[bool, dict[str, int]] = {False: {}, True: {}}
+    names: set[str] = set()
+    for i, resource in enumerate(group.rate_limiter.resources):
+        called = f"{path}.resources[{i}]"
+        if not resource.name:
+            report.error(called, "a resource must specify 'name'")
+        if not resource.count:
+            report.error(called, f"resource '{resource.name}' must specify a count of at least 1, got 0")
+        if resource.name in names:
+            report.error(f"{called}.name", f"resource '{resource.name}' is named twice; add the counts up in one")
+        names.add(resource.name)
+        scoped[getattr(resource, "global")][resource.name] = resource.count
+    return RateLimit(max(group.rate_limiter.priority, 1), tuple(scoped[False].items()), tuple(scoped[True].items()))

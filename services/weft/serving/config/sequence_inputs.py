@@ -9,9 +9,8 @@ from weft.base.signature import TensorSpec, datatype_name
 from weft.base.tensors import ITEMSIZE_BYTES, NUMPY_BY_DATATYPE, WireTensor, encode, encode_bytes, num_elements
 from weft.base.text.pbtxt import suggestion
 from weft.serving.backends.sequences import ImplicitState, SequenceInputs, Signal
-from weft.serving.config.checks import path_fault
+from weft.serving.config.checks import model_dims, path_fault
 from weft.serving.config.report import ConfigReport
-from weft.serving.config.reshape import model_dims
 from weft_protos.model_config_pb2 import ModelConfig, ModelSequenceBatching
 
 _PATH = "sequence_batching"
@@ -25,9 +24,7 @@ _EMPTY_STRING_BYTES = 4
 def drop_added(config: ModelConfig, declared: Collection[str]) -> None:
     """Remove the inputs and outputs of the model's file that the server adds and keeps: clients do not see them.
 
-    Args:
-        config: Completed by a backend.
-        declared: Inputs and outputs that it had before, which stay.
+    The ``declared`` ones, which the configuration had before a backend completed it, stay.
     """
     batching = config.sequence_batching
     given = {*(c.name for c in batching.control_input), *(state.input_name for state in batching.state)}
@@ -41,10 +38,7 @@ def drop_added(config: ModelConfig, declared: Collection[str]) -> None:
 def sequence_inputs(config: ModelConfig, directory: Path, report: ConfigReport) -> SequenceInputs | None:
     """The inputs and states that the server adds; None without ``sequence_batching``.
 
-    Args:
-        config: Its inputs and outputs are complete.
-        directory: The model's folder; ``data_file`` names a file in its subfolder ``initial_state``.
-        report: Receives the faults.
+    ``data_file`` names a file in the subfolder ``initial_state`` of ``directory``, the model's folder.
     """
     if not config.HasField("sequence_batching"):
         return None

@@ -1,17 +1,21 @@
 """Checks ``model_warmup`` and makes its samples."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from weft.base.core import CallContext, InferCall
+from weft.base.errors import WeftError
 from weft.base.reshape import reshaped
 from weft.base.signature import datatype_name
 from weft.base.tensors import ITEMSIZE_BYTES, NUMPY_BY_DATATYPE, WireTensor, encode, encode_bytes, num_elements
 from weft.base.text.pbtxt import suggestion
-from weft.serving.config.checks import path_fault
+from weft.serving.backends.base import Backend, Batch
+from weft.serving.config.checks import model_dims, path_fault
 from weft.serving.config.report import ConfigReport
-from weft.serving.config.reshape import model_dims
-from weft.serving.config.warmup_samples import WarmupSample
+from weft.serving.request.request import InferenceRequest
 from weft_protos.model_config_pb2 import ModelConfig, ModelInput, ModelWarmup
 
 #: Of one input of a sample.
@@ -21,13 +25,47 @@ _STRING = b"warm-up"
 _STRING_BYTES = 4 + len(_STRING)
 
 
-def warmup_samples(config: ModelConfig, directory: Path, report: ConfigReport) -> list[WarmupSample]:
-    """Samples that every instance runs before the model is ready.
+@dataclass(frozen=True, slots=True)
+class WarmupSample:
+    """One sample request.
 
-    Args:
-        config: ``input`` is complete.
-        directory: The model's folder; ``input_data_file`` names a file in its subfolder ``warmup``.
-        report: Receives the faults; a sample with a fault is left out.
+    Attributes:
+        name: For errors.
+        inputs: By name, batch dimension included.
+        num_rows: Its batch size.
+        num_runs: Number of runs.
+    """
+
+    name: str
+    inputs: Mapping[str, WireTensor]
+    num_rows: int
+    num_runs: int
+
+
+def warmed(backend: type[Backend], samples: Sequence[WarmupSample]) -> type[Backend]:
+    """``backend`` with a ``load`` that also runs the samples; a sample that fails fails the load."""
+
+    class WarmedBackend(backend):  # type: ignore[valid-type,misc]  # the base is a value here
+        def load(self) -> None:
+            super().load()
+            for sample in samples:
+                for _ in range(sample.num_runs):
+                    self._warm(sample)
+
+        def _warm(self, sample: WarmupSample) -> None:
+            call = InferCall(self.model.signature.name, inputs=dict(sample.inputs))
+            (outcome,) = self.execute(Batch([InferenceRequest(call, CallContext(), num_rows=sample.num_rows)]))
+            if isinstance(outcome, WeftError):
+                raise outcome.with_message(f"warm-up sample '{sample.name}' failed: {outcome.message}")
+
+    WarmedBackend.__name__ = WarmedBackend.__qualname__ = backend.__name__
+    return WarmedBackend
+
+
+def warmup_samples(config: ModelConfig, directory: Path, report: ConfigReport) -> list[WarmupSample]:
+    """Samples that every instance runs before the model is ready; one with a fault is left out.
+
+    ``input_data_file`` names a file in the subfolder ``warmup`` of ``directory``, the model's folder.
     """
     samples = []
     for i, warmup in enumerate(config.model_warmup):

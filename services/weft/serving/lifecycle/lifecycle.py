@@ -6,8 +6,13 @@ serve, then the old ones drain. If anything fails before that, the old ones cont
 
 import asyncio
 import contextlib
+import hashlib
+import stat
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import partial
+from pathlib import Path
 
 from weft.base.caching.coalescing_cache import CoalescingCache
 from weft.base.core import IndexEntry, InferCall
@@ -18,25 +23,57 @@ from weft.base.versions import version_number
 from weft.serving.backends.base import ModelContext
 from weft.serving.config import ModelDefinition
 from weft.serving.lifecycle.background import in_daemon_thread
-from weft.serving.lifecycle.digest import version_digest
 from weft.serving.lifecycle.on_demand import OnDemandModel
 from weft.serving.lifecycle.response_cache import CachedModel
-from weft.serving.lifecycle.version import ModelVersion, Served, VersionState
 from weft.serving.lifecycle.warm_pool import WarmPool
-from weft.serving.runtime.load_watch import until_slow
+from weft.serving.runtime.crashed_instances import until_slow
 from weft.serving.runtime.model import ServedModel
 from weft.serving.runtime.sequence_model import SequenceModel
 from weft.serving.scheduler.rate_limiter import RateLimiter
 from weft_protos.model_config_pb2 import ModelConfig
 
+#: Answers the requests of a version.
+Served = ServedModel | OnDemandModel | CachedModel
 _UNLOADED = "unloaded"
 #: Time limit for reading and completing a configuration, which may run the model's own code, in seconds.
 DEFINE_LIMIT_S = 180.0
-
 _log = get_logger("weft.serving.lifecycle")
-
 #: A definition, and the configuration of each version with its digest.
 _Digested = tuple[ModelDefinition, Mapping[int, ModelConfig]]
+#: Written when a model.py is imported.
+_SKIPPED = "__pycache__"
+_PIECE_BYTES = 1 << 16
+#: Pieces of a file that are read; a longer one is read in as many, at equal distances, the first and last among them.
+_NUM_PIECES = 64
+
+
+class VersionState(StrEnum):
+    """States of ``RepositoryIndex``."""
+
+    UNKNOWN = ""
+    LOADING = "LOADING"
+    READY = "READY"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+
+
+@dataclass(slots=True, eq=False)
+class ModelVersion:
+    """One version of a model, its state, and the reason where it does not serve."""
+
+    number: int
+    config: ModelConfig
+    served: Served
+    state: VersionState = VersionState.LOADING
+    reason: str = ""
+
+    @property
+    def shown_state(self) -> VersionState:
+        """The state that clients see: for a version that has lost every instance UNAVAILABLE, or LOADING."""
+        crashed = self.served.crashed
+        if self.state is not VersionState.READY or not crashed.includes_all:
+            return self.state
+        return VersionState.LOADING if crashed.is_loading else VersionState.UNAVAILABLE
 
 
 class ManagedModel:
@@ -45,7 +82,6 @@ class ManagedModel:
     Loads and unloads of one model happen one after another.
 
     Args:
-        name: Model name.
         slots: Of all models: limits concurrent loads.
         drain_grace_s: Time for the requests of a replaced or unloaded version, in seconds.
         pool: Loads its versions on demand; None: they load at once.
@@ -141,7 +177,7 @@ class ManagedModel:
                 self.name,
                 str(number),
                 version.shown_state.value,
-                version.reason or self._reason or str(version.served.outages),
+                version.reason or self._reason or str(version.served.crashed),
             )
             for number, version in sorted(self._versions.items())
         ]
@@ -190,7 +226,7 @@ class ManagedModel:
         for version in (*self._draining, *self.ready_versions()):
             if isinstance(version.served, SequenceModel):
                 version.served.expect_no_more()
-        for version, task in list(self._draining.items()):  # begun earlier, with another grace
+        for version, task in list(self._draining.items()):  # started earlier, with another grace
             task.cancel()
             await asyncio.wait([task])
             self._retire(version)
@@ -222,11 +258,11 @@ class ManagedModel:
 
     def _prepare(self, definition: ModelDefinition, configs: Mapping[int, ModelConfig]) -> dict[int, ModelVersion]:
         return {
-            number: ModelVersion(number, configs[number], self._made(definition, context))
+            number: ModelVersion(number, configs[number], self._make_served(definition, context))
             for number, context in definition.contexts.items()
         }
 
-    def _made(self, definition: ModelDefinition, context: ModelContext) -> Served:
+    def _make_served(self, definition: ModelDefinition, context: ModelContext) -> Served:
         served = ServedModel if definition.settings.sequences is None else SequenceModel
         make = partial(
             served, context, definition.backend, definition.settings, definition.instances, limiter=self._limiter
@@ -239,7 +275,6 @@ class ManagedModel:
         return CachedModel(made, self._answers, definition.settings.level_of)
 
     async def _start(self, fresh: Mapping[int, ModelVersion]) -> None:
-        """Start every version; if one fails, stop them all."""
         if not self.ready_versions():
             self._versions = dict(fresh)
         starting = [asyncio.create_task(version.served.start()) for version in fresh.values()]
@@ -312,3 +347,39 @@ def _digested(define: Callable[[], ModelDefinition]) -> _Digested:
         config.CopyFrom(definition.config)
         config.parameters[VERSION_DIGEST_PARAMETER].string_value = version_digest(context.directory)
     return definition, configs
+
+
+def version_digest(folder: Path) -> str:
+    """sha256 over names, sizes and content of the files of a version, without hidden ones.
+
+    Of a file above 4 MiB so much is read, over its whole length: other weights differ nearly everywhere, and a digest
+    of all of them would take as long as they take to load. Blocks: reads the disk.
+
+    Args:
+        folder: Of the version; files that cannot be read count by their names.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        parts = path.relative_to(folder).parts
+        if _SKIPPED in parts or any(part.startswith(".") for part in parts):
+            continue
+        try:
+            found = path.stat()
+            if not stat.S_ISREG(found.st_mode):
+                continue
+            name = "/".join(parts).encode("utf-8", "surrogateescape")
+            digest.update(f"{len(name)} {found.st_size} ".encode() + name)
+            with path.open("rb") as file:
+                for start in _starts(found.st_size):
+                    file.seek(start)
+                    digest.update(file.read(_PIECE_BYTES))
+        except OSError:  # gone meanwhile, or not for this process: its backend says what is wrong, if anything
+            continue
+    return digest.hexdigest()
+
+
+def _starts(num_bytes: int) -> list[int]:
+    if num_bytes <= _NUM_PIECES * _PIECE_BYTES:
+        return list(range(0, num_bytes, _PIECE_BYTES))
+    last = num_bytes - _PIECE_BYTES
+    return [last * number // (_NUM_PIECES - 1) for number in range(_NUM_PIECES)]

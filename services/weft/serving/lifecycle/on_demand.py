@@ -11,9 +11,8 @@ from weft.base.errors import DeadlineExceededError, RequestCancelledError, Unava
 from weft.base.statistics import ModelStatistics, failure_reason
 from weft.serving.backends.base import ModelContext
 from weft.serving.lifecycle.warm_pool import WarmPool
-from weft.serving.runtime.load_watch import SLOW_S
+from weft.serving.runtime.crashed_instances import SLOW_S, CrashedInstances
 from weft.serving.runtime.model import ServedModel
-from weft.serving.runtime.outages import Outages
 from weft.serving.runtime.sequence_model import SequenceModel
 
 
@@ -36,7 +35,7 @@ class OnDemandModel:
         self._directory = context.directory
         self._pool = pool
         self._served: ServedModel | None = None
-        self._no_outages = Outages(signature.name, 1)
+        self._none_crashed = CrashedInstances(signature.name, 1)
         self._is_accepting = False
         self._grace_s = 0.0
 
@@ -64,9 +63,9 @@ class OnDemandModel:
                 yield response
 
     @property
-    def outages(self) -> Outages:
+    def crashed(self) -> CrashedInstances:
         """Lost instances, while the model is loaded; a load that takes long counts as one."""
-        return self._no_outages if self._served is None else self._served.outages
+        return self._none_crashed if self._served is None else self._served.crashed
 
     async def stop(self, *, grace_s: float) -> None:
         """As ``ServedModel.stop``."""
@@ -93,12 +92,12 @@ class OnDemandModel:
             await served.start()
         finally:
             slow.cancel()
-            self._no_outages.end(self)
+            self._none_crashed.remove(self)
         self._served = served
 
     def _begin_slow_load(self) -> None:
         reason = f"model {self.label} has been loading for {SLOW_S:g} s"
-        self._no_outages.begin(self, reason, is_hung=True, is_loading=True)
+        self._none_crashed.add(self, reason, is_hung=True, is_loading=True)
 
     async def cool(self) -> None:
         """Unload the model; running requests are answered within the grace of ``stop``."""

@@ -10,8 +10,8 @@ from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.observing import telemetry
 from weft.base.statistics import MAX_COUNTED_LEVEL, LatencyHistogram
 from weft.serving.lifecycle.on_demand import OnDemandModel
+from weft.serving.runtime.crashed_instances import CrashedInstances
 from weft.serving.runtime.model import ServedModel
-from weft.serving.runtime.outages import Outages
 from weft.v2.protocol.status import CACHE_HIT
 
 #: Parameters that do not change the answer.
@@ -43,7 +43,7 @@ class CachedModel:
         self._level_of = level_of
         self._input_names = [spec.name for spec in signature.inputs]
         self._output_names = tuple(spec.name for spec in signature.outputs)
-        self._subject = (signature.name, signature.version, f"{id(self)}")  # answers of two loads may differ
+        self._identity = (signature.name, signature.version, f"{id(self)}")  # answers of two loads may differ
 
     async def start(self) -> None:
         """As of the model."""
@@ -65,7 +65,7 @@ class CachedModel:
         else:
             key = self._key(call)
         looked_ns = time.monotonic_ns()
-        answer, is_cached = await self._answers.answer(key, lambda: self._made(call, context), context.deadline_ns)
+        answer, is_cached = await self._answers.answer(key, lambda: self._execute(call, context), context.deadline_ns)
         if is_cached:
             self._count_hit(call, context, start_ns)
             context.trailing_metadata.append(CACHE_HIT)
@@ -80,9 +80,9 @@ class CachedModel:
         return result
 
     @property
-    def outages(self) -> Outages:
+    def crashed(self) -> CrashedInstances:
         """As of the model."""
-        return self._served.outages
+        return self._served.crashed
 
     def stream(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """As of the model: responses of decoupled models are not cached."""
@@ -95,10 +95,10 @@ class CachedModel:
         known = [(name, call.inputs.get(name)) for name in self._input_names]
         others = sorted(call.inputs.keys() - set(self._input_names))  # of a request that will be refused
         parameters = sorted((key, value) for key, value in call.parameters.items() if key not in _SCHEDULING)
-        base = cache_key_base(self._subject, sorted(self._names(call)))
+        base = cache_key_base(self._identity, sorted(self._names(call)))
         return cache_key(base, known, repr((parameters, others)))
 
-    async def _made(self, call: InferCall, context: CallContext) -> CachedResponse:
+    async def _execute(self, call: InferCall, context: CallContext) -> CachedResponse:
         result = await self._served.infer(call, context)
         return CachedResponse(tuple(map(result.outputs.get, sorted(self._names(call)))), result.parameters)
 

@@ -10,7 +10,7 @@ from weft.base.errors import UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.base.signature import ModelSignature
 from weft.base.statistics import LatencyHistogram
-from weft.serving.runtime.load_watch import until_slow
+from weft.serving.runtime.crashed_instances import until_slow
 
 _log = get_logger("weft.serving.warm_pool")
 
@@ -130,7 +130,7 @@ class WarmPool:
             while not member.is_warm or member.is_leaving:
                 if member.loading is None:
                     member.loading = asyncio.create_task(self._load(member))
-                    member.loading.add_done_callback(_seen)
+                    member.loading.add_done_callback(_ignore_error)
                 await self._loaded(member, member.loading)
         except BaseException:
             self.leave(model)
@@ -180,7 +180,6 @@ class WarmPool:
                 await self._cool(member)
 
     async def _loaded(self, member: _Member, loading: "asyncio.Task[None]") -> None:
-        """Wait for the load. Raises WeftError."""
         try:
             await asyncio.shield(loading)
         except asyncio.CancelledError:
@@ -251,6 +250,6 @@ class WarmPool:
         return self.cold_starts.setdefault((signature.name, signature.version), ColdStarts())
 
 
-def _seen(task: "asyncio.Task[None]") -> None:
+def _ignore_error(task: "asyncio.Task[None]") -> None:
     if not task.cancelled():
         task.exception()  # whoever waited has left

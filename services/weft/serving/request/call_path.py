@@ -47,7 +47,6 @@ class SelfCalls:
     """Finds calls of a model to itself that would wait for ever. Lives on the event loop.
 
     Args:
-        model: Name, for errors.
         origins: The model's instances, as entries of a path.
     """
 

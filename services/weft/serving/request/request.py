@@ -3,19 +3,17 @@
 import threading
 import time
 from asyncio import Future
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from weft.base.core import CallContext, InferCall, InferResult, Parameters
-from weft.base.errors import WeftError
+from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.tensors import Array, WireTensor, decode
-
-if TYPE_CHECKING:
-    from weft.serving.request.split import SplitRequest
-    from weft.serving.request.stream import ResponseStream
-    from weft.serving.scheduler.sequence_turn import Turn
+from weft.serving.request.split import join_results
+from weft.serving.request.stream import ResponseStream
 
 #: Guards the lists of callbacks, which are rare.
 _callbacks_lock = threading.Lock()
@@ -51,7 +49,7 @@ class InferenceRequest:
         enqueue_ns: When it entered the queue.
         start_ns: When its batch was formed; 0 while it waits.
         num_queued_at_arrival: Requests in the queue when it came.
-        rank_ns: Place in the order of service of a queue with ageing.
+        rank_ns: Place in the order of service, the least first; only of queue policies that rank requests by a time.
         send_by_ns: Until when it may be held back for others to join its batch.
         expected_ns: Expected duration of its execution, from measurements; 0: not known.
         batch_key: Requests share a batch only where this is equal; None where any two may.
@@ -61,7 +59,7 @@ class InferenceRequest:
         split: What the request is a part of, or was split into; None for the others.
         stream: Takes the responses of a decoupled model; None for others, and once it is closed.
         is_collected: The model is decoupled, and one response with everything is wanted.
-        turn: Its place in its stateful sequence; None where the model has no ``sequence_batching``.
+        position: In its stateful sequence; None where the model has no ``sequence_batching``.
         describe: Set by a backend that has more to say of its work than how long it took; called at the request's end.
     """
 
@@ -81,9 +79,9 @@ class InferenceRequest:
     is_cancelled: bool = False
     answer: "Future[InferResult | WeftError] | None" = None
     split: "SplitRequest | None" = None
-    stream: "ResponseStream | None" = None
+    stream: "ResponseStream[InferenceResponse] | None" = None
     is_collected: bool = False
-    turn: "Turn | None" = None
+    position: "SequencePosition | None" = None
     describe: Callable[[], Work] | None = None
     _arrays: dict[str, Array] = field(default_factory=dict)
     _on_cancel: list[Callable[[], None]] | None = None
@@ -137,6 +135,101 @@ class InferenceRequest:
         if array is None:
             array = self._arrays[name] = decode(self.call.inputs[name], name=name)
         return array
+
+
+class RequestSequence:
+    """A stateful sequence: requests with one ``sequence_id``, from the first one to that with ``sequence_end``.
+
+    Attributes:
+        id: As the client sent it.
+        waiting: Requests that wait, in order.
+        running: The request that runs.
+        instance: Where it runs; None while it waits for a slot.
+        row: Its slot there.
+        idle_since_ns: When the latest request was answered, if none waits or runs.
+        state: Tensors by input, as the latest request left them; the threads of the instances alone look at it.
+        is_over: Whether it has ended.
+    """
+
+    __slots__ = ("id", "idle_since_ns", "instance", "is_over", "row", "running", "state", "waiting")
+
+    def __init__(self, sequence_id: int | str) -> None:
+        self.id = sequence_id
+        self.waiting: deque[InferenceRequest] = deque()
+        self.running: InferenceRequest | None = None
+        self.instance: Hashable = None
+        self.row = -1
+        self.idle_since_ns = 0
+        self.state: dict[str, WireTensor] = {}
+        self.is_over = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SequencePosition:
+    """Where a request stands in its stateful sequence.
+
+    Attributes:
+        is_start: First of the sequence, or of another one under the same id.
+        is_end: Last of it.
+    """
+
+    sequence: RequestSequence
+    is_start: bool
+    is_end: bool
+
+
+class SplitRequest:
+    """The parts of one request, and their answers so far.
+
+    Attributes:
+        whole: The request of the caller; it is not queued itself. Each part has its ``answer``, and this as ``split``.
+        parts: In the order of their rows; empty when the whole is answered.
+    """
+
+    def __init__(self, whole: InferenceRequest, calls: Sequence[InferCall], max_rows: int) -> None:
+        self.whole = whole
+        self.parts = [
+            InferenceRequest(
+                call,
+                whole.context,
+                min(max_rows, whole.num_rows - i * max_rows),
+                whole.priority,
+                whole.queue_timeout_us,
+                answer=whole.answer,
+                split=self,
+            )
+            for i, call in enumerate(calls)
+        ]
+        whole.split = self
+        self._results: dict[InferenceRequest, InferResult] = {}
+
+    def add(self, part: InferenceRequest, outcome: InferResult | WeftError) -> InferResult | WeftError | None:
+        """Add the answer of a part; returns that of the whole once known: the first error, or the joined results."""
+        if isinstance(outcome, WeftError):
+            return self.error_of(part, outcome)
+        self._results[part] = outcome
+        if len(self._results) < len(self.parts):
+            return None
+        try:
+            return join_results([self._results[other] for other in self.parts])
+        except InvalidArgumentError as error:
+            return error
+
+    def error_of(self, part: InferenceRequest, error: WeftError) -> WeftError:
+        """The error of a part as that of the whole: it says which rows failed."""
+        start = 0
+        for other in self.parts:
+            if other is part:
+                last, num_rows = start + part.num_rows - 1, self.whole.num_rows
+                return error.with_message(f"rows {start} to {last} of {num_rows}: {error.message}")
+            start += other.num_rows
+        return error
+
+    def close(self) -> None:
+        """Release the parts, once the whole is answered: the objects no longer refer to each other."""
+        self.parts = []
+        self.whole.split = None
+        self._results.clear()
 
 
 @dataclass(slots=True)

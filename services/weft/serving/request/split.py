@@ -1,12 +1,11 @@
-"""A request above ``max_batch_size`` as parts within it, and the answers of the parts as one."""
+"""Cuts a call above ``max_batch_size`` into calls within it, and joins their results."""
 
 from collections.abc import Iterator, Sequence
 from struct import Struct
 
 from weft.base.core import InferCall, InferResult
-from weft.base.errors import InvalidArgumentError, WeftError
+from weft.base.errors import InvalidArgumentError
 from weft.base.tensors import WireTensor, num_elements
-from weft.serving.request.request import InferenceRequest
 
 #: A request of more parts is refused: each waits in the queue on its own.
 MAX_PARTS = 1024
@@ -45,60 +44,6 @@ def split_call(call: InferCall, num_rows: int, max_rows: int) -> list[InferCall]
     ]
 
 
-class SplitRequest:
-    """The parts of one request, and their answers so far.
-
-    Attributes:
-        whole: The request of the caller; it is not queued itself. Each part has its ``answer``, and this as ``split``.
-        parts: In the order of their rows; empty when the whole is answered.
-    """
-
-    def __init__(self, whole: InferenceRequest, calls: Sequence[InferCall], max_rows: int) -> None:
-        self.whole = whole
-        self.parts = [
-            InferenceRequest(
-                call,
-                whole.context,
-                min(max_rows, whole.num_rows - i * max_rows),
-                whole.priority,
-                whole.queue_timeout_us,
-                answer=whole.answer,
-                split=self,
-            )
-            for i, call in enumerate(calls)
-        ]
-        whole.split = self
-        self._results: dict[InferenceRequest, InferResult] = {}
-
-    def add(self, part: InferenceRequest, outcome: InferResult | WeftError) -> InferResult | WeftError | None:
-        """Add the answer of a part; returns that of the whole once known: the first error, or the joined results."""
-        if isinstance(outcome, WeftError):
-            return self.error_of(part, outcome)
-        self._results[part] = outcome
-        if len(self._results) < len(self.parts):
-            return None
-        try:
-            return _joined([self._results[other] for other in self.parts])
-        except InvalidArgumentError as error:
-            return error
-
-    def error_of(self, part: InferenceRequest, error: WeftError) -> WeftError:
-        """The error of a part as that of the whole: it says which rows failed."""
-        start = 0
-        for other in self.parts:
-            if other is part:
-                last, num_rows = start + part.num_rows - 1, self.whole.num_rows
-                return error.with_message(f"rows {start} to {last} of {num_rows}: {error.message}")
-            start += other.num_rows
-        return error
-
-    def close(self) -> None:
-        """Release the parts, once the whole is answered: the objects no longer refer to each other."""
-        self.parts = []
-        self.whole.split = None
-        self._results.clear()
-
-
 def _cut(tensor: WireTensor, bounds: Sequence[int]) -> Iterator[WireTensor]:
     """The rows of a tensor between each two neighbours of ``bounds``."""
     datatype, shape, data = tensor
@@ -119,7 +64,7 @@ def _offsets(data: bytes, shape: Sequence[int], bounds: Sequence[int]) -> list[i
     return offsets
 
 
-def _joined(results: Sequence[InferResult]) -> InferResult:
+def join_results(results: Sequence[InferResult]) -> InferResult:
     """One result with the rows of all.
 
     Raises:

@@ -6,13 +6,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from weft.base.core import InferResult
 from weft.base.errors import InternalError, WeftError
 
-if TYPE_CHECKING:
-    from weft.serving.request.request import InferenceResponse
+ResponseT = TypeVar("ResponseT")
 
 #: Responses of one request that are sent and not yet taken by its reader; beyond it the model waits in ``send``.
 MAX_WAITING = 16
@@ -76,7 +75,7 @@ class Sent(NamedTuple):
         return isinstance(self.answer, WeftError) or self.answer.is_final
 
 
-class ResponseStream:
+class ResponseStream(Generic[ResponseT]):
     """Iterates over the responses of one request; an error that ends it is raised after the responses before it.
 
     Args:
@@ -97,7 +96,7 @@ class ResponseStream:
         self,
         loop: asyncio.AbstractEventLoop,
         *,
-        encode: "Callable[[InferenceResponse], InferResult]",
+        encode: Callable[[ResponseT], InferResult],
         null: Callable[[], InferResult],
         on_sent: Callable[[int, Sent, int], None],
         on_end: Callable[[WeftError | None], None],
@@ -128,21 +127,21 @@ class ResponseStream:
         """Whether the model has sent its last response."""
         return self._has_last
 
-    def send(self, response: "InferenceResponse | WeftError | None", *, is_final: bool) -> None:
+    def send(self, response: ResponseT | WeftError | None, *, is_final: bool) -> None:
         """Send a response; waits while too many are unread, and drops it when the request has ended.
 
         Args:
             response: None, with ``is_final``: none follows. The request may go on after an error.
             is_final: None follows.
         """
-        sent = self._made(response, is_final)
+        sent = self._encoded(response, is_final)
         outputs = () if isinstance(sent.answer, WeftError) else sent.answer.outputs.values()
         if self._window.enter(sum(len(tensor.data) for tensor in outputs)):
             self._on_loop(self._arrive, sent)
 
-    def deliver(self, response: "InferenceResponse | WeftError | None", *, is_final: bool) -> None:
+    def deliver(self, response: ResponseT | WeftError | None, *, is_final: bool) -> None:
         """As ``send``, but never waits: the sender counts by ``on_taken``."""
-        self._on_loop(self._arrive, self._made(response, is_final))
+        self._on_loop(self._arrive, self._encoded(response, is_final))
 
     def lose(self, error: WeftError) -> None:
         """End the stream with an error: the model will not send its last response. Any thread."""
@@ -162,7 +161,7 @@ class ResponseStream:
         self._sent.clear()
         self._stop()
 
-    def __aiter__(self) -> "ResponseStream":
+    def __aiter__(self) -> "ResponseStream[ResponseT]":
         return self
 
     async def __anext__(self) -> InferResult:
@@ -179,7 +178,7 @@ class ResponseStream:
             raise answer.with_message(answer.message)  # a copy, which does not hold this frame
         return answer
 
-    def _made(self, response: "InferenceResponse | WeftError | None", is_final: bool) -> Sent:
+    def _encoded(self, response: ResponseT | WeftError | None, is_final: bool) -> Sent:
         sent_ns = time.monotonic_ns()
         answer: InferResult | WeftError
         if response is None:

@@ -1,26 +1,69 @@
-"""Answers each request once, in the order of arrival where configured, and counts the answer."""
+"""Answers each request once, in the order of arrival where configured, or by a stream; counts the answer."""
 
+import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Generic, TypeVar
 
 from weft.base.core import InferResult
-from weft.base.errors import WeftError
+from weft.base.errors import DeadlineExceededError, InternalError, WeftError
 from weft.base.observing import telemetry
-from weft.serving.request.request import InferenceRequest
-from weft.serving.request.split import SplitRequest
+from weft.base.observing.logs import get_logger
+from weft.base.signature import ModelSignature
+from weft.serving.request.request import InferenceRequest, InferenceResponse, SplitRequest, Work
+from weft.serving.request.stream import ResponseStream
 from weft.serving.runtime import spans
-from weft.serving.runtime.execution import BatchExecution
+from weft.serving.runtime.execution import BatchExecution, OutputEncoder
 from weft.serving.runtime.recorder import Recorder
-from weft.serving.scheduler.ordering import ReorderBuffer
 
+K = TypeVar("K")
+V = TypeVar("V")
 _Ready = Iterable[tuple[InferenceRequest, tuple[InferResult | WeftError | None, BatchExecution]]]
+_LOG = get_logger("weft.serving")
+
+
+class ReorderBuffer(Generic[K, V]):
+    """Holds each value until every value that was expected before it has left."""
+
+    def __init__(self) -> None:
+        self._values: OrderedDict[K, V | None] = OrderedDict()  # None: not ready
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def expect(self, key: K) -> None:
+        """Have ``key`` leave after everything expected so far."""
+        self._values[key] = None
+
+    def release(self, key: K, value: V) -> list[tuple[K, V]]:
+        """Mark ``key`` as ready, unless it was withdrawn; returns what may leave now, in order."""
+        if key in self._values:
+            self._values[key] = value
+        return self._ready()
+
+    def withdraw(self, key: K) -> list[tuple[K, V]]:
+        """Remove ``key``; returns what may leave now, in order."""
+        self._values.pop(key, None)
+        return self._ready()
+
+    def _ready(self) -> list[tuple[K, V]]:
+        ready: list[tuple[K, V]] = []
+        while self._values:
+            key = next(iter(self._values))
+            value = self._values[key]
+            if value is None:
+                break
+            del self._values[key]
+            ready.append((key, value))
+        return ready
 
 
 class Answers:
     """Delivers the outcomes of executions, and errors of requests that end without one, to their callers.
 
     Args:
-        model: Name, for spans.
         recorder: Counts every answer once; a request that was split counts once too.
         is_ordered: Answers leave in the order in which the requests were expected.
         drop: Takes a request out of the queue, or flags it if it runs.
@@ -93,7 +136,6 @@ class Answers:
     def _answer(
         self, request: InferenceRequest, outcome: InferResult | WeftError | None, execution: BatchExecution, now_ns: int
     ) -> None:
-        """Answer one request, if it has not ended, and count the answer."""
         answer = request.answer
         if outcome is None or answer is None or answer.done():
             return
@@ -115,3 +157,117 @@ class Answers:
         now_ns = time.monotonic_ns()
         for request, (outcome, execution) in ready:
             self._answer(request, outcome, execution, now_ns)
+
+
+def _described() -> Work:
+    """In place of the description by the backend, once the span is written."""
+    return Work("compute", {})
+
+
+class DecoupledRequests:
+    """Opens the streams of requests, and ends them; lives on the event loop.
+
+    Args:
+        recorder: Counts each request once, when it ends, and each response.
+        withdraw: Ends a request with an error that is not the model's.
+        on_end: Called with a request that has ended.
+
+    Attributes:
+        unfinished: Requests that have not had their last response.
+    """
+
+    def __init__(
+        self,
+        signature: ModelSignature,
+        recorder: Recorder,
+        *,
+        withdraw: Callable[[InferenceRequest, WeftError], None],
+        on_end: Callable[[InferenceRequest], None],
+        checks_outputs: bool = True,
+    ) -> None:
+        self._signature = signature
+        self._encoder = OutputEncoder(signature, is_checked=checks_outputs)
+        self._recorder = recorder
+        self._withdraw = withdraw
+        self._on_end = on_end
+        self.unfinished: set[InferenceRequest] = set()
+
+    def open(self, request: InferenceRequest) -> None:
+        """Open the stream of a request; call before it can be executed."""
+        request.stream = ResponseStream(
+            asyncio.get_running_loop(),
+            encode=partial(self._encode, request),
+            null=partial(self._null, request),
+            on_sent=partial(self._recorder.responded, request),
+            on_end=partial(self._ended, request),
+        )
+
+    def add(self, request: InferenceRequest) -> None:
+        """Follow an admitted request until it is answered, and end it at its deadline."""
+        answer = request.answer
+        if answer is None:
+            return
+        self.unfinished.add(request)
+        timer = None
+        if request.context.deadline_ns is not None:
+            left_s = (request.context.deadline_ns - time.monotonic_ns()) / 1e9
+            timer = asyncio.get_running_loop().call_later(max(left_s, 0.0), self._expire, request)
+        answer.add_done_callback(partial(self._answered, request, timer))
+
+    def _encode(self, request: InferenceRequest, response: InferenceResponse) -> InferResult:
+        """The result. Raises InternalError, which is logged, for a response that does not fit the configuration."""
+        try:
+            return self._encoder.encode(request, response)
+        except InternalError as error:
+            self._log(error, None)
+            raise
+        except Exception as cause:
+            failure = InternalError(f"an output of model '{self._signature.name}' cannot be encoded")
+            self._log(failure, cause)
+            raise failure from cause
+
+    def _log(self, error: InternalError, cause: Exception | None) -> None:
+        _LOG.error(error.message, exc_info=cause, extra={"error_id": error.error_id, "model": self._signature.name})
+
+    def _null(self, request: InferenceRequest) -> InferResult:
+        return InferResult(self._signature.name, self._signature.version, request.call.request_id, is_null=True)
+
+    def _ended(self, request: InferenceRequest, error: WeftError | None) -> None:
+        if request.answer is None or request.answer.done():
+            return
+        now_ns = time.monotonic_ns()
+        if error is None:
+            # The model computed until its last response, which may be long after its ``execute`` returned.
+            start_ns = request.start_ns
+            execution = BatchExecution([request], [], request.num_rows, start_ns, start_ns, now_ns, now_ns)
+            self._recorder.succeeded([request], execution, now_ns)
+        else:
+            self._recorder.failed(error, request.context.arrival_ns, now_ns)
+        request.answer.set_result(error or self._null(request))
+
+    def _expire(self, request: InferenceRequest) -> None:
+        if request.answer is not None and not request.answer.done():
+            self._withdraw(request, DeadlineExceededError("the deadline passed before the last response"))
+
+    def _answered(
+        self,
+        request: InferenceRequest,
+        timer: asyncio.TimerHandle | None,
+        answer: "asyncio.Future[InferResult | WeftError]",
+    ) -> None:
+        self.unfinished.discard(request)
+        if timer is not None:
+            timer.cancel()
+        outcome, stream = answer.result(), request.stream
+        if telemetry.is_enabled():
+            failure = outcome if isinstance(outcome, WeftError) else None
+            num_responses = 0 if stream is None else stream.num_sent
+            spans.record_stream(self._signature.name, request, num_responses, failure)
+        request.stream = None  # they refer to each other; reader and sender hold the stream
+        if request.describe is not None:
+            request.describe = _described  # it holds the request; that there was one still matters
+        if stream is not None and isinstance(outcome, WeftError):
+            if not stream.has_last:
+                self._recorder.dropped(stream.num_sent, stream.last_ns, time.monotonic_ns())
+            stream.fail(outcome)
+        self._on_end(request)

@@ -10,26 +10,22 @@ from weft.base.observing import telemetry
 from weft.base.observing.logs import get_logger
 from weft.base.statistics import ModelStatistics
 from weft.serving.backends.base import Backend, InstanceContext, ModelContext
+from weft.serving.queues import QUEUES
+from weft.serving.queues.queue import RequestQueue, Waiting
+from weft.serving.queues.settings import SchedulerSettings, num_to_hold
 from weft.serving.request.request import InferenceRequest
 from weft.serving.runtime import spans
 from weft.serving.runtime.alarm import Alarm
-from weft.serving.runtime.answers import Answers
-from weft.serving.runtime.decoupled import DecoupledRequests
+from weft.serving.runtime.answers import Answers, DecoupledRequests
+from weft.serving.runtime.crashed_instances import CrashedInstances
 from weft.serving.runtime.execution import BackgroundThread, BatchExecution
-from weft.serving.runtime.idle import IdleInstances
+from weft.serving.runtime.idle import IdleInstances, idle_instances
 from weft.serving.runtime.instance import Instance
-from weft.serving.runtime.outages import Outages
-from weft.serving.runtime.overruns import LIMIT_NS, Overruns
-from weft.serving.runtime.rate_limited import idle_instances
-from weft.serving.runtime.recorder import Recorder
-from weft.serving.scheduler.batcher import Batcher, Waiting, holding, make_batcher
-from weft.serving.scheduler.execution_times import ExecutionTimes
+from weft.serving.runtime.recorder import LIMIT_NS, Overruns, Recorder
+from weft.serving.scheduler.admission import ExecutionTimes, RetryAfter
+from weft.serving.scheduler.batcher import Batcher, SlotBatcher, holding, make_batcher
 from weft.serving.scheduler.grouping import LengthBuckets
-from weft.serving.scheduler.queue import PriorityQueue, RequestQueue
 from weft.serving.scheduler.rate_limiter import RateLimiter
-from weft.serving.scheduler.retry_after import RetryAfter
-from weft.serving.scheduler.settings import SchedulerSettings, num_to_hold
-from weft.serving.scheduler.slots import SlotBatcher
 
 _LOG = get_logger("weft.serving")
 
@@ -44,19 +40,14 @@ class Dispatcher:
     instances in ``dispatch``, a batch in each turn of the event loop.
 
     Args:
-        context: The model version.
-        backend: The class that runs it.
-        settings: Queue and batching.
         places: Where to run it, at least one.
-        statistics: Of the version.
         limiter: Of the resources that instances share; None: nothing is limited.
 
     Attributes:
-        loop: The event loop.
         queue: Requests that wait for an instance.
         answers: Ends requests.
         decoupled: Requests of a decoupled model that have not ended.
-        outages: Instances that are lost.
+        crashed: Instances that are lost.
         recorder: Writes the statistics.
         times: How long executions took.
         retry_after: The hint for a request that finds the queue full.
@@ -89,7 +80,7 @@ class Dispatcher:
                 backend,
                 place,
                 self._on_executed,
-                self._on_outage,
+                self._on_crash,
                 limit_s,
                 settings.load_timeout_s,
                 has_background=has_background,
@@ -99,7 +90,7 @@ class Dispatcher:
         self.loop = asyncio.get_running_loop()
         self.queue = self._make_queue()
         self._idle = idle_instances(limiter, self._instances, places, lambda: self.queue, self.dispatch)
-        self._slots = SlotBatcher(settings, self.num_slots, self._idle) if self.num_slots else None
+        self._slots = SlotBatcher(self.queue, self.num_slots, self._idle) if self.num_slots else None
         self._batcher = self._make_batcher(context.layout.buckets)
         self._background: IdleInstances[BackgroundThread] = IdleInstances()
         #: Who is idle, and the requests that wait for them.
@@ -115,7 +106,7 @@ class Dispatcher:
             on_end=self._on_stream_end,
             checks_outputs=backend.checks_outputs,
         )
-        self.outages = Outages(signature.name, len(places))
+        self.crashed = CrashedInstances(signature.name, len(places))
         self.times = ExecutionTimes()
         num_at_once = len(places) * max(self.num_slots, 1)
         self.retry_after = RetryAfter(num_at_once, has_sequences=settings.sequences is not None)
@@ -126,7 +117,7 @@ class Dispatcher:
         statistics.occupancy = self._occupancy
 
     def _make_queue(self) -> RequestQueue:
-        return PriorityQueue(self._settings)
+        return QUEUES[self._settings.queue_policy](self._settings)
 
     def _make_batcher(self, buckets: LengthBuckets | None) -> Batcher:
         if self._slots is not None:
@@ -154,13 +145,10 @@ class Dispatcher:
     def _open_background(self) -> None:
         """Have the lowest level wait for the background, if every instance has one."""
         background = [instance.background for instance in self._instances if instance.background is not None]
-        if len(background) == len(self._instances) and isinstance(self.queue, PriorityQueue):
-            level = self._background_level
+        if len(background) == len(self._instances):
+            better, lowest = self.queue.apart(self._background_level)
             self._background.extend(background)
-            self._lines = [
-                (self._idle, self.queue.within(0, level - 1)),
-                (self._background, self.queue.within(level, level)),
-            ]
+            self._lines = [(self._idle, better), (self._background, lowest)]
 
     async def stop(self, *, grace_s: float) -> None:
         """Close the model: answer the requests that it has accepted, then close the backends.
@@ -216,7 +204,7 @@ class Dispatcher:
                 self.answers.fail(request, error, now_ns)
         for idle, waiting in self._lines:
             wake_ns = None
-            while idle and len(waiting):
+            while idle and queue.num_waiting:
                 requests, wake_ns, wanted = self._batcher.next_batch(waiting, now_ns, may_wait=self.is_open)
                 if not requests:
                     break
@@ -248,7 +236,7 @@ class Dispatcher:
         """A batch has run: give the instance the next one first, then answer the members."""
         del self._running[instance]
         if isinstance(instance, Instance):
-            self._idle.give_back(instance, is_lost=instance in self.outages.reasons)
+            self._idle.give_back(instance, is_lost=instance in self.crashed.reasons)
         else:
             self._background.append(instance)
         if self._overruns is None:
@@ -280,24 +268,23 @@ class Dispatcher:
             self.dispatch_soon()
         self._check_drained()
 
-    def _on_outage(self, instance: Instance, reason: str) -> None:
+    def _on_crash(self, instance: Instance, reason: str) -> None:
         """The instance is lost, or ("") back; requests that no instance is left for fail."""
         if not reason:
-            self.outages.end(instance)
+            self.crashed.remove(instance)
             self._statistics.restart_count += not instance.is_hung  # else it was never loaded again
             if instance not in self._running:
                 self._idle.append(instance)
             self.dispatch()
             return
-        self.outages.begin(instance, reason, is_hung=instance.is_hung, is_loading=instance.is_slow)
+        self.crashed.add(instance, reason, is_hung=instance.is_hung, is_loading=instance.is_slow)
         self._idle.discard(instance)
-        if self.outages.is_total:
+        if self.crashed.includes_all:
             for request in list(self.queue):
-                self.answers.withdraw(request, self.outages.error())
+                self.answers.withdraw(request, self.crashed.error())
             self._check_drained()
 
     def _abandon(self) -> None:
-        """Fail every request that waits or runs."""
         now_ns = time.monotonic_ns()
         running = [request for requests in self._running.values() for request in requests]
         for request in [*self.queue, *running, *self.decoupled.unfinished]:
@@ -325,7 +312,6 @@ class Dispatcher:
                 instance.abort()
 
     def _occupancy(self) -> float:
-        """As ``ModelStatistics.occupancy``."""
         num_instances, num_waiting = len(self._instances), self.queue.num_waiting
         if self._slots is not None:
             return (len(self._slots) + num_waiting) / (num_instances * self.num_slots)

@@ -1,10 +1,16 @@
-"""The idle instances of a model."""
+"""The idle instances of a model, also where they share resources with those of other models."""
 
+import asyncio
+import time
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+from weft.serving.backends.base import InstanceContext
+from weft.serving.queues.queue import RequestQueue
+from weft.serving.request.call_path import callers_of
 from weft.serving.request.request import InferenceRequest
+from weft.serving.scheduler.rate_limiter import Contender, RateLimit, RateLimiter, ResourceKey
 
 _InstanceT = TypeVar("_InstanceT", bound=Hashable)
 
@@ -39,3 +45,113 @@ class IdleInstances(deque[_InstanceT]):
 
     def close(self) -> None:
         """End to take part in the sharing of resources."""
+
+
+def make_limiter(limits: Mapping[ResourceKey, int]) -> RateLimiter:
+    """A limiter on the running event loop."""
+    loop = asyncio.get_running_loop()
+
+    def set_alarm(at_ns: int) -> None:
+        loop.call_later(max(at_ns - time.monotonic_ns(), 0) / 1e9, limiter.serve)
+
+    limiter = RateLimiter(limits, set_alarm=set_alarm)
+    return limiter
+
+
+def idle_instances(
+    limiter: RateLimiter | None,
+    instances: Sequence[_InstanceT],
+    places: Sequence[InstanceContext],
+    queued: Callable[[], RequestQueue],
+    dispatch: Callable[[], None],
+) -> IdleInstances[_InstanceT]:
+    """An empty collection of idle instances; that of a model that shares resources asks the limiter, if any."""
+    if limiter is None or all(place.rate_limit is None for place in places):
+        return IdleInstances()
+    contenders: dict[_InstanceT, Contender] = {}
+    for instance, place in zip(instances, places, strict=True):
+        limit = place.rate_limit or RateLimit()
+        contenders[instance] = Contender(place.name, limit.priority, limit.demands(place.device_id), place.token)
+    return RateLimitedInstances(limiter, contenders, queued=queued, dispatch=dispatch)
+
+
+class RateLimitedInstances(IdleInstances[_InstanceT]):
+    """Idle instances that may start now, by the rate limiter; false where none may.
+
+    Args:
+        queued: Requests of the model that wait.
+        dispatch: Starts executions on idle instances.
+    """
+
+    def __init__(
+        self,
+        limiter: RateLimiter,
+        contenders: Mapping[_InstanceT, Contender],
+        *,
+        queued: Callable[[], RequestQueue],
+        dispatch: Callable[[], None],
+    ) -> None:
+        super().__init__()
+        self._limiter = limiter
+        self._contenders = contenders
+        self._queued = queued
+        self._dispatch = dispatch
+        self._may_start_one: bool | None = None  # None: as many as have resources
+
+    __hash__ = object.__hash__  # type: ignore[assignment]  # a deque has none
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __bool__(self) -> bool:
+        return any(True for _ in self)
+
+    def __iter__(self) -> Iterator[_InstanceT]:
+        """Instances that may start now, in the order of their turns."""
+        if self._may_start_one is False:
+            return iter(())
+        now_ns = time.monotonic_ns()
+        idle = sorted(super().__iter__(), key=lambda instance: self._contenders[instance].next_turn)
+        return iter([instance for instance in idle if self._limiter.may_start(self._contenders[instance], now_ns)])
+
+    def take(self, wanted: Hashable = None) -> _InstanceT:
+        """As of ``IdleInstances``; the limiter gives the instance its resources."""
+        instance = super().take(next(iter(self)) if wanted is None else wanted)
+        self._limiter.start(self._contenders[instance])
+        if self._may_start_one is not None:
+            self._may_start_one = False
+        return instance
+
+    def give_back(self, instance: _InstanceT, *, is_lost: bool) -> None:
+        """As of ``IdleInstances``; releases the resources of the instance, which may start others."""
+        super().give_back(instance, is_lost=is_lost)
+        self._limiter.finish(self._contenders[instance])
+
+    def check_call(self, request: InferenceRequest) -> None:
+        """Raise ResourceExhaustedError where the callers of the request hold what every instance needs."""
+        self._limiter.check_call(list(self._contenders.values()), callers_of(request.context.headers))
+
+    def open(self) -> None:
+        """Join the limiter. Raises InvalidArgumentError if an instance needs more than there is."""
+        self._limiter.join(self, list(self._contenders.values()))
+
+    def close(self) -> None:
+        """Leave the limiter: no instance starts any more."""
+        self._limiter.leave(self)
+
+    def waiting(self) -> list[Contender]:
+        """See ``Pool``."""
+        queue = self._queued()
+        return [self._contenders[instance] for instance in super().__iter__() if queue.has_work_for(instance)]
+
+    def callers(self) -> set[str]:
+        """See ``Pool``."""
+        return {token for request in self._queued() for token in callers_of(request.context.headers)}
+
+    def run_one(self) -> None:
+        """See ``Pool``."""
+        self._may_start_one = True
+        try:
+            self._dispatch()
+        finally:
+            self._may_start_one = None

@@ -19,9 +19,8 @@ from weft.base.observing.logs import get_logger
 from weft.serving.backends.base import Backend, InstanceContext, ModelContext, TensorBackend
 from weft.serving.backends.loading import why_unreadable
 from weft.serving.request.request import InferenceRequest
+from weft.serving.runtime.crashed_instances import PAUSES_S, STABLE_S, LoadWatch
 from weft.serving.runtime.execution import BackgroundThread, BatchExecution, BatchRunner
-from weft.serving.runtime.load_watch import LoadWatch
-from weft.serving.runtime.outages import PAUSES_S, STABLE_S
 
 _LOG = get_logger("weft.serving")
 
@@ -36,11 +35,8 @@ class Instance:
     That of an inline instance loads it, loads it again when it is lost, and closes it; ``execute`` runs the batch.
 
     Args:
-        model: What to load.
-        backend: The class that runs it.
-        context: Where to run it.
         report: Called on the event loop once for each batch of ``execute``; by that method itself where it is inline.
-        report_outage: Called on the event loop with the reason when the backend is lost, before ``report`` if that was
+        report_crash: Called on the event loop with the reason when the backend is lost, before ``report`` if that was
             in a batch, and after each attempt to load it again; with "" when that succeeded. Also when a batch runs
             for too long, and with "" when it ends after all.
         execution_timeout_s: Longest execution; the backend then aborts the batch, if it can. 0: no limit.
@@ -51,7 +47,7 @@ class Instance:
         background: Runs batches beside those of ``execute``, and reports them itself; None where the backend, or the
             operating system, cannot. Known once it is loaded.
         is_hung: Whether a batch runs for longer than that.
-        is_slow: Whether the lost backend has been loading again for ``load_watch.SLOW_S``.
+        is_slow: Whether the lost backend has been loading again for ``SLOW_S``.
     """
 
     def __init__(
@@ -60,7 +56,7 @@ class Instance:
         backend: type[Backend],
         context: InstanceContext,
         report: Callable[["Instance | BackgroundThread", BatchExecution], None],
-        report_outage: Callable[["Instance", str], None] = lambda instance, reason: None,
+        report_crash: Callable[["Instance", str], None] = lambda instance, reason: None,
         execution_timeout_s: float = 0.0,
         load_timeout_s: float = 0.0,
         *,
@@ -71,7 +67,7 @@ class Instance:
         self._backend_class = backend
         self._context = context
         self._report = report
-        self._report_outage = report_outage
+        self._report_crash = report_crash
         self._runner = BatchRunner(model.signature, context.name, checks_outputs=backend.checks_outputs)
         self._inbox: SimpleQueue[Sequence[InferenceRequest] | None] = SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -211,11 +207,11 @@ class Instance:
 
     def _report_loss(self, reason: str) -> None:
         _LOG.error("%s", reason, extra={"model": self._model.signature.name, "instance": self.name})
-        self._on_loop(self._begin_outage, reason)
+        self._on_loop(self._begin_crash, reason)
 
-    def _begin_outage(self, reason: str) -> None:
+    def _begin_crash(self, reason: str) -> None:
         self.is_hung = self.is_slow = False
-        self._report_outage(self, reason)
+        self._report_crash(self, reason)
 
     def _check_overdue(self, loop: asyncio.AbstractEventLoop) -> None:
         """Look at the batch that runs; the timer may be that of an earlier one."""
@@ -237,19 +233,18 @@ class Instance:
             f"{start.isoformat(timespec='milliseconds')}, longer than its execution_timeout_us, and takes no other"
         )
         _LOG.error("%s", reason, extra={"model": self._model.signature.name, "instance": self.name})
-        self._report_outage(self, reason)
+        self._report_crash(self, reason)
         self.abort()
 
     def _end_execution(self, execution: BatchExecution) -> None:
         self._started_s = None
         if self.is_hung:
             _LOG.warning("instance %s has ended the batch after all, and takes others", self.name)
-            self._report_outage(self, "")
+            self._report_crash(self, "")
             self.is_hung = False
         self._report(self, execution)
 
     def _begin_load(self) -> None:
-        """The lost backend is loaded again."""
         if self._watch is not None:
             self._watch.start()
 
@@ -262,7 +257,7 @@ class Instance:
         """A load takes long: if it is that of a lost backend, its calls do not wait for it."""
         if self._loaded is not None and self._loaded.done():
             self.is_slow = True
-            self._report_outage(self, reason)
+            self._report_crash(self, reason)
 
     def _give_up(self, reason: str) -> None:
         """Fail the load, and abort it where that is possible."""
@@ -296,7 +291,7 @@ class Instance:
                 held = ()
             else:
                 self._loaded_s = time.monotonic()
-                self._on_loop(self._report_outage, self, "")
+                self._on_loop(self._report_crash, self, "")
                 return held
         return None
 
@@ -315,7 +310,6 @@ class Instance:
             held = requests or held
 
     def _fail(self, requests: Sequence[InferenceRequest]) -> None:
-        """Fail a batch that has no backend."""
         members = [request for request in requests if not request.is_cancelled]
         if requests:
             error = UnavailableError(f"instance {self.name} of model '{self._model.signature.name}' is lost")

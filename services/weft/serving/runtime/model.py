@@ -2,30 +2,90 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import ClassVar
 
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import InternalError, RequestCancelledError, ResourceExhaustedError, UnsupportedError, WeftError
 from weft.base.observing.logs import get_logger
+from weft.base.reshape import reshaped
+from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics
-from weft.base.validation import scheduling_parameters
+from weft.base.tensors import num_elements
+from weft.base.validation import scheduling_parameters, validate
 from weft.serving.backends.base import Backend, InstanceContext, ModelContext
+from weft.serving.queues.settings import SchedulerSettings
 from weft.serving.request.call_path import CALL_PATH_HEADER, SelfCalls
-from weft.serving.request.request import InferenceRequest
-from weft.serving.request.split import SplitRequest
-from weft.serving.runtime.call_validation import CallValidation, CheckedCall
+from weft.serving.request.request import InferenceRequest, SplitRequest
+from weft.serving.request.split import split_call
 from weft.serving.runtime.dispatcher import Dispatcher
 from weft.serving.scheduler.admission import DeadlineAdmission
 from weft.serving.scheduler.grouping import make_batch_key
 from weft.serving.scheduler.rate_limiter import RateLimiter
-from weft.serving.scheduler.settings import SchedulerSettings
 
+#: Strings of one input that are checked on the event loop; checking one takes 0.1 us.
+_MANY_STRINGS = 16_384
+
+
+#: A call that fits its model, with the shapes that the model takes; its batch size; and its parts, calls of at most
+#: ``max_batch_size`` rows, none where it is executed as it is.
+CheckedCall = tuple[InferCall, int, Sequence[InferCall]]
 _LOG = get_logger("weft.serving")
-
 #: The answer to come.
 _Answer = asyncio.Future[InferResult | WeftError]
+
+
+class CallValidation:
+    """Validates the calls of one model.
+
+    Attributes:
+        checks_strings: Whether a call may take long to check. Those of stateful sequences are checked at once all the
+            same: the next one would overtake.
+    """
+
+    def __init__(self, signature: ModelSignature, settings: SchedulerSettings) -> None:
+        self._signature = signature
+        self._max_rows = settings.max_batch_size
+        self._can_split = settings.can_split
+        has_strings = any(spec.datatype == "BYTES" for spec in signature.inputs)
+        self.checks_strings = has_strings and settings.sequences is None
+        self._reshape = call_reshaper(signature)
+
+    def has_many_strings(self, call: InferCall) -> bool:
+        """Whether ``check`` takes so long that it should run on a thread."""
+        return any(
+            tensor.datatype == "BYTES" and num_elements(tensor.shape) > _MANY_STRINGS for tensor in call.inputs.values()
+        )
+
+    def check(self, call: InferCall) -> CheckedCall:
+        """The checked call. Raises InvalidArgumentError for one that does not fit the model."""
+        num_rows = validate(call, self._signature, can_split=self._can_split)
+        if self._reshape is not None:
+            call = self._reshape(call)
+        if not self._can_split or num_rows <= self._max_rows:
+            return call, num_rows, ()
+        return call, num_rows, split_call(call, num_rows, self._max_rows)
+
+
+def call_reshaper(signature: ModelSignature) -> Callable[[InferCall], InferCall] | None:
+    """Makes of a call that fits the signature one with the shapes that the model takes; its bytes are not copied.
+
+    None: no input has ``reshape``.
+    """
+    specs = [(spec, spec.reshape) for spec in signature.inputs if spec.reshape is not None]
+    if not specs:
+        return None
+
+    def reshape(call: InferCall) -> InferCall:
+        inputs = dict(call.inputs)
+        for spec, target in specs:
+            if (tensor := inputs.get(spec.name)) is not None:
+                inputs[spec.name] = tensor._replace(shape=reshaped(tensor.shape, spec.dims, target))
+        return replace(call, inputs=inputs)
+
+    return reshape
 
 
 class ServedModel:
@@ -35,9 +95,6 @@ class ServedModel:
     whose caller has left. ``Dispatcher`` does the rest. Every method is called on one event loop.
 
     Args:
-        context: The model version.
-        backend: The class that runs it.
-        settings: Queue and batching.
         instances: Where to run it, at least one.
         statistics: Of this version when it was loaded before; None: new ones.
         limiter: Of the resources that instances share; None: nothing is limited.
@@ -63,11 +120,11 @@ class ServedModel:
         self._settings = settings
         dispatcher = self.dispatcher_class(context, backend, settings, instances, self.statistics, limiter)
         self._dispatcher = dispatcher
-        self.outages = dispatcher.outages
+        self.crashed = dispatcher.crashed
         self._queue = dispatcher.queue
         self._validation = CallValidation(signature, settings)
         self._deadlines = DeadlineAdmission(settings, len(instances), dispatcher.times)
-        self._is_told_of_priority = settings.priority_levels > 0
+        self._knows_priority = settings.priority_levels > 0
         self._self_calls = SelfCalls(signature.name, [place.origin(signature) for place in instances])
         is_keyed = settings.is_batching and not dispatcher.num_slots
         self._batch_key = make_batch_key(signature.for_backend(), context.layout.buckets) if is_keyed else None
@@ -156,7 +213,6 @@ class ServedModel:
             stream.close()
 
     async def _collected(self, call: InferCall, context: CallContext) -> InferResult:
-        """The one response of a decoupled model to a request that is collected."""
         async with aclosing(self.stream(call, context, is_collected=True)) as responses:
             async for response in responses:
                 if response.error is not None:
@@ -192,11 +248,11 @@ class ServedModel:
         dispatcher = self._dispatcher
         if not dispatcher.is_open:
             raise dispatcher.not_ready().refused()
-        if self.outages.is_total:
-            raise self.outages.error().refused()
+        if self.crashed.includes_all:
+            raise self.crashed.error().refused()
         priority, timeout_us = scheduling_parameters(call.parameters) if call.parameters else (0, 0)
-        if priority and not self._is_told_of_priority:
-            self._tell_of_priority(priority)
+        if priority and not self._knows_priority:
+            self._log_unknown_priority(priority)
         request = InferenceRequest(call, context, num_rows, priority, timeout_us, is_collected=is_collected)
         if CALL_PATH_HEADER in context.headers:
             self._self_calls.check(request, self._queue)
@@ -214,9 +270,9 @@ class ServedModel:
         dispatcher.request_added(now_ns)
         return request, answer
 
-    def _tell_of_priority(self, priority: int) -> None:
+    def _log_unknown_priority(self, priority: int) -> None:
         """Log once that requests ask for an order that the model does not know; as with Triton they are served."""
-        self._is_told_of_priority = True
+        self._knows_priority = True
         _LOG.info(
             f"a request for model '{self.signature.name}' has priority {priority}, but its configuration has no "
             f"priority_levels: it is served in order of arrival; declare dynamic_batching {{ priority_levels }}"
@@ -243,7 +299,7 @@ class ServedModel:
     def _enqueue_parts(self, split: SplitRequest, now_ns: int) -> None:
         """Queue every part; or none, and raise the error of the first that cannot be."""
         whole = split.whole
-        limit = self._settings.policy_of(self._settings.level_of(whole.priority)).max_queue_size
+        limit = self._queue.limit_for(whole)
         if 0 < limit < len(split.parts):
             raise ResourceExhaustedError(
                 f"Exceeds maximum queue size: {whole.num_rows} rows are {len(split.parts)} requests of at most "

@@ -5,6 +5,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from weft.base.errors import WeftError
+from weft.base.observing.logs import get_logger
 from weft.base.observing.telemetry import trace_id_of
 from weft.base.statistics import (
     LATENCY_BUCKETS_S,
@@ -26,6 +27,11 @@ _MAX_COUNTED_RESPONSES = 1024
 
 #: Of requests, their time in the queue, and their execution.
 _Histograms = tuple[LatencyHistogram, LatencyHistogram, LatencyHistogram]
+#: Longest execution of a model that declares that it executes inline; everything else waits meanwhile.
+LIMIT_NS = 5_000_000
+#: Least time between two log lines of one model, as a busy machine can make every model late.
+_PAUSE_NS = 10_000_000_000
+_LOG = get_logger("weft.serving")
 
 
 class Recorder:
@@ -130,3 +136,32 @@ class Recorder:
             statistics.queue_latency.setdefault(level, LatencyHistogram()),
             statistics.compute_latency.setdefault(level, LatencyHistogram()),
         )
+
+
+class Overruns:
+    """Counts and logs the inline executions of one model that take longer than ``LIMIT_NS``.
+
+    Args:
+        statistics: Of the model; ``inline_overrun_count`` is counted there.
+    """
+
+    def __init__(self, statistics: ModelStatistics) -> None:
+        self._statistics = statistics
+        statistics.inline_overrun_count = statistics.inline_overrun_count or 0
+        self._logged_ns = -_PAUSE_NS
+
+    def add(self, duration_ns: int, now_ns: int) -> None:
+        """Count an execution that took too long, and log it unless another was logged within ten seconds."""
+        statistics = self._statistics
+        count = statistics.inline_overrun_count = (statistics.inline_overrun_count or 0) + 1
+        if now_ns - self._logged_ns >= _PAUSE_NS:
+            self._logged_ns = now_ns
+            _LOG.warning(
+                "model '%s' held the event loop for %.1f ms, %d times so far; EXECUTION inline is for models that take "
+                "at most %g ms",
+                statistics.name,
+                duration_ns / 1e6,
+                count,
+                LIMIT_NS / 1e6,
+                extra={"model": statistics.name},
+            )

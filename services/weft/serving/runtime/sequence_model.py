@@ -7,16 +7,15 @@ from contextlib import suppress
 
 from weft.base.core import InferCall
 from weft.base.errors import UnavailableError
+from weft.serving.queues.sequence import SequenceQueue
+from weft.serving.queues.settings import num_to_hold
 from weft.serving.request.request import InferenceRequest
 from weft.serving.runtime.dispatcher import Dispatcher
 from weft.serving.runtime.execution import BackgroundThread, BatchExecution
 from weft.serving.runtime.instance import Instance
 from weft.serving.runtime.model import ServedModel
-from weft.serving.scheduler.batcher import Batcher
+from weft.serving.scheduler.batcher import Batcher, make_sequence_batcher
 from weft.serving.scheduler.grouping import LengthBuckets
-from weft.serving.scheduler.sequence import SequenceQueue
-from weft.serving.scheduler.sequence_batcher import make_sequence_batcher
-from weft.serving.scheduler.settings import num_to_hold
 
 
 class SequenceDispatcher(Dispatcher):
@@ -78,17 +77,17 @@ class SequenceDispatcher(Dispatcher):
         self.sequences.executed(self._running[instance], time.monotonic_ns(), again)
         super()._on_executed(instance, execution)
 
-    def _on_outage(self, instance: Instance, reason: str) -> None:
+    def _on_crash(self, instance: Instance, reason: str) -> None:
         if not reason:
             self.sequences.regain(instance)
-            super()._on_outage(instance, reason)
+            super()._on_crash(instance, reason)
             return
         self.sequences.lose(instance)
         for request in self._running.get(instance, ()):
             # The state is lost too, so that another try would begin in the middle of the sequence.
             if request.answer is not None and not request.answer.done():
                 self.answers.withdraw(request, UnavailableError(f"instance {instance.name} is lost: {reason}"))
-        super()._on_outage(instance, reason)
+        super()._on_crash(instance, reason)
         self.dispatch()
 
 

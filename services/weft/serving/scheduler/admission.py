@@ -1,10 +1,71 @@
-"""Refuses requests that cannot be answered within their deadline."""
+"""Estimates from recent executions: deadlines that cannot be met are refused, full queues say when to come back."""
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
 
 from weft.base.errors import DeadlineExceededError
+from weft.serving.queues.queue import RequestQueue
+from weft.serving.queues.settings import SchedulerSettings
 from weft.serving.request.request import InferenceRequest
-from weft.serving.scheduler.execution_times import ExecutionTimes
-from weft.serving.scheduler.queue import RequestQueue
-from weft.serving.scheduler.settings import SchedulerSettings
+
+#: With fewer measurements the median is unknown.
+MIN_MEASUREMENTS = 16
+#: Older measurements are dropped, so that a model that has become faster is noticed.
+MAX_AGE_NS = 10_000_000_000
+_MAX_MEASUREMENTS = 64
+#: Hint before anything was measured, and the least for stateful sequences, whose end is not known.
+DEFAULT_RETRY_AFTER_MS = 100
+#: Weight of the newest execution in the running mean of the time that a request takes.
+_NEWEST_WEIGHT = 0.1
+
+
+class ExecutionTimes:
+    """Medians of execution times by batch size; sizes up to 1, 2, 4, 8, ... rows share one."""
+
+    def __init__(self) -> None:
+        self._windows: dict[int, _DurationWindow] = {}
+
+    def add(self, num_rows: int, duration_ns: int, now_ns: int) -> None:
+        """Add a batch of ``num_rows`` that took ``duration_ns`` and ended at ``now_ns``."""
+        size_class = (num_rows - 1).bit_length()
+        window = self._windows.get(size_class)
+        if window is None:
+            window = self._windows[size_class] = _DurationWindow()
+        window.add(duration_ns, now_ns)
+
+    def median_ns(self, num_rows: int, now_ns: int) -> int:
+        """Median of the latest executions of about ``num_rows``; 0 after too few of them."""
+        window = self._windows.get((num_rows - 1).bit_length())
+        return 0 if window is None else window.median_ns(now_ns)
+
+
+class _DurationWindow:
+    """The latest durations, by time and by size."""
+
+    def __init__(self) -> None:
+        self._added: deque[tuple[int, int]] = deque(maxlen=_MAX_MEASUREMENTS)  # (end, duration), not yet in the others
+        self._latest: deque[tuple[int, int]] = deque()
+        self._sorted: list[int] = []
+
+    def add(self, duration_ns: int, now_ns: int) -> None:
+        self._added.append((now_ns, duration_ns))
+
+    def median_ns(self, now_ns: int) -> int:
+        while self._added:  # sorted in here, as most models never have a deadline to hold a median against
+            if len(self._latest) == _MAX_MEASUREMENTS:
+                self._forget_first()
+            measured = self._added.popleft()
+            self._latest.append(measured)
+            insort(self._sorted, measured[1])
+        while self._latest and self._latest[0][0] < now_ns - MAX_AGE_NS:
+            self._forget_first()
+        count = len(self._sorted)
+        return self._sorted[count // 2] if count >= MIN_MEASUREMENTS else 0
+
+    def _forget_first(self) -> None:
+        _, duration_ns = self._latest.popleft()
+        del self._sorted[bisect_left(self._sorted, duration_ns)]
 
 
 class DeadlineAdmission:
@@ -14,7 +75,6 @@ class DeadlineAdmission:
     measurements nothing is refused.
 
     Args:
-        settings: Of the model.
         num_instances: That execute batches at once.
         times: How long executions took lately.
     """
@@ -34,7 +94,7 @@ class DeadlineAdmission:
         deadline_ns = request.context.deadline_ns
         if deadline_ns is None or deadline_ns <= now_ns:  # the queue refuses the latter
             return
-        num_before = queue.num_rows_before(self._settings.level_of(request.priority))
+        num_before = queue.num_rows_before(request)
         num_full, num_left = divmod(num_before, self._max_rows)
         num_rows = request.num_rows
         if self._settings.is_batching and num_left + num_rows <= self._max_rows:
@@ -49,3 +109,28 @@ class DeadlineAdmission:
                 f"executions it takes {(expected_ns + wait_ns) / 1e6:.1f} ms, of which {wait_ns / 1e6:.1f} ms go to "
                 f"the {num_before} rows that wait before it; allow more time, or send it when less is waiting"
             )
+
+
+class RetryAfter:
+    """Estimates when the requests that wait now will have been executed, from measured executions.
+
+    Args:
+        num_instances: That execute at once.
+        has_sequences: The hint is at least ``DEFAULT_RETRY_AFTER_MS``.
+    """
+
+    def __init__(self, num_instances: int, *, has_sequences: bool) -> None:
+        self._num_instances = num_instances
+        self._least_ms = DEFAULT_RETRY_AFTER_MS if has_sequences else 1
+        self._request_ns = 0.0
+
+    def measured(self, num_requests: int, duration_ns: int) -> None:
+        """Add the duration of an execution of at least one request."""
+        request_ns = duration_ns / num_requests
+        self._request_ns += (request_ns - self._request_ns) * (_NEWEST_WEIGHT if self._request_ns else 1.0)
+
+    def hint_ms(self, num_queued: int) -> int:
+        """Milliseconds until so many requests have been executed."""
+        if not self._request_ns:
+            return DEFAULT_RETRY_AFTER_MS
+        return max(self._least_ms, math.ceil(num_queued * self._request_ns / self._num_instances / 1e6))

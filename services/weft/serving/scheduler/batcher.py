@@ -1,19 +1,25 @@
 """Which requests form the next batch, or until when to wait for more: policy only, which does not change the queue.
 
 The outcomes are those of Triton Inference Server's dynamic batcher. A batch is a prefix of the order of service: no
-request is overtaken by a later one of its level. Length buckets change that: there it is a prefix of its bucket.
+request is overtaken by a later one. Length buckets change that: there it is a prefix of its bucket. Stateful sequences
+have batchers of their own, and so have backends that work on several requests at once, each for as long as it takes.
 """
 
-from collections.abc import Hashable, Iterable, Sized
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import islice
 from typing import NamedTuple, Protocol
 
+from weft.serving.queues.queue import RequestQueue, Waiting
+from weft.serving.queues.sequence import SequenceQueue
+from weft.serving.queues.settings import SchedulerSettings, SequenceSettings
 from weft.serving.request.request import InferenceRequest
 from weft.serving.scheduler.grouping import LengthBuckets
-from weft.serving.scheduler.settings import SchedulerSettings
 
 #: Requests considered for the batch of one bucket, so that a long queue does not delay the instances.
 _MAX_LOOKAHEAD = 1024
+#: Requests that one instance gets at once, so that a long run of them cannot hold up a better one.
+_MAX_AT_ONCE = 16
 
 
 class BatchDecision(NamedTuple):
@@ -28,10 +34,6 @@ class BatchDecision(NamedTuple):
     requests: list[InferenceRequest]
     wait_until_ns: int | None = None
     instance: Hashable = None
-
-
-class Waiting(Sized, Iterable[InferenceRequest], Protocol):
-    """Requests in the order of service."""
 
 
 class Batcher(Protocol):
@@ -52,11 +54,7 @@ class SingleBatcher:
 
 
 class DynamicBatcher:
-    """Collects a batch until it is full, has a preferred size, cannot grow, or a member has waited long enough.
-
-    Args:
-        settings: ``dynamic_batching`` of the model.
-    """
+    """Collects a batch until it is full, has a preferred size, cannot grow, or a member has waited long enough."""
 
     def __init__(self, settings: SchedulerSettings) -> None:
         self._max_rows = max(settings.max_batch_size, 1)
@@ -72,7 +70,7 @@ class DynamicBatcher:
         ``max_rows`` limits it; None: ``max_batch_size`` does.
         """
         if not self._has_delay and len(queue) == 1:
-            return BatchDecision(list(queue))
+            return BatchDecision(list(iter(queue)))  # without asking for its length again
         batch, num_best, send_by_ns, is_closed = self._collect(queue, self._max_rows if max_rows is None else max_rows)
         if not batch:
             return BatchDecision([])
@@ -114,7 +112,6 @@ class BucketBatcher:
     A full batch does not wait for one of another bucket that does.
 
     Args:
-        settings: ``dynamic_batching`` of the model.
         buckets: How large their batches may be.
     """
 
@@ -140,12 +137,7 @@ class BucketBatcher:
 
 
 class HoldingBatcher:
-    """Forms no batch until so many requests are queued for the first time; for tests.
-
-    Args:
-        batcher: Forms the batches from then on.
-        num_to_hold: Number of requests.
-    """
+    """Forms no batch until so many requests are queued for the first time; for tests."""
 
     def __init__(self, batcher: Batcher, num_to_hold: int) -> None:
         self._batcher = batcher
@@ -169,3 +161,142 @@ def make_batcher(settings: SchedulerSettings, buckets: LengthBuckets | None = No
     if not settings.is_batching:
         return SingleBatcher()
     return holding(DynamicBatcher(settings) if buckets is None else BucketBatcher(settings, buckets), num_to_hold)
+
+
+class SequenceBatcher(ABC):
+    """Chooses the first idle instance whose sequences have a batch; a batch has at most one request of a sequence.
+
+    Args:
+        sequences: The queue of the model.
+        idle: Idle instances, in the order of preference.
+    """
+
+    def __init__(self, sequences: SequenceQueue, idle: Iterable[Hashable]) -> None:
+        self._sequences = sequences
+        self._idle = idle
+
+    def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> BatchDecision:
+        """The next batch and its instance; or nothing, and until when requests may be held back."""
+        undecided: list[BatchDecision] = []
+        for instance in self._idle:
+            heads = self._sequences.heads(instance)
+            if not heads:
+                continue
+            decision = self._choose(heads, now_ns, may_wait)
+            if decision.requests:
+                return decision._replace(instance=instance)
+            undecided.append(decision)
+        return _earliest(undecided)
+
+    @abstractmethod
+    def _choose(self, heads: Sequence[InferenceRequest], now_ns: int, may_wait: bool) -> BatchDecision:
+        """The batch of one instance, whose ``heads`` are at least one."""
+
+
+class DirectBatcher(SequenceBatcher):
+    """Keeps each request in the row of its sequence; the backend fills the other rows."""
+
+    def __init__(self, sequences: SequenceQueue, settings: SequenceSettings, idle: Iterable[Hashable]) -> None:
+        super().__init__(sequences, idle)
+        self._has_delay = settings.max_queue_delay_us > 0 and settings.minimum_slot_utilization > 0
+        self._num_wanted = settings.minimum_slot_utilization * settings.num_slots
+
+    def _choose(self, heads: Sequence[InferenceRequest], now_ns: int, may_wait: bool) -> BatchDecision:
+        """Every head that may be in one batch with the oldest."""
+        batch_key = heads[0].batch_key
+        batch = [head for head in heads if head.batch_key == batch_key]
+        if self._has_delay and may_wait and len(batch) < self._num_wanted and now_ns < batch[0].send_by_ns:
+            return BatchDecision([], batch[0].send_by_ns)
+        return BatchDecision(batch)
+
+
+class OldestBatcher(SequenceBatcher):
+    """Batches the oldest requests that may share a batch, as ``dynamic_batching`` does."""
+
+    def __init__(self, sequences: SequenceQueue, settings: SchedulerSettings, idle: Iterable[Hashable]) -> None:
+        super().__init__(sequences, idle)
+        self._dynamic = DynamicBatcher(settings)
+
+    def _choose(self, heads: Sequence[InferenceRequest], now_ns: int, may_wait: bool) -> BatchDecision:
+        alike: dict[object, list[InferenceRequest]] = {}
+        for head in heads:
+            alike.setdefault(head.batch_key, []).append(head)
+        decisions = [self._dynamic.next_batch(group, now_ns, may_wait=may_wait) for group in alike.values()]
+        return next((decision for decision in decisions if decision.requests), _earliest(decisions))
+
+
+def _earliest(decisions: Iterable[BatchDecision]) -> BatchDecision:
+    """No batch now; ask again at the first time at which one of the decisions may change."""
+    times = [decision.wait_until_ns for decision in decisions if decision.wait_until_ns is not None]
+    return BatchDecision([], min(times, default=None))
+
+
+def make_sequence_batcher(
+    sequences: SequenceQueue, settings: SchedulerSettings, idle: Iterable[Hashable], *, num_to_hold: int = 0
+) -> Batcher:
+    """The batcher that the settings of a model with stateful sequences ask for."""
+    if settings.sequences is not None and settings.sequences.is_direct:
+        return holding(DirectBatcher(sequences, settings.sequences, idle), num_to_hold)
+    return holding(OldestBatcher(sequences, settings, idle), num_to_hold)
+
+
+class SlotBatcher:
+    """Hands out the head of the queue while its instance has a slot for it.
+
+    A request has its slot from when it is handed out until it is answered. Another may enter an instance while fewer
+    than ``num_slots`` of the requests there are at least as good as it. So one that is strictly better
+    (``RequestQueue.overtakes``) enters a full instance at once, where the backend may put others aside for it, and an
+    instance never has more than ``num_slots`` requests of one level.
+
+    Args:
+        idle: Instances that can take requests now.
+    """
+
+    def __init__(self, queue: RequestQueue, num_slots: int, idle: Iterable[Hashable]) -> None:
+        self._num_slots = num_slots
+        self._overtakes = queue.overtakes
+        self._idle = idle
+        self._members: dict[Hashable, set[InferenceRequest]] = {}
+        self._instance_of: dict[InferenceRequest, Hashable] = {}
+
+    def __len__(self) -> int:
+        """Slots that are taken."""
+        return len(self._instance_of)
+
+    def next_batch(self, queue: Waiting, now_ns: int, *, may_wait: bool = True) -> BatchDecision:
+        """Requests to hand to the idle instance that has fewest; none where none may enter."""
+        instance = min(self._idle, key=self._num_members, default=None)
+        if instance is None:
+            return BatchDecision([])
+        entering: list[InferenceRequest] = []
+        # One at a time where there are several instances, so that they share what came together.
+        for request in islice(queue, _MAX_AT_ONCE if len(self._members) < 2 else 1):
+            if not self._may_enter(request, instance, len(entering)):
+                break
+            entering.append(request)
+        return BatchDecision(entering, instance=instance)
+
+    def enter(self, requests: Iterable[InferenceRequest], instance: Hashable) -> None:
+        """The requests take slots of the instance."""
+        members = self._members.setdefault(instance, set())
+        for request in requests:
+            members.add(request)
+            self._instance_of[request] = instance
+
+    def leave(self, request: InferenceRequest) -> bool:
+        """Free the slot of a request; returns whether it had one."""
+        instance = self._instance_of.pop(request, None)
+        if instance is None:
+            return False
+        self._members[instance].discard(request)
+        return True
+
+    def _num_members(self, instance: Hashable) -> int:
+        return len(self._members.setdefault(instance, set()))
+
+    def _may_enter(self, request: InferenceRequest, instance: Hashable, num_entering: int) -> bool:
+        members = self._members[instance]
+        num_left = self._num_slots - num_entering  # those that enter with it come first in the order of service
+        if len(members) < num_left:
+            return True
+        return num_left > sum(not self._overtakes(request, other) for other in members)

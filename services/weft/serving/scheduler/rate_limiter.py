@@ -202,11 +202,11 @@ class RateLimiter:
 
     def serve(self) -> None:
         """Start every execution that can start, one after another, in the order of their turns."""
-        num_begun = dict.fromkeys(self._members, 0)
-        while num_begun:
+        num_started = dict.fromkeys(self._members, 0)
+        while num_started:
             dues = [
                 (min(self._turn_of(contender) for contender in contenders), num, index, pool)
-                for index, (pool, num) in enumerate(num_begun.items())
+                for index, (pool, num) in enumerate(num_started.items())
                 if (contenders := [contender for contender in pool.waiting() if not self._lacks(contender)])
             ]
             if not dues:
@@ -215,9 +215,9 @@ class RateLimiter:
             num_before = self._num_started
             pool.run_one()
             if num_before == self._num_started:
-                del num_begun[pool]
+                del num_started[pool]
             else:
-                num_begun[pool] += 1
+                num_started[pool] += 1
 
     def _limit(self, key: ResourceKey) -> int | None:
         name, device = key
@@ -234,7 +234,6 @@ class RateLimiter:
         self._totals = {key: count if (limit := self._limit(key)) is None else limit for key, count in most.items()}
 
     def _lacks(self, contender: Contender) -> list[ResourceKey]:
-        """Resources that it lacks now."""
         totals, used = self._totals, self._used
         return [key for key, count in contender.demands.items() if totals.get(key, 0) - used.get(key, 0) < count]
 
@@ -246,7 +245,6 @@ class RateLimiter:
             contender.turn = self._turn_of(contender)
 
     def _overtaken(self) -> Iterator[Contender]:
-        """Instances that have work and wait for resources."""
         for pool, members in self._members.items():
             waiting = set(pool.waiting())
             for member in members:

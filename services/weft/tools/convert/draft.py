@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from weft.language.kind import NodeKind
+from weft.language.compiler.nodes import NodeKind
 from weft.language.syntax.parse import NAME
 from weft.tools.convert.yaml_tree import Source, YamlValue
 

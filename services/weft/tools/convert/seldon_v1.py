@@ -11,8 +11,8 @@ Source:
 
 from dataclasses import replace
 
+from weft.language.compiler.nodes import NodeKind
 from weft.language.compiler.resolve import MAX_ENTRIES
-from weft.language.kind import NodeKind
 from weft.router.operators import ENSEMBLE, SEQUENCE, SPLITTER, SWITCH
 from weft.tools.convert.draft import NODE_INPUT, Draft, DraftNode, DraftStep, check, differs, legal_name, named_draft
 from weft.tools.convert.seldon_v1_routers import bandit_of, ratio_of_first

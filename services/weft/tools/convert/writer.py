@@ -4,7 +4,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator
 
-from weft.language.kind import NodeKind
+from weft.language.compiler.nodes import NodeKind
 from weft.tools.convert.draft import CHECK, Draft, DraftCombine, DraftNode, DraftStep, Tensors
 
 _WIDTH = 120

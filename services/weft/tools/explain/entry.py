@@ -9,7 +9,7 @@ from weft.language.plan import NodePlan, StepPlan
 from weft.tools.wording import default_texts, policy_texts
 
 
-class Fate(Enum):
+class StepOutcome(Enum):
     """What becomes of a step, if that is what becomes of the node around it."""
 
     RUNS = "runs"
@@ -23,7 +23,7 @@ class Fate(Enum):
     @property
     def can_run(self) -> bool:
         """Whether its call counts among those of the request at worst."""
-        return self in (Fate.RUNS, Fate.MAYBE, Fate.FAILS, Fate.ON_ERROR)
+        return self in (StepOutcome.RUNS, StepOutcome.MAYBE, StepOutcome.FAILS, StepOutcome.ON_ERROR)
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class ExplainedStep:
         path: For example ``root/clf[de]``.
         target: ``bert_de@3``, ``node by_language``, ``graph inner/7``.
         kind: "model" or the kind of the node.
-        fate: What becomes of it.
+        outcome: What becomes of it.
         why: Reasons for that.
         depends_on: Tensors that decide it and are not known: ``LANG of lid -> lang_id``.
         decisions: How the node inside chooses or combines.
@@ -75,7 +75,7 @@ class ExplainedStep:
         stream: Decoupled step for each of whose responses it runs once; "" for none.
         each: What the steps inside run once for, ``chunk of CROPS``; "" where that is the request.
         children: The steps inside, and its fallbacks.
-        together: Places in ``children`` of the steps that call something in one request, for each way that it may go,
+        together: Places in ``children`` of the steps that call something in one request, for each path that it may go,
             and whether a call fails or is late on it.
         step, node: The plan; the root has no step, a call of a model has no node.
     """
@@ -84,7 +84,7 @@ class ExplainedStep:
     path: str
     target: str
     kind: str
-    fate: Fate = Fate.RUNS
+    outcome: StepOutcome = StepOutcome.RUNS
     why: list[str] = field(default_factory=list)
     depends_on: list[str] = field(default_factory=list)
     decisions: list[str] = field(default_factory=list)
@@ -103,24 +103,24 @@ class ExplainedStep:
     node: NodePlan | None = None
 
 
-def entry_of(step: StepPlan, node: NodePlan, fate: Fate) -> ExplainedStep:
+def entry_of(step: StepPlan, node: NodePlan, outcome: StepOutcome) -> ExplainedStep:
     """The entry of a step of ``node``, with what its policies say."""
     soft = ["soft: the request goes on without it"] if step.is_soft else []
     waits = node.describe().waits_of(node.steps.index(step)) if step in node.steps else []
     notes = [*waits, *soft, *default_texts(step, node), *policy_texts(step)]
     kind = step.action.kind if isinstance(step.action, NodePlan) else "model"
-    return ExplainedStep(step.name, step.path, target_text(step.action), kind, fate, notes=notes, step=step)
+    return ExplainedStep(step.name, step.path, target_text(step.action), kind, outcome, notes=notes, step=step)
 
 
-def skipped(step: StepPlan, why: Iterable[str], fate: Fate = Fate.SKIPPED) -> ExplainedStep:
+def skipped(step: StepPlan, why: Iterable[str], outcome: StepOutcome = StepOutcome.SKIPPED) -> ExplainedStep:
     """The entry of a step that does not run."""
     kind = step.action.kind if isinstance(step.action, NodePlan) else "model"
-    return ExplainedStep(step.name, step.path, target_text(step.action), kind, fate, list(why), step=step)
+    return ExplainedStep(step.name, step.path, target_text(step.action), kind, outcome, list(why), step=step)
 
 
 def make_unsure(entries: Iterable[ExplainedStep], depends_on: str) -> None:
     """What would run only may, because something else may come first."""
     for entry in entries:
-        if entry.fate is Fate.RUNS:
-            entry.fate = Fate.MAYBE
+        if entry.outcome is StepOutcome.RUNS:
+            entry.outcome = StepOutcome.MAYBE
             entry.depends_on.append(depends_on)

@@ -13,9 +13,8 @@ from weft.base.validation import scheduling_parameters
 from weft.language.plan import CallPlan, GraphPlan
 from weft.language.request_scope import RequestScope
 from weft.language.types.expression import read_expression
-from weft.router.requests.intermediates import Intermediates, steps_within
-from weft.router.requests.routes import ROUTE_HEADER, Routes
-from weft.tools.explain.judge import Judge, conditions_in
+from weft.router.requests import ROUTE_HEADER, Intermediates, Routes, steps_within
+from weft.tools.explain.evaluator import Evaluator, conditions_in
 from weft.tools.explain.values import Known, Unknown, placeholder
 from weft.tools.request import content_of, parameter_value, tensor_from_json
 
@@ -57,7 +56,7 @@ class Question:
     """A request as far as it is known.
 
     Attributes:
-        judge: Parameters, headers and the like.
+        evaluator: Parameters, headers and the like.
         inputs: What is known of each input of the graph; None where it is absent.
         num_rows: Rows of the batch; None where not known.
         outputs: Those asked for; empty means all.
@@ -66,7 +65,7 @@ class Question:
         gives: Whether a model's answer has an optional output, where that is known; by path of the step and name.
     """
 
-    judge: Judge
+    evaluator: Evaluator
     inputs: Mapping[str, WireTensor | None]
     num_rows: int | None
     outputs: tuple[str, ...]
@@ -102,7 +101,7 @@ def read_question(texts: RequestTexts, plan: GraphPlan) -> Question:
     priority, _ = scheduling_parameters(parameters)
     scope = RequestScope(parameters, headers, texts.request_id, priority)
     return Question(
-        Judge(scope, least(texts.remaining_ms, plan.timeout_ms, plan.root.timeout_ms)),
+        Evaluator(scope, least(texts.remaining_ms, plan.timeout_ms, plan.root.timeout_ms)),
         {spec.name: given.get(spec.name, _open(spec, num_rows, is_batched=is_batched)) for spec in signature.inputs},
         num_rows,
         _outputs(texts.outputs, plan),

@@ -1,36 +1,161 @@
-"""What a node may do: it runs once for each way, and the runs are laid side by side."""
+"""What a node may do: it runs once for each path, and the runs are laid side by side.
 
+The nodes are the router's own. A plan is rewritten once, field by field, whatever its nodes are: every condition asks
+what is known of the tensors that it reads, every call goes to a stand-in, and policies that would repeat calls, keep
+or refuse them are left out.
+"""
+
+import asyncio
 import contextlib
-from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, cast
 
 import numpy as np
+from typing_extensions import override
 
 from weft.base.core import RequestedOutput
 from weft.base.errors import WeftError
 from weft.base.tensors import NUMPY_BY_DATATYPE, WireTensor, encode
+from weft.language.bandit_algorithms import BanditPlan
 from weft.language.description import slot_name
-from weft.language.plan import Frame, GraphPlan, NodePlan, StepPlan
+from weft.language.plan import CallPlan, Frame, GraphPlan, NodePlan, ShadowPlan, StepPlan
+from weft.router.executor import Assembly
 from weft.router.reporting.path import SKIPPED, NodeRecord, StepRecord
-from weft.router.requests.selection import Selections
-from weft.router.steps import GraphRequest, Node, Run
-from weft.router.steps.reshaping import reshape_slots
+from weft.router.requests import Selections
+from weft.router.runtime import Runtime, ShadowPool
+from weft.router.steps import GraphRequest, Node, Run, reshape_slots
+from weft.tools.explain.paths import (
+    Branches,
+    Call,
+    Decision,
+    Evaluation,
+    ExecutionPath,
+    OpenChance,
+    TimelessLoop,
+    follow,
+)
 from weft.tools.explain.question import Question
-from weft.tools.explain.rewrite import OneNode, Rewriter
-from weft.tools.explain.stand_ins import Scene
-from weft.tools.explain.values import Knowledge, Known, Unknown, joined, key_of, placeholder
-from weft.tools.explain.ways import Call, Decision, Evaluation, Forks, TimelessLoop, Way, follow
+from weft.tools.explain.stand_ins import Environment, OpenCondition, StandIn, StandInModel, StandInNode
+from weft.tools.explain.values import Knowledge, Known, Unknown, joined, key_of, placeholder, small
+
+
+class Rewriter:
+    """Rewrites the nodes of a plan.
+
+    Args:
+        environment: What the stand-ins share.
+
+    Attributes:
+        targets: The stand-ins of models.
+        nodes: The rewritten node in the place of a step, by the step's identity.
+        places: Where the rewritten nodes inside stand, by their identity.
+    """
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self.targets: dict[str, StandInModel] = {}
+        self.nodes: dict[int, NodePlan] = {}
+        self.places: dict[int, StandIn] = {}
+
+    def node(self, plan: NodePlan) -> NodePlan:
+        """The node, and all in it, with stand-ins."""
+        return cast(NodePlan, self._fields(plan, plan, plan, max_inflight=0))
+
+    def _step(self, step: StepPlan, node: NodePlan, *, is_tried: bool = False) -> StepPlan:
+        """A step of ``node``; with ``is_tried`` it makes a difference whether it fails."""
+        is_tried = is_tried or step.is_soft or step.fallback is not None
+        action: CallPlan | NodePlan
+        if isinstance(step.action, CallPlan):
+            target, signature = str(len(self.targets)), step.action.signature
+            self.targets[target] = StandInModel(target, StandIn(self._environment, step, node, is_tried), step.action)
+            outputs = tuple(replace(spec, dims=small(spec.dims)) for spec in signature.outputs)
+            action = replace(step.action, target=target, signature=replace(signature, outputs=outputs))
+        else:
+            action = self.node(step.action)
+            self.nodes[id(step)] = action
+            self.places[id(action)] = StandIn(self._environment, step, node, is_tried)
+        fallback = None if step.fallback is None else self._step(step.fallback, node, is_tried=step.is_soft or is_tried)
+        shadow = None if step.shadow is None else ShadowPlan(100, 0)
+        kept = {"action": action, "fallback": fallback, "shadow": shadow}
+        return cast(StepPlan, self._fields(step, step, node, **kept, policies=(), max_inflight=0))
+
+    def _fields(self, value: Any, owner: StepPlan | NodePlan, node: NodePlan, **kept: Any) -> Any:
+        """A dataclass whose fields are rewritten, but for ``kept``, which are given."""
+        changes = dict(kept)
+        for one in fields(value):
+            if one.init and one.name not in kept:
+                old = getattr(value, one.name)
+                new = self._part(old, one.name, owner, node)
+                if new is not old:
+                    changes[one.name] = new
+        return replace(value, **changes) if changes else value
+
+    def _part(self, value: Any, name: str, owner: StepPlan | NodePlan, node: NodePlan) -> Any:
+        """What is in a field."""
+        if hasattr(value, "evaluate_rows"):
+            return OpenCondition(value, (id(owner), name), self._environment)
+        if isinstance(value, StepPlan):
+            return self._step(value, node)
+        if isinstance(value, WireTensor):
+            return Known(*value)
+        if isinstance(value, BanditPlan):
+            return None  # any step may be drawn
+        if isinstance(value, tuple):
+            parts = [self._part(item, name, owner, node) for item in value]
+            if all(new is old for new, old in zip(parts, value, strict=True)):
+                return value
+            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        return self._fields(value, owner, node) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+class OneNode(Assembly):
+    """Makes a node as the router does, but for the nodes inside it.
+
+    Args:
+        plan: The graph, its root rewritten.
+        rewriter: Has rewritten it.
+        environment: What the stand-ins share.
+    """
+
+    def __init__(self, plan: GraphPlan, rewriter: Rewriter, environment: Environment) -> None:
+        self.plan = plan
+        self._rewriter = rewriter
+        shadows = _LaterShadows(environment)
+        chance = OpenChance(lambda: environment.path)
+        super().__init__(plan, Runtime(rewriter.targets, lambda: environment.path.clock_ns, chance, shadows=shadows))
+        self._opened: NodePlan | None = None
+
+    def opened(self, plan: NodePlan) -> Node:
+        """The node itself, ready to run."""
+        self._opened = plan
+        return self.node(plan)
+
+    @override
+    def node(self, plan: NodePlan, graph: str = "") -> Node:
+        return super().node(plan, graph) if plan is self._opened else StandInNode(plan, self._rewriter.places[id(plan)])
+
+
+class _LaterShadows(ShadowPool):
+    def __init__(self, environment: Environment) -> None:
+        super().__init__()
+        self._environment = environment
+
+    def start(self, work: Coroutine[Any, Any, None], on_end: Callable[[asyncio.Task[None]], None]) -> None:
+        """``work`` is done when the node has run."""
+        self._environment.path.copies.append(work)
+
 
 _START_NS = 1 << 60
 _NS_PER_MS = 1_000_000
 
 
 class Study:
-    """The ways of a node with some inputs.
+    """The paths of a node with some inputs.
 
     Args:
         node: The node.
-        ways: All that were followed.
+        paths: All that were followed.
         is_cut: Whether there are more.
 
     Attributes:
@@ -42,45 +167,47 @@ class Study:
         may_be_empty: Whether it streams, and may give no response.
     """
 
-    def __init__(self, node: NodePlan, ways: list[Way], *, is_cut: bool) -> None:
-        self.ways = ways
+    def __init__(self, node: NodePlan, paths: list[ExecutionPath], *, is_cut: bool) -> None:
+        self.paths = paths
         self.is_cut = is_cut
-        plain = [way for way in ways if not way.has_trouble]
-        self.error = ways[0].error if all(way.error is not None for way in plain) else None
-        self.possible_errors = [] if self.error else [way.error for way in plain if way.error is not None]
-        self.counted = [way for way in ways if self.error or way.error is None or not way.has_trouble]
+        plain = [path for path in paths if not path.has_trouble]
+        self.error = paths[0].error if all(path.error is not None for path in plain) else None
+        self.possible_errors = [] if self.error else [path.error for path in plain if path.error is not None]
+        self.counted = [path for path in paths if self.error or path.error is None or not path.has_trouble]
         self._counted = set(map(id, self.counted))
-        self._forks = Forks(ways)
-        ended = [way for way in self.counted if way.error is None]
-        done = [way for way in ended if not way.is_empty] or ended
-        self.may_be_empty = len(done) < len(ended) or any(way.is_empty for way in done)
-        self.outputs = {slot: joined(_given(way, slot, node) for way in done) for _, slot in node.outputs}
+        self._branches = Branches(paths)
+        ended = [path for path in self.counted if path.error is None]
+        done = [path for path in ended if not path.is_empty] or ended
+        self.may_be_empty = len(done) < len(ended) or any(path.is_empty for path in done)
+        self.outputs: Mapping[int, WireTensor | None] = {
+            slot: joined(_given(path, slot, node) for path in done) for _, slot in node.outputs
+        }
 
     def runs(self, step: StepPlan) -> list[list[StepRecord]]:
-        """For each way, the records of a step that ran."""
+        """For each path, the records of a step that ran."""
         return [
-            [record for record in way.record.steps if record.name == step.name and record.status != SKIPPED]
-            for way in self.ways
+            [record for record in path.record.steps if record.name == step.name and record.status != SKIPPED]
+            for path in self.paths
         ]
 
     def calls(self, step: StepPlan) -> list[Call]:
-        """What the stand-in of a step was called with, on all ways."""
-        return [call for way in self.ways for call in way.calls if call.step is step]
+        """What the stand-in of a step was called with, on all paths."""
+        return [call for path in self.paths for call in path.calls if call.step is step]
 
     def is_certain(self, holds: Sequence[bool]) -> bool:
-        """Whether something holds that has a value for each way."""
-        return all(value for way, value in zip(self.ways, holds, strict=True) if id(way) in self._counted)
+        """Whether something holds that has a value for each path."""
+        return all(value for path, value in zip(self.paths, holds, strict=True) if id(path) in self._counted)
 
     def deciding(self, holds: Sequence[bool]) -> list[Decision]:
         """What it depends on."""
-        counted = [id(way) in self._counted for way in self.ways]
-        return self._forks.deciding(
+        counted = [id(path) in self._counted for path in self.paths]
+        return self._branches.deciding(
             [value if is_counted else None for value, is_counted in zip(holds, counted, strict=True)]
         )
 
     def evaluations(self, owner: StepPlan | NodePlan, name: str) -> list[Evaluation]:
-        """What was found of a condition, on all ways."""
-        return [one for way in self.ways for one in way.verdicts.get((id(owner), name), ())]
+        """What was found of a condition, on all paths."""
+        return [one for path in self.paths for one in path.verdicts.get((id(owner), name), ())]
 
 
 class Studies:
@@ -92,11 +219,11 @@ class Studies:
     """
 
     def __init__(self, plan: GraphPlan, question: Question) -> None:
-        self._scene = scene = Scene(question.judge, self._outcome, question.gives)
-        self._rewriter = Rewriter(scene)
+        self._environment = environment = Environment(question.evaluator, self._outcome, question.gives)
+        self._rewriter = Rewriter(environment)
         self._question = question
         self._root = self._rewriter.node(plan.root)
-        self._assembly = OneNode(replace(plan, root=self._root, cache=None), self._rewriter, scene)
+        self._assembly = OneNode(replace(plan, root=self._root, cache=None), self._rewriter, environment)
         selections = Selections(self._assembly.plan, self._assembly.opened(self._root))
         asked = [RequestedOutput(name, {}) for name in question.outputs]
         self._selection = selections.of(asked) if asked else selections.all
@@ -135,39 +262,39 @@ class Studies:
         if key not in self._known:
             if id(plan) not in self._nodes:
                 self._nodes[id(plan)] = self._assembly.opened(plan)
-            ways, is_cut = follow(lambda script: self._followed(script, plan, frame, limit_ns), _facts)
-            self._known[key] = Study(plan, ways, is_cut=is_cut)
+            paths, is_cut = follow(lambda script: self._followed(script, plan, frame, limit_ns), _facts)
+            self._known[key] = Study(plan, paths, is_cut=is_cut)
         return self._known[key]
 
-    def _followed(self, script: tuple[int, ...], plan: NodePlan, frame: Frame, limit_ns: int | None) -> Way:
-        """The way of a script; nodes inside that it comes to are studied first."""
+    def _followed(self, script: tuple[int, ...], plan: NodePlan, frame: Frame, limit_ns: int | None) -> ExecutionPath:
+        """The path of a script; nodes inside that it comes to are studied first."""
         while True:
-            way = Way(script, _START_NS, NodeRecord(plan.name, plan.path_form), frame.copy())
+            path = ExecutionPath(script, _START_NS, NodeRecord(plan.name, plan.path_form), frame.copy())
             for slot in plan.counts_read:
-                way.frame[slot] = _counted(way, plan, way.frame[slot])
-            self._scene.way = way
-            self._loop.run_until_complete(self._run(way, plan, limit_ns))
-            if way.missing is None:
-                return way
-            self._study(*way.missing)
+                path.frame[slot] = _counted(path, plan, path.frame[slot])
+            self._environment.path = path
+            self._loop.run_until_complete(self._run(path, plan, limit_ns))
+            if path.missing is None:
+                return path
+            self._study(*path.missing)
 
-    async def _run(self, way: Way, plan: NodePlan, limit_ns: int | None) -> None:
-        scope, selection = self._question.judge.scope, self._selection
+    async def _run(self, path: ExecutionPath, plan: NodePlan, limit_ns: int | None) -> None:
+        scope, selection = self._question.evaluator.scope, self._selection
         request = GraphRequest(scope, {}, pins=self._question.pins, captures=selection.captures)
-        run = Run(way.frame, request, None if limit_ns is None else _START_NS + limit_ns, None, way.record)
+        run = Run(path.frame, request, None if limit_ns is None else _START_NS + limit_ns, None, path.record)
         try:
             node = self._nodes[id(plan)]
             if plan.streams:
-                way.is_empty = True
+                path.is_empty = True
                 async with contextlib.aclosing(node.responses(run)) as responses:
                     async for response in responses:
-                        way.frame[:], way.is_empty = response.frame, False
+                        path.frame[:], path.is_empty = response.frame, False
             else:
                 await node.run(run)
         except WeftError as error:
-            way.is_unclear = error.code == "INTERNAL"  # of placeholders that do not fit together
-            way.error = None if way.is_unclear else error
-        for copy in way.copies:
+            path.is_unclear = error.code == "INTERNAL"  # of placeholders that do not fit together
+            path.error = None if path.is_unclear else error
+        for copy in path.copies:
             await copy
 
 
@@ -175,22 +302,22 @@ def _key(plan: NodePlan, frame: Frame, limit_ns: int | None) -> Hashable:
     return id(plan), tuple(key_of(frame[slot]) for _, slot in plan.inputs), limit_ns
 
 
-def _counted(way: Way, plan: NodePlan, tensor: WireTensor | None) -> WireTensor | None:
+def _counted(path: ExecutionPath, plan: NodePlan, tensor: WireTensor | None) -> WireTensor | None:
     """A tensor that says how much a node has to do; where only a model knows, all that there may be, or nothing."""
     if not isinstance(tensor, Unknown):
         return tensor
-    is_nothing = way.ask((id(plan), tensor.known.origins), tensor.known.origins)
+    is_nothing = path.ask((id(plan), tensor.known.origins), tensor.known.origins)
     return encode(np.zeros(tensor.shape, NUMPY_BY_DATATYPE[tensor.datatype])) if is_nothing else None
 
 
-def _given(way: Way, slot: int, node: NodePlan) -> WireTensor | None:
-    """What a way leaves in a slot; of a tensor that was computed no more is known than its type."""
-    tensor = way.frame[slot]
-    if way.is_unclear and tensor is None and slot in node.specs:
+def _given(path: ExecutionPath, slot: int, node: NodePlan) -> WireTensor | None:
+    """What a path leaves in a slot; of a tensor that was computed no more is known than its type."""
+    tensor = path.frame[slot]
+    if path.is_unclear and tensor is None and slot in node.specs:
         return placeholder(node.specs[slot], None, f"{node.specs[slot].name} of {node.name}", is_open=True)
     if tensor is None or isinstance(tensor, (Known, Unknown)):
         return tensor
-    sources = [one.known for one in way.frame if isinstance(one, Unknown)]
+    sources = [one.known for one in path.frame if isinstance(one, Unknown)]
     is_sized = all(min(source.shape, default=0) >= 0 for source in sources)
     known = Knowledge(
         tensor.shape if is_sized else (-1,) * len(tensor.shape),
@@ -200,14 +327,14 @@ def _given(way: Way, slot: int, node: NodePlan) -> WireTensor | None:
     return Unknown.of(tensor.datatype, known, tensor.shape)
 
 
-def _facts(way: Way) -> set[Hashable]:
-    """What a way shows."""
-    facts: set[Hashable] = {("error", way.error.message) if way.error else "ends"}
-    facts.update(("runs", step.name, step.status, step.is_missing) for step in way.record.steps)
-    facts.update(("cancelled", name) for name in way.cancelled)
-    facts.update((site, tuple(one.verdicts)) for site, found in way.verdicts.items() for one in found)
-    for call in way.calls:
+def _facts(path: ExecutionPath) -> set[Hashable]:
+    """What a path shows."""
+    facts: set[Hashable] = {("error", path.error.message) if path.error else "ends"}
+    facts.update(("runs", step.name, step.status, step.is_missing) for step in path.record.steps)
+    facts.update(("cancelled", name) for name in path.cancelled)
+    facts.update((site, tuple(one.verdicts)) for site, found in path.verdicts.items() for one in found)
+    for call in path.calls:
         facts.add((id(call.step), call.limit_ns, None if call.frame is None else tuple(map(key_of, call.frame))))
-    if way.error is None:
-        facts.update((slot, key_of(tensor)) for slot, tensor in enumerate(way.frame))
+    if path.error is None:
+        facts.update((slot, key_of(tensor)) for slot, tensor in enumerate(path.frame))
     return facts

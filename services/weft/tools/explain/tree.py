@@ -1,26 +1,142 @@
 """The tree of steps, from what was found of each node."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from itertools import takewhile
 
 from weft.base.errors import WeftError
-from weft.language.plan import GraphPlan, NodePlan, StepPlan
+from weft.language.description import cases_text, condition_text
+from weft.language.plan import Condition, GraphPlan, NodePlan, StepPlan
 from weft.router.reporting.path import StepRecord
-from weft.router.requests.routes import ROUTE_HEADER
+from weft.router.requests import ROUTE_HEADER
 from weft.router.steps import ConditionFailedError
-from weft.tools.explain.entry import ExplainedStep, Failure, Fate, LeftOut, entry_of, make_unsure, skipped
+from weft.tools.explain.entry import ExplainedStep, Failure, LeftOut, StepOutcome, entry_of, make_unsure, skipped
+from weft.tools.explain.evaluator import Verdict, conditions_in
+from weft.tools.explain.paths import LATE, MAX_PATHS, ORDER, STREAM, Evaluation
 from weft.tools.explain.question import Question, least
 from weft.tools.explain.stand_ins import AGAIN
 from weft.tools.explain.study import Studies, Study
 from weft.tools.explain.values import Unknown
-from weft.tools.explain.ways import LATE, MAX_WAYS, ORDER, STREAM
-from weft.tools.explain.words import own_conditions, reasons, summary, verdict_text
 from weft.tools.wording import limit_texts
+
+#: What stands before a condition, where that is not the name of its field.
+_WORDS = {"sticky_by": "sticky by", "accept": "accepted if", AGAIN: "again while"}
+
+
+def reasons(step: StepPlan, node: NodePlan, study: Study, limit: float | None) -> list[str]:
+    """What decides whether a step runs."""
+    description = node.describe()
+    tested = study.evaluations(step, "when")
+    index = next(index for index, one in enumerate(description.steps) if one is step)
+    why = description.notes_to(index)[:1] if any(path.is_drawn for path in study.paths) else []
+    has_time = limit is None or limit >= step.min_remaining_ms
+    earlier = _answers_before(step, node, study) if has_time and not tested else None
+    if earlier is not None and earlier.accept is not None:
+        return [f"'{earlier.name}' is accepted"]
+    if earlier is not None and (step.is_otherwise or step.cases or step.when):
+        return [*why, f"'{earlier.name}' comes first"]
+    if isinstance(study.error, ConditionFailedError) and not tested and not any(study.runs(step)):
+        return why
+    if step.is_otherwise:
+        why.append("otherwise")
+    if step.cases:
+        why.append(f"case {cases_text(step.cases)}")
+    if step.when is not None and (verdict := summary(tested)) is not None:
+        why.append(verdict_text("when", step.when, verdict))
+    rows = _rows_of(step, node, study)
+    if why and rows is not None and not why[-1].endswith(("= true", "= false")):
+        why[-1] = f"{why[-1].removesuffix(' = ?')}: {rows}"
+    if any(custom is step for custom in node.customs):
+        why.append("combines")
+    return why
+
+
+def _answers_before(step: StepPlan, node: NodePlan, study: Study) -> StepPlan | None:
+    """The last of the steps before one that does not run, if some of these is taken on each path."""
+    if study.error is not None or any(study.runs(step)):
+        return None
+    before = [(one, study.runs(one)) for one in takewhile(lambda one: one is not step, node.steps)]
+    is_taken = all(any(runs[number] for _, runs in before) for number in range(len(study.paths)))
+    return next((one for one, runs in reversed(before) if any(runs)), None) if is_taken else None
+
+
+def own_conditions(node: NodePlan) -> Iterator[tuple[str, object, Condition]]:
+    """Conditions of a node itself: name of the field, what the field is of, and the condition."""
+    for one in fields(node):
+        if one.name not in ("steps", "shadows"):
+            part = getattr(node, one.name)
+            for owner, name, condition in conditions_in(part, node, one.name):
+                if owner is node:
+                    yield name, part, condition
+
+
+def summary(evaluations: Sequence[Evaluation]) -> Verdict | None:
+    """What was found of a condition, where it is always the same; None where nothing was."""
+    found = list(dict.fromkeys(verdict for one in evaluations for verdict in one.verdicts))
+    return None if not found else found[0] if len(found) == 1 else Verdict(is_known=False)
+
+
+def verdict_text(name: str, condition: Condition, verdict: Verdict) -> str:
+    """``when inputs.X > 1 = true``; `` = "de"``, `` = ?``."""
+    text = f"{_WORDS.get(name, name)} {condition_text(condition)}"
+    if verdict.fails:
+        return f"{text} fails"
+    if not verdict.is_known:
+        return f"{text} = ?"
+    if condition.is_test:
+        return f"{text} = {'true' if verdict.value else 'false'}"
+    return f"{text} = {cases_text((str(verdict.value),))}"
+
+
+def _rows_of(step: StepPlan, node: NodePlan, study: Study) -> str | None:
+    """``rows 0, 2-3 of 4``: those that come to a step; None where they are not known, or always go together."""
+    if not any(one.rows for path in study.paths for found in path.verdicts.values() for one in found):
+        return None
+    on = _rows_by_value([one for name, _, _ in own_conditions(node) for one in study.evaluations(node, name)])
+    tests = {one.name: _rows_by_value(study.evaluations(one, "when")) for one in node.steps}
+    total = max((sum(map(len, found.values())) for found in (on, *tests.values()) if found), default=0)
+    if total < 2:
+        return None
+    gone: set[int] = set()
+    for one in sorted(node.steps, key=lambda one: one.is_otherwise):
+        rows = set(range(total)) if one.is_otherwise else set()
+        rows |= tests[one.name].get(True, set())
+        rows |= {row for case in one.cases for row in on.get(case, ())}
+        rows -= gone if one.is_otherwise or one.cases else set()
+        gone |= rows
+        if one is step and (one.is_otherwise or one.cases or tests[one.name]):
+            return f"{_ranges(sorted(rows))} of {total}"
+    return None
+
+
+def _rows_by_value(evaluations: Sequence[Evaluation]) -> dict[object, set[int]]:
+    """Rows of each value of a condition; nothing where it is not known, or not of rows."""
+    rows: dict[object, set[int]] = defaultdict(set)
+    for one in evaluations:
+        for row, verdict in zip(one.rows, one.verdicts, strict=False):
+            if not verdict.is_known:
+                return {}
+            rows[verdict.value].add(row)
+    return rows
+
+
+def _ranges(rows: Sequence[int]) -> str:
+    """``rows 0-2, 5``."""
+    parts: list[list[int]] = []
+    for row in rows:
+        if parts and row == parts[-1][1] + 1:
+            parts[-1][1] = row
+        else:
+            parts.append([row, row])
+    shown = ", ".join(f"{first}" if first == last else f"{first}-{last}" for first, last in parts)
+    return f"row{'s' * (len(rows) > 1)} {shown}" if rows else "no row"
 
 
 def explain(plan: GraphPlan, question: Question) -> ExplainedStep:
     """The root's entry."""
     root = plan.root
-    limit = question.judge.remaining_ms
+    limit = question.evaluator.remaining_ms
     label = f"{plan.signature.name}/{plan.signature.version}"
     entry = ExplainedStep(root.name, root.path, label, root.kind, deadline_ms=limit, node=root)
     entry.notes = limit_texts(0, plan.max_inflight)
@@ -35,7 +151,7 @@ def explain(plan: GraphPlan, question: Question) -> ExplainedStep:
     finally:
         studies.close()
     if entry.failure is not None:
-        entry.fate = Fate.FAILS
+        entry.outcome = StepOutcome.FAILS
     else:
         entry.left_out = list(_left_out(plan, question, study))
     return entry
@@ -47,10 +163,10 @@ def _left_out(plan: GraphPlan, question: Question, study: Study) -> Iterator[Lef
     for spec in plan.signature.outputs:
         if not spec.is_optional or (question.outputs and spec.name not in question.outputs):
             continue
-        given = [way.frame[slots[spec.name]] for way in study.ways]
+        given = [path.frame[slots[spec.name]] for path in study.paths]
         lacks = [tensor is None for tensor in given]
-        ended = [number for number, way in enumerate(study.ways) if way.error is None and not way.is_empty]
-        is_clear = not study.is_cut and not any(study.ways[number].is_unclear for number in ended)
+        ended = [number for number, path in enumerate(study.paths) if path.error is None and not path.is_empty]
+        is_clear = not study.is_cut and not any(study.paths[number].is_unclear for number in ended)
         found = {lacks[number] for number in ended}
         unsure = [one.known.origins for one in given if isinstance(one, Unknown) and one.known.may_be_absent]
         if found == {True} and is_clear:
@@ -68,11 +184,7 @@ class _Tree:
         self._root = plan.root
         self._question = question
         self._studies = studies
-        self._prefix = (
-            f"in ensemble '{plan.signature.name}', "
-            if plan.is_ensemble
-            else f"{plan.signature.name}/{plan.signature.version}: "
-        )
+        self._prefix = plan.error_prefix
 
     def fill(self, entry: ExplainedStep, node: NodePlan, study: Study, limit: float | None) -> None:
         """What a node does, and all in it."""
@@ -85,9 +197,9 @@ class _Tree:
         self._say(entry, node, study)
         failed = next((child.name for child in entry.children if child.failure is not None), "")
         for child in entry.children:
-            if child.fate is Fate.SKIPPED and not child.why and failed:
+            if child.outcome is StepOutcome.SKIPPED and not child.why and failed:
                 child.why.append(f"'{failed}' fails: not reached")
-        for name in sorted({name for way in study.counted for name in way.cancelled} & set(children)):
+        for name in sorted({name for path in study.counted for name in path.cancelled} & set(children)):
             child = children[name]
             if study.error is None:
                 make_unsure(child.children, f"whether {name} is cancelled before")
@@ -95,7 +207,7 @@ class _Tree:
                 make_unsure(child.children or [child], f"whether {failed or node.name} fails first")
         if study.is_cut:
             make_unsure(entry.children, "which way it goes")
-            entry.decisions.append(f"there are more than {MAX_WAYS} ways to go; not all were followed")
+            entry.decisions.append(f"there are more than {MAX_PATHS} ways to go; not all were followed")
         self._count(entry, study)
 
     def _child(self, step: StepPlan, node: NodePlan, study: Study, limit: float | None) -> ExplainedStep:
@@ -103,11 +215,11 @@ class _Tree:
         why = reasons(step, node, study, limit)
         if step.shadow is None:
             return self._step(step, node, study, study.runs(step), limit, why)
-        has_run = [any(call.step is step for call in way.calls) for way in study.ways]
+        has_run = [any(call.step is step for call in path.calls) for path in study.paths]
         why.insert(0, step.shadow.text())
         if not any(has_run):
             return skipped(step, why)
-        entry = entry_of(step, node, Fate.SHADOW)
+        entry = entry_of(step, node, StepOutcome.SHADOW)
         entry.why, entry.depends_on = why, _origins(study, step, has_run)
         self._inside(entry, step, study, least(step.timeout_ms))
         return entry
@@ -125,15 +237,17 @@ class _Tree:
     ) -> ExplainedStep:
         """The entry of a step, or of a fallback, with those runs."""
         has_run = [bool(records) for records in runs]
-        plain = [records[-1] for way, records in zip(study.ways, runs, strict=True) if records and not way.has_trouble]
+        plain = [
+            records[-1] for path, records in zip(study.paths, runs, strict=True) if records and not path.has_trouble
+        ]
         if not any(has_run) and not is_fallback:
             return self._skipped(step, node, study, why, limit)
-        entry = entry_of(step, node, Fate.RUNS)
+        entry = entry_of(step, node, StepOutcome.RUNS)
         entry.why, entry.deadline_ms = why, least(limit, step.timeout_ms)
         if is_fallback:
-            entry.fate = Fate.RUNS if plain else Fate.ON_ERROR
+            entry.outcome = StepOutcome.RUNS if plain else StepOutcome.ON_ERROR
         elif not study.is_certain(has_run):
-            entry.fate = Fate.MAYBE
+            entry.outcome = StepOutcome.MAYBE
             entry.depends_on = _origins(study, step, has_run)
             stream = next((one.step for one in study.deciding(has_run) if one.cause == STREAM and one.step), None)
             if stream is not None:
@@ -168,9 +282,9 @@ class _Tree:
             entry.why.append(message)
         elif record.is_missing:
             entry.why.append(f"{message}; the request goes on without it")
-            entry.fate, entry.soft_failure = Fate.FAILS, failure
-        elif entry.fate is Fate.RUNS:
-            entry.fate, entry.failure = Fate.FAILS, failure
+            entry.outcome, entry.soft_failure = StepOutcome.FAILS, failure
+        elif entry.outcome is StepOutcome.RUNS:
+            entry.outcome, entry.failure = StepOutcome.FAILS, failure
         else:
             entry.may_fail.append(message)
 
@@ -180,13 +294,13 @@ class _Tree:
         """The entry of a step that does not run."""
         verdict = summary(study.evaluations(step, "when"))
         if verdict is not None and verdict.fails:
-            entry = skipped(step, why, Fate.FAILS)
+            entry = skipped(step, why, StepOutcome.FAILS)
             entry.failure = Failure(_message(study.error) if study.error else verdict.error, is_final=True)
             return entry
         if study.is_cut and verdict is None:
-            return entry_of(step, node, Fate.MAYBE)
+            return entry_of(step, node, StepOutcome.MAYBE)
         if node is self._root and step.name in self._studies.pruned:
-            return skipped(step, ["no output asked for needs it"], Fate.PRUNED)
+            return skipped(step, ["no output asked for needs it"], StepOutcome.PRUNED)
         if limit is not None and limit < step.min_remaining_ms and (verdict is None or verdict.value is True):
             why = [*why, f"at most {limit:g} ms are left, it needs {step.min_remaining_ms}"]
         return skipped(step, why)
@@ -195,13 +309,13 @@ class _Tree:
         """How the node chooses and combines."""
         description, names = node.describe(), [step.name for step in node.steps]
         pinned = self._question.pins.get(node.name)
-        is_drawn = any(way.is_drawn for way in study.ways)
+        is_drawn = any(path.is_drawn for path in study.paths)
         shares = (
             ", ".join(f"{description.notes_to(index)[0]} {name}" for index, name in enumerate(names))
             if is_drawn
             else ""
         )
-        if any(one.rows for way in study.ways for found in way.verdicts.values() for one in found):
+        if any(one.rows for path in study.paths for found in path.verdicts.values() for one in found):
             entry.decisions.append("each row on its own")
         for name, holder, condition in own_conditions(node):
             verdict = summary(study.evaluations(node, name))
@@ -212,7 +326,7 @@ class _Tree:
                 entry.num_rounds = getattr(holder, "max_iterations", 1)
                 text += f": {', '.join(description.notes)}"
             elif name == "sticky_by" and verdict.value is not None:
-                taken = next((child.name for child in entry.children if child.fate is Fate.RUNS), "")
+                taken = next((child.name for child in entry.children if child.outcome is StepOutcome.RUNS), "")
                 text += ": no key" if is_drawn else f": {taken}" if taken else ""
             entry.decisions.append(text)
         if pinned in names:
@@ -227,21 +341,21 @@ class _Tree:
             entry.each = description.each
             entry.decisions.append(f"{description.entry.title}: {'; '.join(description.entry.notes)}")
         entry.decisions += description.exit.notes
-        for found in (one for way in study.ways for ones in way.verdicts.values() for one in ones):
+        for found in (one for path in study.paths for ones in path.verdicts.values() for one in ones):
             for verdict in found.verdicts:
                 text = f"INVALID_ARGUMENT: {self._prefix}{node.path}: {verdict.error}"
                 if verdict.error and not verdict.is_known and text not in entry.may_fail:
                     entry.may_fail.append(text)
 
     def _count(self, entry: ExplainedStep, study: Study) -> None:
-        """Which steps inside call something on the same way."""
+        """Which steps inside call something on the same path."""
         places = {id(child.step): place for place, child in enumerate(entry.children)}
         together: dict[tuple[bool, frozenset[int]], None] = {}
-        for way in study.ways:
-            called = [places.get(id(call.step)) for call in way.calls]
-            for start, end in zip([0, *way.rounds], [*way.rounds, len(called)], strict=True):
-                together[way.has_trouble, frozenset(place for place in called[start:end] if place is not None)] = None
-        if any(way.is_vague for way in study.ways):  # rows of one request may take several of these ways
+        for path in study.paths:
+            called = [places.get(id(call.step)) for call in path.calls]
+            for start, end in zip([0, *path.rounds], [*path.rounds, len(called)], strict=True):
+                together[path.has_trouble, frozenset(place for place in called[start:end] if place is not None)] = None
+        if any(path.is_vague for path in study.paths):  # rows of one request may take several of these paths
             together = {(False, frozenset().union(*(places for _, places in together))): None}
         entry.together = list(together)
 

@@ -10,7 +10,7 @@ from weft.base.tensors import ITEMSIZE_BYTES, WireTensor, encode_bytes, num_elem
 
 #: In the message of a condition that failed only because it needs such a value.
 UNKNOWN_VALUE = "(the value is not known yet)"
-#: What depends on values of rows that went their own ways.
+#: What depends on values of rows that went their own paths.
 SOME_ROWS = ("the rows that come here",)
 _MAX_ORIGINS = 3
 #: A row of more elements is represented by a row of one, which costs no memory.

@@ -10,19 +10,17 @@ import torch
 from torch import Tensor
 
 from weft.base.errors import InvalidArgumentError, UnsupportedError
-from weft.llm.models.folder_source import FolderSource
-from weft.llm.models.formats.detection import weight_format
-from weft.llm.models.gguf.container import find_gguf
-from weft.llm.models.model import LlamaModel
+from weft.llm.models.model import TransformerModel
 from weft.llm.models.model_config import TransformerConfig
-from weft.llm.models.weight_parts import LM_HEAD, Part, derived_tensors, is_matrix, weight_parts
+from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder
-from weft.tools.quantize.calibration import calibrated
-from weft.tools.quantize.folder_writer import FolderWriter
-from weft.tools.quantize.gptq import quantize_gptq
-from weft.tools.quantize.predictions import evaluate
-from weft.tools.quantize.rows import read_rows
-from weft.tools.quantize.stored_formats import (
+from weft.llm.weights.folder_source import FolderSource
+from weft.llm.weights.formats.detection import weight_format
+from weft.llm.weights.gguf.container import find_gguf
+from weft.llm.weights.parts import LM_HEAD, Part, is_matrix
+from weft.tools.quantize.calibration import calibrated, evaluate, quantize_gptq, read_rows
+from weft.tools.quantize.folder_writer import (
+    FolderWriter,
     bitsandbytes,
     bitsandbytes_config,
     compressed_tensors,
@@ -108,7 +106,7 @@ def quantize_folder(
     """
     if find_gguf(folder) is not None or weight_format(folder) is not None:
         raise InvalidArgumentError(f"{folder} is quantised already; take the folder of the model before it was")
-    config = TransformerConfig.from_folder(folder)
+    config = read_config(folder)
     size = GROUP_SIZES[method] if group_size is None else group_size
     _check_groups(config, method, size)
     rows = read_rows(data, folder, config.max_context_len)
@@ -116,7 +114,7 @@ def quantize_folder(
         before = evaluate(_model(folder, config), rows.held_out)
         work = _Work(folder, config, method, size)
         work.write(writer, rows.calibration)
-        after = evaluate(_model(writer.path, TransformerConfig.from_folder(writer.path)), rows.held_out)
+        after = evaluate(_model(writer.path, read_config(writer.path)), rows.held_out)
         report = QuantizationReport(
             method=method,
             group_size=size,
@@ -138,8 +136,8 @@ def quantize_folder(
     return report
 
 
-def _model(folder: Path, config: TransformerConfig) -> LlamaModel:
-    return LlamaModel(config, load_folder(folder, config, dtype=torch.float32))
+def _model(folder: Path, config: TransformerConfig) -> TransformerModel:
+    return TransformerModel(config, load_folder(folder, config, dtype=torch.float32))
 
 
 class _Work:
@@ -150,7 +148,7 @@ class _Work:
         self._config = config
         self._method = method
         self._group_size = group_size
-        self._layout = weight_parts(config)
+        self._layout = config.weight_parts()
         self._squared_error = self._squared_norm = 0.0
         self._num_bits = self._num_weights = 0
 
@@ -167,7 +165,7 @@ class _Work:
     def write(self, writer: FolderWriter, calibration: list[Tensor]) -> None:
         """Write all weights, and the configuration."""
         with FolderSource.open(self._folder) as source:
-            source.check([part for parts in self._layout.values() for part in parts], derived_tensors(self._config))
+            source.check([part for parts in self._layout.values() for part in parts], self._config.derived_tensors())
             for name, parts in self._layout.items():
                 if not _is_rounded(name):
                     writer.add({part.name: _stored(source, part) for part in parts})
@@ -246,7 +244,7 @@ def _outputs(weight: QuantizedWeight, start: int, end: int) -> QuantizedWeight:
 
 
 def _check_groups(config: TransformerConfig, method: str, group_size: int) -> None:
-    for name, parts in weight_parts(config).items():
+    for name, parts in config.weight_parts().items():
         inputs = parts[0].shape[-1]
         if _is_rounded(name) and (inputs % (group_size or inputs) or inputs % 8 or group_size % 2):
             raise InvalidArgumentError(

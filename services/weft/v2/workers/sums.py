@@ -1,8 +1,8 @@
 """The metrics of several workers as those of one service.
 
-Counters and histograms are summed, also those of workers that have ended, so that a sum never falls. Gauges are summed,
-but for some that are the same for every worker or say whether one of them has something. What the process itself is
-measured by (``process_*``) stays apart, with the label ``worker``.
+Counters and histograms are summed, also those of workers that have ended, so that a sum never falls; series of a model
+version that no worker has any more are left out. Some families, which every worker has whole, are the greatest instead.
+What the process itself is measured by (``process_*``) stays apart, with the label ``worker``.
 """
 
 import json
@@ -67,7 +67,7 @@ class MetricSums:
     """Sums of the latest metrics of each worker.
 
     Args:
-        greatest: Names of gauges of which the greatest value counts.
+        greatest: Names of families of which the greatest value counts.
     """
 
     def __init__(self, greatest: Collection[str] = ()) -> None:
@@ -82,14 +82,17 @@ class MetricSums:
     def end(self, worker: int) -> None:
         """A worker has ended: what it had counted when it was last asked stays."""
         for family in self._latest.pop(worker, ()):
-            if family.type in _SUMMED_FOR_EVER and not family.name.startswith(_PROCESS):
+            is_sum = family.type in _SUMMED_FOR_EVER and family.name not in self._greatest
+            if is_sum and not family.name.startswith(_PROCESS):
                 self._add(self._ended, family)
 
     def families(self) -> Iterator[Metric]:
         """The metrics of all."""
         sums: dict[str, _Total] = {}
+        live = {_version_of(s) for families in self._latest.values() for family in families for s in family.samples}
         for name, ended in self._ended.items():
-            sums[name] = _Total(ended.documentation, ended.kind, dict(ended.samples))
+            kept = {key: s for key, s in ended.samples.items() if live <= {None} or _version_of(s) in {*live, None}}
+            sums[name] = _Total(ended.documentation, ended.kind, kept)
         for worker, families in sorted(self._latest.items()):
             for family in families:
                 more = {_LABEL: str(worker)} if family.name.startswith(_PROCESS) else {}
@@ -111,6 +114,12 @@ class MetricSums:
                 is_greatest = family.name in self._greatest
                 value = max(known.value, sample.value) if is_greatest else known.value + sample.value
                 total.samples[key] = known._replace(value=value, exemplar=_newer(known.exemplar, sample.exemplar))
+
+
+def _version_of(sample: Sample) -> tuple[str | None, str] | None:
+    """Name and version of the model or graph that it tells of; None: of none."""
+    labels = sample.labels
+    return (labels.get("graph", labels.get("model")), labels["version"]) if "version" in labels else None
 
 
 def _newer(one: Exemplar | None, other: Exemplar | None) -> Exemplar | None:

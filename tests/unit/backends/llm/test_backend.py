@@ -12,7 +12,7 @@ from weft.backends.llm import LlmBackend
 from weft.base.errors import InvalidArgumentError, UnavailableError
 from weft.base.signature import ModelSignature
 from weft.serving.backends.base import Batch, InstanceContext, ModelContext
-from weft.serving.metrics.exported_metrics import ExportedMetrics
+from weft.serving.metrics import ExportedMetrics
 from weft.serving.request.request import STREAMED
 
 

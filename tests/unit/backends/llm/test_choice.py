@@ -5,7 +5,7 @@ import json
 import pytest
 import tokenizers
 
-from weft.backends.llm.choice import ChoiceOutput
+from weft.backends.llm.generation import ChoiceOutput
 from weft.backends.llm.text import TextCodec
 from weft.llm.request import Delta, TokenLogprobs
 from weft.llm.sampling_params import SamplingParams

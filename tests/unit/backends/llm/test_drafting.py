@@ -11,7 +11,7 @@ from tests.unit.llm.engine_fixture import Answer, finish
 from tests.unit.llm.permutation_model import permutation
 from tests.unit.llm.speculation.folders import CONFIG, write_model
 
-from weft.backends.llm import speculation
+from weft.backends.llm import loading
 from weft.backends.llm.loading import load_engine
 from weft.backends.llm.settings import Settings
 from weft.base.errors import InvalidArgumentError, NotFoundError
@@ -52,7 +52,7 @@ def answered(engine: Engine) -> list[int]:
 
 def test_each_proposer_is_loaded_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Configured by parameters alone, each has drafts accepted, and tokens are those of the model without it."""
-    monkeypatch.setattr(speculation, "AdaptiveDepth", lambda most, *costs: FixedDepth(most))  # whether they pay or not
+    monkeypatch.setattr(loading, "AdaptiveDepth", lambda most, *costs: FixedDepth(most))  # whether they pay or not
     folder = write_model(tmp_path / "model")
     write_model(tmp_path / "draft", hidden_size=64, num_attention_heads=4)
     write_model(folder / "small", corrupted=0.2)

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from weft.backends.llm import make_runner as module
+from weft.backends.llm import loading as module
 from weft.base.errors import InvalidArgumentError
 from weft.llm.config import EngineConfig, TransformerConfig
-from weft.llm.graphs.policy import GraphPolicy
+from weft.llm.graphs import GraphPolicy
 
 MODEL = TransformerConfig(
     vocab_size=96,

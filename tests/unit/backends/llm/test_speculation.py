@@ -14,12 +14,12 @@ from tests.unit.backends.llm.conftest import make_tokenizer
 from tests.unit.llm.engine_fixture import MODEL
 
 from weft.backends.llm import LlmBackend
+from weft.backends.llm.loading import measured_cost
 from weft.backends.llm.metrics import EngineExport
-from weft.backends.llm.speculation import measured_cost
 from weft.base.errors import InvalidArgumentError
 from weft.base.signature import ModelSignature
 from weft.llm.config import EngineConfig
-from weft.llm.models.model import LlamaModel
+from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
 from weft.llm.runner import ModelRunner
 from weft.llm.speculation.depth import CostCurve
@@ -73,7 +73,7 @@ def _backend(folder: Path, **parameters: str) -> LlmBackend:
 @pytest.fixture
 def backends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[LlmBackend, LlmBackend]]:
     """The same model without and with speculation, where further rows of a step count as free."""
-    monkeypatch.setattr("weft.backends.llm.speculation.measured_cost", lambda *args, **kwargs: CostCurve([(1, 1.0)]))
+    monkeypatch.setattr("weft.backends.llm.loading.measured_cost", lambda *args, **kwargs: CostCurve([(1, 1.0)]))
     made = _backend(folder), _backend(folder, speculation="ngram", num_speculative_tokens="5")
     yield made
     for backend in made:
@@ -176,7 +176,9 @@ def test_drafts_are_counted_by_proposer(backends: tuple[LlmBackend, LlmBackend])
 def test_costs_are_measured_without_a_trace(num_drafts: int):
     """Steps of 1 to as many rows as a step may have take time, and change nothing but the null block."""
     config = EngineConfig(num_blocks=8, max_num_seqs=3, max_num_batched_tokens=20).resolved(MODEL)
-    runner = ModelRunner(LlamaModel(MODEL, random_weights(MODEL, 1)), config, proposer=_Zeros() if num_drafts else None)
+    runner = ModelRunner(
+        TransformerModel(MODEL, random_weights(MODEL, 1)), config, proposer=_Zeros() if num_drafts else None
+    )
     cost = measured_cost(config, runner, num_drafts=num_drafts)
     assert 0 < cost(1) <= cost(16) <= cost(10_000)
     assert (cost.draft_s > 0) == (num_drafts > 0)

@@ -112,8 +112,8 @@ def test_detections_are_those_of_a_loop(nms, agnostic, threshold, iou_threshold,
 @pytest.mark.parametrize(("block", "max_pairs"), [(128, 2**20), (7, 2**20), (1, 1), (7, 200)])
 def test_many_boxes_are_compared_in_parts(nms, monkeypatch, block, max_pairs, max_detections):
     """However many rows and boxes are compared at a time, the detections are the same."""
-    monkeypatch.setattr("weft.backends.postprocess.boxes._BLOCK", block)
-    monkeypatch.setattr("weft.backends.postprocess.boxes._MAX_PAIRS", max_pairs)
+    monkeypatch.setattr("weft.backends.postprocess.nms._BLOCK", block)
+    monkeypatch.setattr("weft.backends.postprocess.nms._MAX_PAIRS", max_pairs)
     monkeypatch.setattr("weft.backends.postprocess.nms._MAX_SCORES", max_pairs)
     boxes, scores = _case(4, 100, seed=2)
     boxes[1] = boxes[1, :1]
@@ -137,7 +137,7 @@ def test_each_class_has_its_threshold(nms, agnostic):
 
 def test_suppressed_box_suppresses_nothing(nms, monkeypatch):
     """In a chain of boxes each overlaps the next one; every other one is kept, whatever the other rows keep."""
-    monkeypatch.setattr("weft.backends.postprocess.boxes._BLOCK", 2)
+    monkeypatch.setattr("weft.backends.postprocess.nms._BLOCK", 2)
     starts = np.stack([np.arange(8) * 3, np.arange(8) * 50])
     boxes = np.stack([starts, starts * 0, starts + 10, starts * 0 + 10], axis=2).astype(np.float32)
     scores = np.tile(np.linspace(0.9, 0.5, 8, dtype=np.float32)[:, None], (2, 1, 1))

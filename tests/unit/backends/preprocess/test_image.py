@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 from tests.unit.builders import execute_batch, load_backend, make_served_request
 
 from weft.backends.preprocess import BACKENDS
-from weft.backends.preprocess.resizing import crop, exact, letterbox, resize
+from weft.backends.preprocess.image import crop, exact, letterbox, resize
 from weft.base.errors import InvalidArgumentError
 
 INPUT = {"IMAGE": ("BYTES", (1,))}
@@ -229,7 +229,7 @@ def test_two_passes_by_hand_equal_pillows_own(monkeypatch):
     """The picture that is made smaller first downwards is that of one call, up to one level."""
     picture, placement = _noise(9, 400), crop((9, 400), (30, 30), 32)
     whole = np.asarray(resize(picture, placement, Image.Resampling.BILINEAR), np.int64)
-    monkeypatch.setattr("weft.backends.preprocess.resizing._MAX_INTERMEDIATE_PIXELS", 100)
+    monkeypatch.setattr("weft.backends.preprocess.image._MAX_INTERMEDIATE_PIXELS", 100)
     parts = np.asarray(resize(picture, placement, Image.Resampling.BILINEAR), np.int64)
     assert np.abs(whole - parts).max() <= 1
 

@@ -7,8 +7,7 @@ from typing import Any
 from safetensors.torch import save_file
 from tests.unit.llm.permutation_model import permutation_weights
 
-from weft.llm.config import TransformerConfig
-from weft.llm.models.weight_parts import weight_parts
+from weft.llm.models.registry import read_config
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -27,10 +26,10 @@ def write_model(folder: Path, *, seed: int = 1, corrupted: float = 0.0, **change
     """A permutation model without attention; ``changes`` are fields of its ``config.json``."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(CONFIG | changes))
-    config = TransformerConfig.from_folder(folder)
+    config = read_config(folder)
     weights = permutation_weights(config, seed=seed, epsilon=0.0, corrupted=corrupted)
     tensors = {}
-    for name, parts in weight_parts(config).items():
+    for name, parts in config.weight_parts().items():
         pieces = weights[name].split([part.shape[0] for part in parts])
         tensors |= {part.name: piece.clone() for part, piece in zip(parts, pieces, strict=True)}
     save_file(tensors, folder / "model.safetensors")

@@ -9,33 +9,34 @@ import numpy as np
 import torch
 from tests.unit.llm.engine_fixture import MODEL, SHAPES
 from tests.unit.llm.permutation_model import permutation
+from typing_extensions import override
 
-from weft.llm.models.model import LlamaModel
-from weft.llm.models.weight_parts import EMBEDDING, LM_HEAD
+from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
-from weft.llm.speculation.depth import Depth, FixedDepth
+from weft.llm.speculation.depth import AdaptiveDepth, FixedDepth
 from weft.llm.speculation.draft_model import DraftModelProposer
 from weft.llm.speculation.head_training import HeadTraining, train_heads
 from weft.llm.speculation.lookahead import LookaheadProposer
 from weft.llm.speculation.medusa import MedusaProposer
 from weft.llm.speculation.medusa_heads import Head, MedusaHeads
 from weft.llm.speculation.speculator import Speculator
+from weft.llm.weights.parts import EMBEDDING, LM_HEAD
 
 #: "self" is a draft model that equals the target, so that every draft is right.
 NAMES = ("draft", "self", "medusa", "lookahead")
 
 
 @cache
-def target() -> LlamaModel:
+def target() -> TransformerModel:
     """The model that ``make_engine`` runs by default, deterministic."""
-    return LlamaModel(MODEL, dict(random_weights(MODEL, seed=3)), deterministic=True)
+    return TransformerModel(MODEL, dict(random_weights(MODEL, seed=3)), deterministic=True)
 
 
 @cache
-def other() -> LlamaModel:
+def other() -> TransformerModel:
     """A model of another width and depth with the same vocabulary; most of its drafts are wrong."""
     config = SHAPES["wide"]
-    return LlamaModel(config, dict(random_weights(config, seed=8)))
+    return TransformerModel(config, dict(random_weights(config, seed=8)))
 
 
 @cache
@@ -48,7 +49,7 @@ def random_heads() -> MedusaHeads:
     return MedusaHeads(heads, "")
 
 
-def trained_heads(model: LlamaModel, weights: dict[str, torch.Tensor], seed: int, num_heads: int) -> MedusaHeads:
+def trained_heads(model: TransformerModel, weights: dict[str, torch.Tensor], seed: int, num_heads: int) -> MedusaHeads:
     """Heads that know a permutation model by heart."""
     following, tokens = permutation(model.config.vocab_size, seed), [0]
     for _ in range(1279):
@@ -65,15 +66,15 @@ class Scripted(FixedDepth):
         super().__init__(script[-1])
         self._script = list(script)
 
+    @override
     def begin(self, num_rows: int, *, is_greedy: bool = True) -> None:
-        """See ``Depth``."""
         if self._script:
             self._num_drafts = self._script.pop(0)
         self.is_full = not self._num_drafts
 
 
 def options(
-    name: str, depth: int | Depth, *, model: LlamaModel | None = None, max_num_tokens: int = 64
+    name: str, depth: int | AdaptiveDepth, *, model: TransformerModel | None = None, max_num_tokens: int = 64
 ) -> dict[str, Any]:
     """Options of ``make_engine`` for a proposer.
 

@@ -19,7 +19,7 @@ from tests.unit.llm.permutation_model import permutation, permutation_weights
 from tests.unit.llm.speculation.proposers import NAMES, Scripted, options, trained_heads
 from tests.unit.llm.speculation_fixture import SAMPLING_KINDS
 
-from weft.llm.models.model import LlamaModel
+from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
 from weft.llm.request import Delta
 from weft.llm.speculation.depth import FixedDepth
@@ -205,7 +205,7 @@ def test_heads_know_where_to_begin_after_steps_without_drafts() -> None:
     """The first drafts after steps without any are as good as others, also of a sequence that others have left."""
     config = replace(MODEL, vocab_size=32, max_position_embeddings=64)
     weights = permutation_weights(config, 1, epsilon=0.0)
-    model = LlamaModel(config, dict(weights), deterministic=True)
+    model = TransformerModel(config, dict(weights), deterministic=True)
     heads = trained_heads(model, weights, 1, num_heads=3)
     speculator = Speculator("medusa", Scripted([3, 0, 0, 0] * 10))
     answers = [Answer([start], max_tokens=12 + 7 * start) for start in range(4)]
@@ -216,7 +216,7 @@ def test_heads_know_where_to_begin_after_steps_without_drafts() -> None:
 
 def test_catching_up_takes_bounded_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long prompt is caught up on in several steps, none beyond the bound; its drafts are right once it has."""
-    model, sizes = LlamaModel(MODEL, _weights(), deterministic=True), []
+    model, sizes = TransformerModel(MODEL, _weights(), deterministic=True), []
     forward = model.forward
 
     def watched(token_ids: Any, *rest: Any) -> Any:
@@ -241,8 +241,8 @@ def _weights() -> dict[str, Any]:
 def test_acceptance_is_that_of_the_draft_model(corrupted: float) -> None:
     """A draft model that errs at a share r of the tokens has (1-r) + ... + (1-r)^k of k drafts accepted on average."""
     config = replace(MODEL, max_position_embeddings=512)
-    model = LlamaModel(config, permutation_weights(config, 1), deterministic=True)
-    draft = LlamaModel(config, permutation_weights(config, 1, corrupted=corrupted))
+    model = TransformerModel(config, permutation_weights(config, 1), deterministic=True)
+    draft = TransformerModel(config, permutation_weights(config, 1, corrupted=corrupted))
     num_drafts, speculator = 3, Speculator("draft", FixedDepth(3))
     proposer = DraftModelProposer(draft, 256)
     answers = [Answer([start], max_tokens=200) for start in (0, 11, 29)]
@@ -259,7 +259,7 @@ def test_trained_heads_are_accepted() -> None:
     """Heads that were trained on what the model says get nearly all drafts accepted, at T=0 and T=0.5."""
     config = replace(MODEL, vocab_size=32, max_position_embeddings=64)
     weights = permutation_weights(config, 1, epsilon=0.0)
-    model = LlamaModel(config, dict(weights), deterministic=True)
+    model = TransformerModel(config, dict(weights), deterministic=True)
     heads = trained_heads(model, weights, 1, num_heads=3)
     for temperature in (0.0, 0.5):
         speculator = Speculator("medusa", FixedDepth(3))
@@ -280,7 +280,7 @@ def test_drafts_share_the_noise_of_the_target() -> None:
     }
     shares = []
     for is_shared in (True, False):
-        setup = options("draft", 2, model=LlamaModel(MODEL, dict(weights)))
+        setup = options("draft", 2, model=TransformerModel(MODEL, dict(weights)))
         proposer = setup["proposer"]
         if not is_shared:
             _salt(proposer)

@@ -5,8 +5,8 @@ import tracemalloc
 
 import pytest
 
-from weft.router.admission import AdaptiveLimit, ConcurrencyLimit, Outcome
-from weft.router.admission.concurrency_limit import LOWEST_LEVEL
+from weft.router.admission import LOWEST_LEVEL, AdaptiveLimit, ConcurrencyLimit, Outcome
+from weft.router.admission.concurrency_limit import MAX_RETRY_MS, RetrySlots, WaitingQueue
 
 MS = 1_000_000
 S = 1000 * MS
@@ -161,3 +161,60 @@ def test_it_is_busy_above_three_quarters_of_the_limit(limit: int, num_inflight: 
     for _ in range(num_inflight):
         limit.enter("", 0)  # type: ignore[attr-defined]
     assert expected == limit.is_busy  # type: ignore[attr-defined]
+
+
+def test_the_refused_are_sent_back_as_fast_as_places_become_free() -> None:
+    """A request ends every 20 ms: of 50 that are refused at one moment, about one comes back every 20 ms."""
+    slots = RetrySlots(random.Random(1))
+    for i in range(1, 100):
+        slots.ended(i * 20 * MS)
+    hints_ms = [slots.retry_after_ms(2000 * MS) for _ in range(50)]
+    assert 15 <= hints_ms[0] <= 25
+    assert all(0.7 * 20 * i <= hint <= 1.3 * 20 * i for i, hint in enumerate(hints_ms, start=1))
+    assert len(set(hints_ms)) > 40
+
+
+def test_hints_are_bounded_and_never_all_the_same() -> None:
+    """Between 10 ms and 5 s, however many are refused, and also before anything is known."""
+    slots = RetrySlots(random.Random(1))
+    assert 10 == slots.retry_after_ms(0)
+    slots.ended(1)
+    slots.ended(10_000 * MS)
+    hints_ms = [slots.retry_after_ms(10_000 * MS) for _ in range(1000)]
+    assert 10 <= min(hints_ms) <= max(hints_ms) <= MAX_RETRY_MS
+    assert len(set(hints_ms[-100:])) > 50
+
+
+def test_the_hint_is_short_again_when_the_rush_is_over() -> None:
+    """What was promised lies in the past then."""
+    slots = RetrySlots(random.Random(1))
+    for i in range(1, 100):
+        slots.ended(i * 20 * MS)
+    for _ in range(100):
+        slots.retry_after_ms(2000 * MS)
+    assert slots.retry_after_ms(10_000 * MS) <= 25
+
+
+def test_higher_levels_first_and_the_newest_of_each() -> None:
+    """Whoever is removed is not served."""
+    queue: WaitingQueue[str] = WaitingQueue(3)
+    for level, waiter in ((2, "a"), (3, "b"), (2, "c"), (1, "d")):
+        queue.add(level, waiter)
+    assert queue.remove(1, "d")
+    assert not queue.remove(1, "d")
+    served = []
+    while (waiting := queue.next()) is not None:
+        served.append(waiting)
+        queue.remove(*waiting)
+    assert [(2, "c"), (2, "a"), (3, "b")] == served
+    assert 0 == len(queue)
+
+
+def test_the_one_that_gives_way_is_of_the_lowest_level_and_has_waited_longest() -> None:
+    """Nobody gives way to the own level."""
+    queue: WaitingQueue[str] = WaitingQueue(3)
+    for level, waiter in ((2, "a"), (3, "b"), (3, "c")):
+        queue.add(level, waiter)
+    assert (3, "b") == queue.last_below(1)
+    assert (3, "b") == queue.last_below(2)
+    assert queue.last_below(3) is None

@@ -11,8 +11,7 @@ import pytest
 from weft.base.core import CallContext
 from weft.base.errors import DeadlineExceededError, ResourceExhaustedError, WeftError
 from weft.router.admission import AdmissionController, AdmissionSettings, Outcome, admissible_priority
-from weft.router.admission.controller import MAX_LIMITS
-from weft.router.admission.permit import Permit, outcome_of
+from weft.router.admission.controller import MAX_LIMITS, Permit, outcome_of
 
 S = 1_000_000_000
 

@@ -29,7 +29,7 @@ class Sibling:
 def exchange(*siblings: Sibling) -> None:
     """Everybody tells, then everybody takes what the others have told."""
     for sibling in siblings:
-        sibling.sharing.tell()
+        sibling.sharing.publish()
     for sibling in siblings:
         for message in sibling.told:
             for other in siblings:
@@ -57,8 +57,8 @@ def test_nothing_new_is_not_told() -> None:
     one, two = Sibling(), Sibling()
     one.learn("a", pulls=1)
     exchange(one, two)
-    two.sharing.tell()
-    one.sharing.tell()
+    two.sharing.publish()
+    one.sharing.publish()
     assert one.told == two.told == []
 
 
@@ -66,7 +66,7 @@ def test_one_that_comes_later_takes_what_all_know() -> None:
     """What its source has learned and not told yet comes with the source's next news, not twice."""
     one, late = Sibling(), Sibling()
     one.learn("a", pulls=2)
-    one.sharing.tell()
+    one.sharing.publish()
     one.told.clear()
     one.learn("a", pulls=5)
     late.sharing.take(one.sharing.snapshot())
@@ -84,16 +84,16 @@ def test_weights_differ_as_if_one_had_learned_all(order: Callable[[list[bytes]],
     one.learn("b", pulls=1, weight=-0.5)
     two.learn("a", pulls=1, weight=-2.0)
     two.learn("b", rewards=1, total=1.0, weight=0.0)
-    one.sharing.tell()
-    two.sharing.tell()
+    one.sharing.publish()
+    two.sharing.publish()
     messages = [*one.told, *two.told]
     for message in order(messages):
         three.sharing.take(message)
     one.sharing.take(two.told[0])
     two.sharing.take(one.told[0])
     two.told.clear()
-    three.sharing.tell()
-    two.sharing.tell()
+    three.sharing.publish()
+    two.sharing.publish()
     assert two.told == three.told == []
     for sibling in (one, two, three):
         assert sibling.known()["a"].log_weight == pytest.approx(-1.5)

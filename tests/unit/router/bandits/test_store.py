@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from weft.base.errors import AlreadyExistsError, InvalidArgumentError, NotFoundError
-from weft.language.bandit_algorithms import ALGORITHMS, Arm
-from weft.language.plan import BanditPlan, NodePlan, StepPlan
+from weft.language.bandit_algorithms import ALGORITHMS, Arm, BanditPlan
+from weft.language.plan import NodePlan, StepPlan
 from weft.router.bandits.memory import MAX_ID_CHARS, MAX_PULLS, Pull, RecentPulls, settle
 from weft.router.bandits.store import BanditChoice, BanditStore, KnownArm
 from weft.router.operators.cascade import CascadePlan

@@ -17,11 +17,10 @@ from tests.unit.router.virtual_clock import VirtualClock
 from weft.base.core import CallContext
 from weft.base.errors import InvalidArgumentError, NotFoundError, WeftError
 from weft.base.tensors import WireTensor
-from weft.language.bandit_algorithms import ALGORITHMS
-from weft.language.plan import BanditPlan, NodePlan, StepPlan
+from weft.language.bandit_algorithms import ALGORITHMS, BanditPlan
+from weft.language.plan import NodePlan, StepPlan
 from weft.router.bandits.memory import RecentPulls
-from weft.router.bandits.store import BanditStore
-from weft.router.bandits.taken_path import bandit_choices
+from weft.router.bandits.store import BanditStore, bandit_choices
 from weft.router.combine import METHODS
 from weft.router.operators.cascade import CascadePlan
 from weft.router.operators.ensemble import EnsemblePlan

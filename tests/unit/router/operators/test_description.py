@@ -9,7 +9,7 @@ from weft.language import GraphSource
 from weft.language.plan import NodePlan
 from weft.router.compile import compile_graph
 from weft.router.operators import KINDS
-from weft.router.repository.readiness import steps_of
+from weft.router.repository.serving import steps_of
 
 GOOD = sorted((FOLDER / "good").glob("*.pbtxt"))
 

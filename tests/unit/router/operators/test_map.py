@@ -9,7 +9,7 @@ from tests.unit.router.map_graphs import BATCHED, HEAD, READ, Target, compiled, 
 from weft.base.core import CallContext
 from weft.base.errors import WeftError
 from weft.base.tensors import encode
-from weft.router.bandits.taken_path import bandit_choices
+from weft.router.bandits.store import bandit_choices
 from weft.router.reporting.path import PATH_HEADER
 
 

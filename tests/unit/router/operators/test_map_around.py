@@ -12,7 +12,7 @@ from tests.unit.router.virtual_clock import VirtualClock
 from weft.base.core import CallContext
 from weft.base.errors import WeftError
 from weft.base.observing import telemetry
-from weft.router.bandits.taken_path import bandit_choices
+from weft.router.bandits.store import bandit_choices
 from weft.router.reporting.path import PATH_HEADER, TRACE_PARAMETER
 from weft.tools.draw.build import build_diagram
 from weft.tools.draw.outline import render_text

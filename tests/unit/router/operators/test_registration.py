@@ -11,17 +11,17 @@ from tests.unit.router.text_graphs import HEAD, Models, compiled, x, y
 
 from weft.base.core import CallContext
 from weft.language import GraphError, GraphSource
+from weft.language.compiler.nodes import NodeKind
 from weft.language.compiler.scope import Scope
-from weft.language.kind import NodeKind
 from weft.language.path_form import PathForm
 from weft.language.plan import GraphPlan, NodePlan
 from weft.language.syntax import parse
-from weft.router.bandits.taken_path import bandit_choices
+from weft.router.bandits.store import bandit_choices
 from weft.router.compile import check_graph
 from weft.router.executor import GraphExecutor
 from weft.router.operators import KINDS
 from weft.router.reporting.path import PATH_HEADER, StepRecord
-from weft.router.repository.readiness import missing_call
+from weft.router.repository.serving import missing_call
 from weft.router.runtime import Runtime
 from weft.tools.draw.build import build_diagram
 from weft.tools.draw.outline import render_text

@@ -11,12 +11,12 @@ from tests.unit.router.virtual_clock import VirtualClock
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import RemoteError
 from weft.language.plan import GraphPlan
-from weft.router.budgets.retry_budget import RetryBudget
 from weft.router.executor import GraphExecutor
 from weft.router.operators.sequence import SequencePlan
 from weft.router.policies.hedge import HedgePlan
 from weft.router.policies.retry import RetryPlan
 from weft.router.runtime import Runtime
+from weft.router.target import RetryBudget
 
 SEQUENCE = SequencePlan
 pytestmark = pytest.mark.usefixtures("virtual_clock")

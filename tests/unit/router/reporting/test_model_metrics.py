@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from prometheus_client import CollectorRegistry
 
-from weft.router.metrics import model_metrics
-from weft.router.metrics.model_metrics import MetricsSource, ModelMetricsCollector
+from weft.router import model_metrics
+from weft.router.model_metrics import MetricsSource, ModelMetricsCollector
 from weft.v2.server.metrics import serve_metrics
 
 PAGE = """# HELP nv_inference_count Rows inferred

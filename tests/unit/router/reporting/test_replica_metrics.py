@@ -15,11 +15,9 @@ from tests.unit.router.fake_target import FakeTarget
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import RemoteError
 from weft.base.observing import telemetry
-from weft.router.budgets.retry_budget import RetryBudget
-from weft.router.metrics.replica_metrics import ReplicaCollector
-from weft.router.target import Target, TargetModel
-from weft.router.targets.membership import MembershipSettings, Tell
-from weft.router.targets.replica import Health
+from weft.router.metrics import ReplicaCollector
+from weft.router.target import RetryBudget, Target, TargetModel
+from weft.router.targets.replicas import Health, MembershipSettings, OnHealth
 from weft.router.targets.replicated import ReplicatedTarget
 from weft.router.targets.specification import BalancingPolicy
 
@@ -39,7 +37,7 @@ async def two_replicas() -> tuple[ReplicatedTarget, dict[str, Any]]:
     async def resolve() -> Sequence[str]:
         return ["a:1", "b:1"]
 
-    async def watch(target: Target, tell: Tell) -> None:
+    async def watch(target: Target, tell: OnHealth) -> None:
         tell(Health.SERVING)
         await asyncio.Event().wait()
 

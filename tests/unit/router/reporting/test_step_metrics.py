@@ -12,7 +12,7 @@ from tests.unit.router.virtual_clock import VirtualClock
 
 from weft.base.errors import RemoteError
 from weft.router.executor import GraphExecutor
-from weft.router.metrics.step_metrics import StepCollector
+from weft.router.metrics import StepCollector
 from weft.router.operators.sequence import SequencePlan
 from weft.router.policies.cache import CachePlan
 from weft.router.policies.retry import RetryPlan

@@ -14,9 +14,9 @@ from tests.unit.router.reporting.test_replica_metrics import two_replicas
 from weft.base.core import CallContext
 from weft.base.errors import UnavailableError, WeftError
 from weft.router.core import RouterCore
-from weft.router.metrics.target_metrics import TargetCollector
+from weft.router.metrics import TargetCollector
 from weft.router.targets.catalog import TargetCatalog
-from weft.router.targets.replica import Health
+from weft.router.targets.replicas import Health
 
 UNAVAILABLE = "weft_target_unavailable_total"
 SERVING = "weft_target_serving_replicas"

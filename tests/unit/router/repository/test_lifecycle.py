@@ -99,8 +99,9 @@ async def test_a_graph_that_no_longer_fits_its_model_says_both_signatures(
     """FAILED_PRECONDITION, as no second try helps; it is back when the model fits again, or a graph that fits it."""
     make.write(tmp_path, make.PIPE)
     async with make.started(tmp_path, target, model_control="explicit", load_graphs=["pipe"]) as s:
+        await s.core.infer(make.request(), CallContext())
         make.serve(target, "double", dims=3)
-        await s.refresh(lambda: not s.core.is_model_ready("pipe", ""))
+        await s.core.refresh("model")
         was, now = (f"X FP32 [-1,{size}] -> Y FP32 [-1,{size}] on target 'model'" for size in (2, 3))
         with pytest.raises(FailedPreconditionError) as caught:
             await s.core.infer(make.request(), CallContext())

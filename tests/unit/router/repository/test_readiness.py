@@ -12,7 +12,7 @@ from weft.router.operators.ensemble import EnsemblePlan
 from weft.router.operators.sequence import SequencePlan
 from weft.router.operators.splitter import SplitterPlan
 from weft.router.operators.switch import SwitchPlan
-from weft.router.repository.readiness import borne_calls, missing_call, steps_of
+from weft.router.repository.serving import missing_call, steps_of, tolerated_calls
 
 
 def missing(node: NodePlan, *lost: str) -> str:
@@ -108,6 +108,6 @@ def test_what_is_borne_is_named() -> None:
         make.step("shadow", "shadow", {"IN": "X"}, {}, shadow=ShadowPlan(10.0, 0)),
     )
     assert "" == missing(root, "soft", "a", "shadow")
-    found = borne_calls(root, lambda call: call.model_name not in ("soft", "a", "shadow"))
+    found = tolerated_calls(root, lambda call: call.model_name not in ("soft", "a", "shadow"))
     assert ["soft", "a"] == [borne.call.model_name for borne in found]
     assert [root.steps[0], root.steps[1]] == [borne.step for borne in found]

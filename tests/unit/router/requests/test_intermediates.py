@@ -18,7 +18,7 @@ from weft.router.operators.sequence.run import LoopPlan
 from weft.router.operators.switch import SwitchPlan
 from weft.router.policies.cache import CachePlan
 from weft.router.policies.retry import RetryPlan
-from weft.router.requests.intermediates import Intermediates
+from weft.router.requests import Intermediates
 from weft.router.runtime import Runtime
 
 

@@ -16,7 +16,7 @@ from weft.language.pruning import live_steps, pruned, slots_read
 from weft.router.executor import GraphExecutor
 from weft.router.operators.sequence import SequencePlan
 from weft.router.policies.cache import CachePlan
-from weft.router.requests.selection import MAX_SELECTIONS
+from weft.router.requests import MAX_SELECTIONS
 from weft.router.runtime import Runtime
 
 

@@ -11,14 +11,13 @@ from tests.unit.router.virtual_clock import VirtualClock
 from weft.base.core import InferResult
 from weft.base.errors import RemoteError, WeftError
 from weft.language.plan import GraphPlan, ShadowPlan
-from weft.router.budgets.retry_budget import RetryBudget
 from weft.router.executor import GraphExecutor
 from weft.router.operators.sequence import SequencePlan
 from weft.router.policies.cache import CachePlan
 from weft.router.policies.hedge import HedgePlan
 from weft.router.policies.retry import RetryPlan
 from weft.router.runtime import Runtime
-from weft.router.target import Target
+from weft.router.target import RetryBudget, Target
 
 CODES = ("UNAVAILABLE", "INTERNAL", "DEADLINE_EXCEEDED", "CANCELLED")
 PERCENT = 20.0

@@ -16,13 +16,13 @@ from tests.unit.router.virtual_clock import VirtualClock
 from weft.base.core import CallContext
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.base.tensors import WireTensor
-from weft.language.bandit_algorithms import ALGORITHMS
-from weft.language.plan import BanditPlan, GraphPlan, ShadowPlan
+from weft.language.bandit_algorithms import ALGORITHMS, BanditPlan
+from weft.language.plan import GraphPlan, ShadowPlan
 from weft.router.executor import GraphExecutor
 from weft.router.operators.sequence import SequencePlan
 from weft.router.operators.splitter import SplitterPlan
 from weft.router.operators.switch import SwitchPlan
-from weft.router.reporting.step_counters import StepCounters
+from weft.router.reporting.counters import StepCounters
 from weft.router.runtime import Runtime
 
 SEQUENCE = SequencePlan

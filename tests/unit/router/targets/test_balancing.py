@@ -6,11 +6,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from weft.router.targets.balancing.least_outstanding import LeastOutstanding
-from weft.router.targets.balancing.least_response_time import LeastResponseTime
-from weft.router.targets.balancing.round_robin import RoundRobin
 from weft.router.targets.balancing.rule import ResponseTime
-from weft.router.targets.balancing.sticky import Sticky, rendezvous_first
+from weft.router.targets.balancing.rules import (
+    LeastOutstanding,
+    LeastResponseTime,
+    RoundRobin,
+    Sticky,
+    rendezvous_first,
+)
 
 
 class Clock:

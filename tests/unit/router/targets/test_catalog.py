@@ -17,8 +17,7 @@ from weft.language import GraphSource
 from weft.router.compile import check_graph
 from weft.router.target import Target, TargetModel
 from weft.router.targets.catalog import FIRST_BACKOFF_S, TargetCatalog
-from weft.router.targets.membership import MembershipSettings, Tell
-from weft.router.targets.replica import Health
+from weft.router.targets.replicas import Health, MembershipSettings, OnHealth
 from weft.router.targets.replicated import ReplicatedTarget
 from weft.router.targets.specification import BalancingPolicy
 
@@ -145,9 +144,9 @@ async def test_a_lost_target_keeps_its_models_but_they_are_not_ready() -> None:
 
 async def test_a_replica_that_comes_back_ends_the_pause() -> None:
     """While all were lost the pause between two questions has grown; nobody waits for its end."""
-    tells: list[Tell] = []
+    tells: list[OnHealth] = []
 
-    async def watch(target: Target, tell: Tell) -> None:
+    async def watch(target: Target, tell: OnHealth) -> None:
         tells.append(tell)
         await asyncio.Event().wait()
 

@@ -7,9 +7,8 @@ from contextlib import asynccontextmanager
 import pytest
 from grpc_health.v1 import health_pb2_grpc
 
-from weft.router.targets.addresses import resolve
-from weft.router.targets.health_watch import watch_health
-from weft.router.targets.replica import Health
+from weft.router.targets.connect import resolve, watch_health
+from weft.router.targets.replicas import Health
 from weft.v2.client.channels import open_channel
 from weft.v2.server.health import HealthServicer
 from weft.v2.server.make_server import make_server

@@ -12,7 +12,7 @@ from tests.unit.router.stream_targets import collected, stream_target
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import RemoteError
 from weft.base.statistics import ModelStatistics
-from weft.router.budgets.retry_budget import RetryBudget
+from weft.router.target import RetryBudget
 from weft.router.targets.observed import ObservedTarget
 
 

@@ -15,10 +15,8 @@ from tests.unit.router.fake_target import FakeTarget
 
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.errors import RemoteError, UnavailableError
-from weft.router.budgets.retry_budget import RetryBudget
-from weft.router.target import Target, TargetModel
-from weft.router.targets.membership import REPLICAS_PER_DISCOVERY, MembershipSettings, Tell
-from weft.router.targets.replica import Health
+from weft.router.target import RetryBudget, Target, TargetModel
+from weft.router.targets.replicas import REPLICAS_PER_DISCOVERY, Health, MembershipSettings, OnHealth
 from weft.router.targets.replicated import CHOSEN_BY_GRPC, ReplicatedTarget
 from weft.router.targets.specification import BalancingPolicy, parse_policy
 
@@ -38,7 +36,7 @@ class Fleet:
         self.models = list(models) or [TargetModel(make.signature("m"), True)]
         self.addresses = list(addresses)
         self.fakes: dict[str, Any] = {}
-        self.tells: dict[str, Tell] = {}
+        self.tells: dict[str, OnHealth] = {}
         self.now_ns = 1_000_000_000
         self.resolved = asyncio.Event()
 
@@ -51,7 +49,7 @@ class Fleet:
         fake.models = list(self.models)
         return fake
 
-    async def watch(self, target: Target, tell: Tell) -> None:
+    async def watch(self, target: Target, tell: OnHealth) -> None:
         self.tells[target.name] = tell
         tell(Health.SERVING)
         await asyncio.Event().wait()
@@ -152,7 +150,7 @@ async def test_a_replica_that_says_it_is_not_serving_gets_no_calls(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Until it says otherwise; where none is serving, those that can be reached are called all the same."""
-    monkeypatch.setattr("weft.router.targets.chooser.LULL_S", 0.05)
+    monkeypatch.setattr("weft.router.targets.chooser.MAX_WAIT_S", 0.05)
     async with replicated(fleet) as target:
         fleet.tells["a:1"](Health.NOT_SERVING)
         for _ in range(20):
@@ -257,7 +255,7 @@ async def test_a_refusal_by_the_only_replica_is_told_soon(
     monkeypatch: pytest.MonkeyPatch, code: str, least_s: float
 ) -> None:
     """At once where waiting cannot help; else as soon as word of its health would have come."""
-    monkeypatch.setattr("weft.router.targets.chooser.SHORT_LULL_S", 0.05)
+    monkeypatch.setattr("weft.router.targets.chooser.SHORT_WAIT_S", 0.05)
     fleet = Fleet(["a:1"])
     async with replicated(fleet) as target:
         fleet.fakes["a:1"].answers["m"] = _raise(lambda: RemoteError(code, "not ready").refused())
@@ -377,15 +375,15 @@ async def test_the_odd_one_is_left_out(caplog: pytest.LogCaptureFixture) -> None
     """One of three replicas has another signature: it gets calls of other models alone, and that is told once."""
     fleet = Fleet(["a:1", "b:1", "c:1"], *(TargetModel(make.signature(name), True) for name in "mn"))
     async with replicated(fleet) as target:
-        odd = replace(make.signature("m"), max_batch_size=9)
-        fleet.fakes["a:1"].models = [TargetModel(odd, True), TargetModel(make.signature("n"), True)]
+        mismatched = replace(make.signature("m"), max_batch_size=9)
+        fleet.fakes["a:1"].models = [TargetModel(mismatched, True), TargetModel(make.signature("n"), True)]
         for _ in range(2):
             models = await target.discover(timeout_s=1)
         assert ["replica a:1 of target 'model' has another signature of model 'm'"] == [
             message.partition(" version")[0] for message in caplog.messages if "signature" in message
         ]
         assert make.signature("m") in [model.signature for model in models]
-        assert {("m", "1")} == target.replicas[0].odd
+        assert {("m", "1")} == target.replicas[0].mismatched
         for _ in range(30):
             await infer(target)
         assert "a:1" not in fleet.calls()
@@ -591,9 +589,9 @@ async def test_grpc_chooses_where_its_policy_is_asked_for(fleet: Fleet) -> None:
 
 async def test_replicas_follow_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new one is called when it has said what it serves; one that left finishes its calls and its sequences first."""
-    monkeypatch.setattr("weft.router.targets.membership.RESOLVE_SOON_S", 0.0)
-    monkeypatch.setattr("weft.router.targets.membership.RESOLVE_PERIOD_S", 0.01)
-    monkeypatch.setattr("weft.router.targets.membership._DRAIN_CHECK_S", 0.001)
+    monkeypatch.setattr("weft.router.targets.replicas.RESOLVE_SOON_S", 0.0)
+    monkeypatch.setattr("weft.router.targets.replicas.RESOLVE_PERIOD_S", 0.01)
+    monkeypatch.setattr("weft.router.targets.replicas._DRAIN_CHECK_S", 0.001)
     fleet = Fleet(["a:1"])
     changed = asyncio.Event()
     target = ReplicatedTarget(

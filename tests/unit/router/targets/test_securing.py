@@ -13,7 +13,7 @@ from weft.base.security.access import KeyRing
 from weft.base.security.keys import new_key
 from weft.base.tensors import bytes_tensor
 from weft.router.targets.connect import make_target
-from weft.router.targets.securing import add_target_security_arguments, target_securities
+from weft.router.targets.specification import add_target_security_arguments, target_securities
 from weft.v2.security.tls import ServerTls, TlsFiles
 from weft.v2.server.listening import AccessInterceptor
 from weft.v2.server.make_server import add_tls_port, make_server

@@ -12,7 +12,7 @@ from weft.base.errors import DeadlineExceededError, InvalidArgumentError, Unavai
 from weft.base.tensors import encode
 from weft.serving.lifecycle import on_demand
 from weft.serving.lifecycle.warm_pool import WarmLimits
-from weft.serving.runtime import load_watch
+from weft.serving.runtime import crashed_instances
 
 
 def figures(core: Any) -> dict[str, float]:
@@ -66,7 +66,7 @@ async def test_a_load_that_takes_long_holds_up_no_other(
     repository: Any, gate: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Loads are one at a time, but for one that does not end."""
-    monkeypatch.setattr(load_watch, "SLOW_S", 0.01)
+    monkeypatch.setattr(crashed_instances, "SLOW_S", 0.01)
     for name in ("m", "n"):
         repository.write(name, {1: 5})
     core = await repository.serve(gate.on_load(), on_demand=WarmLimits())

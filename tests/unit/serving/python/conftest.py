@@ -12,8 +12,8 @@ from tests.unit.serving.python.python_models import SOURCE, Execute
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.serving.backends.base import InstanceContext, ModelCaller, ModelContext
 from weft.serving.backends.python import PythonBackend
+from weft.serving.queues.settings import SchedulerSettings
 from weft.serving.runtime.model import ServedModel
-from weft.serving.scheduler.settings import SchedulerSettings
 
 
 @pytest.fixture

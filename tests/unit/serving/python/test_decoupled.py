@@ -26,8 +26,8 @@ from weft.base.errors import (
     ResourceExhaustedError,
     UnavailableError,
 )
+from weft.serving.queues.settings import WaitPolicy
 from weft.serving.request.stream import MAX_WAITING, MAX_WAITING_BYTES, SendWindow
-from weft.serving.scheduler.settings import QueuePolicy
 
 
 def _count_up(requests, pb_utils):
@@ -315,7 +315,7 @@ async def test_refused_requests_fail_before_any_response(serve_python):
         assert goes_on.wait(TIMEOUT_S)
         _count_up(requests, pb_utils)
 
-    model = await serve_python(execute, is_batching=True, default_policy=QueuePolicy(max_queue_size=1))
+    model = await serve_python(execute, is_batching=True, default_policy=WaitPolicy(max_queue_size=1))
     running = asyncio.ensure_future(values(model, call(1)))
     assert await asyncio.to_thread(entered.wait, TIMEOUT_S)
     queued = model.stream(call(2), CallContext())
@@ -462,19 +462,21 @@ async def test_coroutine_is_cancelled_when_the_model_stops(serve_python):
 
 async def test_coroutine_that_waits_is_not_collected(serve_python):
     """A coroutine that waits for what only it knows lives on when garbage is collected, and goes on."""
-    waiting = []
+    waiting, is_waiting = [], threading.Event()
 
     async def execute(requests, pb_utils):
         sender = requests[0].get_response_sender()
         event = asyncio.Event()
         waiting.append(weakref.ref(event))
         sender.send(response(pb_utils, 1))
+        asyncio.get_running_loop().call_soon(is_waiting.set)  # runs once the coroutine waits
         await event.wait()
         sender.send(response(pb_utils, 2), flags=FINAL)
 
     model = await serve_python(execute, source=ASYNC_SOURCE)
     results = model.stream(call(), CallContext())
     assert 1.0 == value_of(await anext(results))
+    assert await asyncio.to_thread(is_waiting.wait, TIMEOUT_S)
     gc.collect()
     event = waiting[0]()
     assert event is not None

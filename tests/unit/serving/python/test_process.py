@@ -28,10 +28,10 @@ from weft.serving.backends.base import Batch
 from weft.serving.backends.python import process
 from weft.serving.backends.python.channel import MessageChannel
 from weft.serving.backends.python.process import CLOSE_WAIT_S
-from weft.serving.calls.nested_calls import NestedCalls
+from weft.serving.calls import NestedCalls
 from weft.serving.request.request import InferenceRequest
 from weft.serving.request.stream import MAX_WAITING
-from weft.serving.runtime import instance, load_watch
+from weft.serving.runtime import crashed_instances, instance
 
 PROCESS = {"EXECUTION": "process"}
 
@@ -282,7 +282,7 @@ async def test_process_that_dies_fails_its_own_batch_and_is_started_again(serve,
         await dying
     (second,) = set(await asyncio.gather(*waiting))
     assert first != second
-    assert ("", 1) == (str(model.outages), model.statistics.restart_count)
+    assert ("", 1) == (str(model.crashed), model.statistics.restart_count)
 
 
 async def test_process_that_hangs_is_killed_and_started_again(serve):
@@ -291,7 +291,7 @@ async def test_process_that_hangs_is_killed_and_started_again(serve):
     first = await _ask(model, 0)
     with pytest.raises(UnavailableError, match="was killed by SIGKILL before it had answered"):
         await _ask(model, 10)
-    await _until(lambda: not str(model.outages))
+    await _until(lambda: not str(model.crashed))
     assert first != await _ask(model, 0)
     assert 1 == model.statistics.restart_count
 
@@ -304,7 +304,7 @@ async def test_process_that_is_stopped_is_killed_and_started_again(serve, monkey
     os.kill(int(first), signal.SIGSTOP)
     with pytest.raises(UnavailableError, match="was stopped by SIGSTOP and killed before it had answered"):
         await _ask(model, 0)
-    await _until(lambda: not str(model.outages))
+    await _until(lambda: not str(model.crashed))
     assert first != await _ask(model, 0)
 
 
@@ -333,21 +333,21 @@ async def test_import_that_does_not_return_ends_at_the_limit(serve, folder):
 
 async def test_calls_do_not_wait_for_a_lost_instance_whose_import_takes_long(serve, folder, monkeypatch, caplog):
     """They are UNAVAILABLE after the first warning, the index can say LOADING, and at the limit it is tried again."""
-    monkeypatch.setattr(load_watch, "SLOW_S", 0.2)
-    monkeypatch.setattr(load_watch, "PERIOD_S", 0.1)
+    monkeypatch.setattr(crashed_instances, "SLOW_S", 0.2)
+    monkeypatch.setattr(crashed_instances, "PERIOD_S", 0.1)
     model = await serve(load_timeout_s=1.5)
     (folder / "hangs").touch()
     with pytest.raises(UnavailableError):
         await _ask(model, 1)
     waiting = asyncio.ensure_future(_ask(model, 0))
-    await _until(lambda: model.outages.is_total)
-    assert model.outages.is_loading
+    await _until(lambda: model.crashed.includes_all)
+    assert model.crashed.is_loading
     with pytest.raises(UnavailableError, match=r"has been loading for 0.2 s: its import or initialize does not return"):
         await waiting
     await _until(lambda: "was not loaded within 1.5 s" in caplog.text)
     assert sum("has been loading for" in record.getMessage() for record in caplog.records) > 1
     (folder / "hangs").unlink()
-    await _until(lambda: not model.outages.is_total)
+    await _until(lambda: not model.crashed.includes_all)
     assert await _ask(model, 0)
 
 
@@ -368,13 +368,13 @@ async def test_model_that_cannot_be_started_again_is_unavailable(serve, folder, 
     (folder / "broken").touch()
     with pytest.raises(UnavailableError):
         await _ask(model, 1)
-    await _until(lambda: model.outages.is_total)
+    await _until(lambda: model.crashed.includes_all)
     with pytest.raises(
         UnavailableError, match=r"no instance of model 'm' runs: .* SIGKILL; it cannot be loaded again: .*"
     ):
         await _ask(model, 0)
     (folder / "broken").unlink()
-    await _until(lambda: not model.outages.is_total)
+    await _until(lambda: not model.crashed.includes_all)
     assert await _ask(model, 0)
 
 
@@ -385,7 +385,7 @@ async def test_stop_ends_the_attempts(serve, folder, monkeypatch):
     (folder / "broken").touch()
     with pytest.raises(UnavailableError):
         await _ask(model, 1)
-    await _until(lambda: model.outages.is_total)
+    await _until(lambda: model.crashed.includes_all)
     await asyncio.wait_for(model.stop(grace_s=TIMEOUT_S), TIMEOUT_S)
 
 
@@ -442,7 +442,7 @@ from weft.base.signature import ModelSignature, TensorSpec
 from weft.serving.backends.base import InstanceContext, ModelContext
 from weft.serving.backends.python import PythonBackend
 from weft.serving.runtime.model import ServedModel
-from weft.serving.scheduler.settings import SchedulerSettings
+from weft.serving.queues.settings import SchedulerSettings
 from tests.unit.serving.python.python_models import call, value_of
 from pathlib import Path
 

@@ -297,8 +297,6 @@ def test_files_and_folders_that_are_not_there(tmp_path: Path, capsys: pytest.Cap
 def test_without_pyyaml_the_cure_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """It is an extra, because nothing else needs it."""
     find_spec = importlib.util.find_spec
-    monkeypatch.setattr(
-        "weft.cli.commands.files.convert.find_spec", lambda name: None if name == "yaml" else find_spec(name)
-    )
+    monkeypatch.setattr("weft.cli.commands.convert.find_spec", lambda name: None if name == "yaml" else find_spec(name))
     assert 2 == main(["convert", str(CHAIN)])
     assert "PyYAML is not installed; install it with: pip install 'weft-mesh[convert]'" in capsys.readouterr().err

@@ -5,11 +5,11 @@ from typing import Any
 from tests.unit.tools.graphs import compiled, text_graph
 
 from weft.language import GraphPlan
-from weft.tools.explain.entry import ExplainedStep, Fate
+from weft.tools.explain.entry import ExplainedStep, StepOutcome
 from weft.tools.explain.question import RequestTexts, read_question
 from weft.tools.explain.tree import explain
 
-RUNS, MAYBE, SKIPPED, FAILS = Fate.RUNS, Fate.MAYBE, Fate.SKIPPED, Fate.FAILS
+RUNS, MAYBE, SKIPPED, FAILS = StepOutcome.RUNS, StepOutcome.MAYBE, StepOutcome.SKIPPED, StepOutcome.FAILS
 SHORT = ("TEXT", '"short"')
 
 
@@ -30,9 +30,9 @@ def find(entry: ExplainedStep, name: str) -> ExplainedStep:
     raise AssertionError(f"no step {name}")
 
 
-def fates(entry: ExplainedStep) -> dict[str, Fate]:
+def fates(entry: ExplainedStep) -> dict[str, StepOutcome]:
     """What becomes of each step of a node."""
-    return {child.name: child.fate for child in entry.children}
+    return {child.name: child.outcome for child in entry.children}
 
 
 def switch(branches: str, on: str = "") -> str:

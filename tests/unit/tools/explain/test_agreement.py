@@ -34,10 +34,10 @@ from weft.router.executor import GraphExecutor
 from weft.router.operators.splitter import SplitterPlan
 from weft.router.reporting.path import PATH_HEADER
 from weft.router.runtime import Runtime
-from weft.tools.explain.cost import count_calls
-from weft.tools.explain.entry import ExplainedStep, Fate
-from weft.tools.explain.judge import Judge
+from weft.tools.explain.entry import ExplainedStep, StepOutcome
+from weft.tools.explain.evaluator import Evaluator
 from weft.tools.explain.question import Question
+from weft.tools.explain.render import count_calls
 from weft.tools.explain.tree import explain
 from weft.tools.explain.values import Known
 
@@ -179,11 +179,17 @@ class Models(FakeTarget):
             yield replace(await self.infer(call, context), is_final=False)
 
 
-def every(entry: ExplainedStep, fate: Fate = Fate.RUNS) -> Iterator[tuple[str, Fate]]:
+def every(entry: ExplainedStep, outcome: StepOutcome = StepOutcome.RUNS) -> Iterator[tuple[str, StepOutcome]]:
     """The path of each step and what becomes of it, all around it considered."""
     for child in entry.children:
-        own = child.fate
-        inside = own if fate is Fate.RUNS else Fate.MAYBE if own in (Fate.RUNS, Fate.FAILS) else own
+        own = child.outcome
+        inside = (
+            own
+            if outcome is StepOutcome.RUNS
+            else StepOutcome.MAYBE
+            if own in (StepOutcome.RUNS, StepOutcome.FAILS)
+            else own
+        )
         yield child.path, inside
         yield from every(child, inside)
 
@@ -238,7 +244,9 @@ def agrees(
         is_up: Whether no model has failed.
     """
     fates = list(every(root))
-    assert taken <= {path for path, fate in fates if fate not in (Fate.SKIPPED, Fate.PRUNED, Fate.SHADOW)}
+    assert taken <= {
+        path for path, outcome in fates if outcome not in (StepOutcome.SKIPPED, StepOutcome.PRUNED, StepOutcome.SHADOW)
+    }
     if root.failure is not None:
         assert failure is not None
         assert not is_up or root.failure.message.partition(":")[0] == failure.partition(":")[0]
@@ -249,7 +257,7 @@ def agrees(
     if not is_up:
         return set()
     assert failure is None or any(possible_errors(root))
-    sure = {path for path, fate in fates if fate is Fate.RUNS} if failure is None else set()
+    sure = {path for path, outcome in fates if outcome is StepOutcome.RUNS} if failure is None else set()
     assert sure <= taken
     return sure
 
@@ -337,7 +345,7 @@ def test_a_random_graph_is_explained_as_it_runs(root, num_rows, has_e, seed, is_
     tensors = {"X": encode(values.reshape(shape))}
     tensors |= {"E": tensors["X"]} if has_e else {}
     inputs = {name: Known(*tensor) for name, tensor in tensors.items()}
-    entry = explain(plan, Question(Judge(RequestScope({}, {})), inputs, num_rows, (), {}, ()))
+    entry = explain(plan, Question(Evaluator(RequestScope({}, {})), inputs, num_rows, (), {}, ()))
 
     async def check() -> None:
         VirtualClock()

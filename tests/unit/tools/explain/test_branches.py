@@ -3,7 +3,7 @@
 from tests.unit.tools.explain.explanation import FAILS, MAYBE, RUNS, SHORT, SKIPPED, explained, fates, find, switch
 from tests.unit.tools.graphs import CUSTOM, good, text_graph
 
-from weft.tools.explain.entry import Fate
+from weft.tools.explain.entry import StepOutcome
 
 
 def test_a_switch_that_depends_on_a_model_is_open():
@@ -42,7 +42,7 @@ def test_no_branch():
         "INVALID_ARGUMENT: g/1: root: no branch of switch 'root' matches: value 'none' of "
         "'get(parameters, \"k\", \"none\")' is no case; branches are 'a', and there is no 'otherwise'"
     )
-    assert (FAILS, message) == (root.fate, root.failure.message)
+    assert (FAILS, message) == (root.outcome, root.failure.message)
     assert not root.failure.is_final
 
 
@@ -53,7 +53,7 @@ def test_perhaps_no_branch():
         node { name: "by" switch { on: 'text(inputs.LANG)' step { name: "a" case: "x" model_name: "xlmr" } } }"""
     )
     root = explained(text)
-    assert (RUNS, MAYBE) == (root.fate, find(root, "a").fate)
+    assert (RUNS, MAYBE) == (root.outcome, find(root, "a").outcome)
     (message,) = find(root, "clf").may_fail
     expected = "INVALID_ARGUMENT: g/1: root/clf/by: no branch of switch 'by' matches: value ? of 'text(inputs.LANG)'"
     assert message.startswith(expected)
@@ -79,7 +79,7 @@ def test_a_row_without_a_branch_fails_the_request():
         """node { name: "root" switch { per_row: true on: 'text(inputs.TEXT)'
           step { name: "a" case: "x" model_name: "xlmr" } } }"""
     )
-    assert RUNS is explained(text, inputs=[("TEXT", '[["x"], ["x"]]')]).fate
+    assert RUNS is explained(text, inputs=[("TEXT", '[["x"], ["x"]]')]).outcome
     root = explained(text, inputs=[("TEXT", '[["x"], ["y"]]')])
     assert "no branch of switch 'root' matches row 1: value 'y'" in root.failure.message
 
@@ -90,7 +90,7 @@ def test_a_sticky_splitter_is_decided_by_its_key():
     seen = set()
     for user in range(40):
         ab = find(explained(plan, headers=[("x-user-id", f"u{user}")]), "ab")
-        taken = [child.name for child in ab.children if child.fate is RUNS]
+        taken = [child.name for child in ab.children if child.outcome is RUNS]
         assert 1 == len(taken)
         assert f'sticky by get(headers, "x-user-id", request.id) = "u{user}": {taken[0]}' == ab.decisions[0]
         seen.add(taken[0])
@@ -100,14 +100,14 @@ def test_a_sticky_splitter_is_decided_by_its_key():
 def test_a_splitter_without_key_is_random():
     """Without a key the shares are shown."""
     ab = find(explained(good("classify")), "ab")
-    assert {"C": Fate.SHADOW, "A": MAYBE, "B": MAYBE} == fates(ab)
+    assert {"C": StepOutcome.SHADOW, "A": MAYBE, "B": MAYBE} == fates(ab)
     assert "random: 90 % A, 10 % B" == ab.decisions[-1]
 
 
 def test_a_pinned_splitter():
     """x-graph-route pins the step, on the condition that the router allows it."""
     ab = find(explained(good("classify"), headers=[("x-graph-route", "ab=B")]), "ab")
-    assert {"C": Fate.SHADOW, "A": SKIPPED, "B": RUNS} == fates(ab)
+    assert {"C": StepOutcome.SHADOW, "A": SKIPPED, "B": RUNS} == fates(ab)
     assert "--allow-route-header" in ab.decisions[0]
 
 
@@ -128,7 +128,7 @@ def test_members_of_an_ensemble():
     assert {"gbdt": RUNS, "mlp": RUNS, "gnn": SKIPPED} == fates(root)
     assert ["quorum 2 of 3", "stragglers 25 ms"] == root.decisions[-2:]
     assert "LABEL: VOTE, weighted" in root.decisions
-    assert RUNS is find(explained(good("fraud_vote"), shapes=[("GRAPH_EMB", "128")]), "gnn").fate
+    assert RUNS is find(explained(good("fraud_vote"), shapes=[("GRAPH_EMB", "128")]), "gnn").outcome
 
 
 def test_a_model_that_combines_runs_after_the_members():
@@ -150,7 +150,7 @@ def test_a_quorum_that_cannot_be_reached():
     root = explained(text)
     expected = "2 of 2 steps must answer, and cannot any more: a did not run, its 'when' is false"
     assert root.failure.message.startswith(f"INVALID_ARGUMENT: g/1: root: {expected}")
-    assert RUNS is explained(text, shapes=[("HINT", "4")]).fate
+    assert RUNS is explained(text, shapes=[("HINT", "4")]).outcome
 
 
 def test_what_follows_in_a_member_of_a_race_may_be_cancelled():
@@ -177,7 +177,7 @@ def test_a_quorum_of_soft_steps_that_fail_has_their_code():
     )
     message = explained(text, remaining_ms=100.0).failure.message
     assert message.startswith("DEADLINE_EXCEEDED: g/1: root: 2 of 2 steps must answer, and cannot any more: a failed: ")
-    assert RUNS is explained(text, remaining_ms=300.0).fate
+    assert RUNS is explained(text, remaining_ms=300.0).outcome
 
 
 def test_rows_of_a_branch_that_fails():
@@ -190,9 +190,9 @@ def test_rows_of_a_branch_that_fails():
     )
     both, one = [("TEXT", '[["x"], ["y"]]')], [("TEXT", '[["x"], ["x"]]')]
     root = explained(text, inputs=both, remaining_ms=100.0)
-    assert (FAILS, {"a": RUNS, "b": FAILS}, {"c": MAYBE}) == (root.fate, fates(root), fates(find(root, "a")))
+    assert (FAILS, {"a": RUNS, "b": FAILS}, {"c": MAYBE}) == (root.outcome, fates(root), fates(find(root, "a")))
     root = explained(text, inputs=one, remaining_ms=100.0)
-    assert (RUNS, {"a": RUNS, "b": SKIPPED}, {"c": RUNS}) == (root.fate, fates(root), fates(find(root, "a")))
+    assert (RUNS, {"a": RUNS, "b": SKIPPED}, {"c": RUNS}) == (root.outcome, fates(root), fates(find(root, "a")))
 
 
 def test_a_step_of_a_splitter_has_a_test_of_its_own():
@@ -205,9 +205,9 @@ def test_a_step_of_a_splitter_has_a_test_of_its_own():
     )
     pinned = [("x-graph-route", "root=a")]
     root = explained(text, headers=pinned)
-    assert (SKIPPED, ["when has(inputs.HINT) = false"]) == (find(root, "a").fate, find(root, "a").why)
-    assert RUNS is find(explained(text, headers=pinned, shapes=[("HINT", "4")]), "a").fate
-    assert (SKIPPED, MAYBE) == tuple(find(explained(text), name).fate for name in "ab")
+    assert (SKIPPED, ["when has(inputs.HINT) = false"]) == (find(root, "a").outcome, find(root, "a").why)
+    assert RUNS is find(explained(text, headers=pinned, shapes=[("HINT", "4")]), "a").outcome
+    assert (SKIPPED, MAYBE) == tuple(find(explained(text), name).outcome for name in "ab")
 
 
 def test_members_that_may_all_be_skipped():

@@ -18,7 +18,10 @@ def test_a_cascade_depends_on_answers():
 def test_a_cascade_passes_over_what_there_is_no_time_for():
     """With less time than min_remaining_ms the step is certain not to run."""
     root = explained(good("moderate"), remaining_ms=200.0)
-    assert (SKIPPED, ["at most 200 ms are left, it needs 250"]) == (find(root, "large").fate, find(root, "large").why)
+    assert (SKIPPED, ["at most 200 ms are left, it needs 250"]) == (
+        find(root, "large").outcome,
+        find(root, "large").why,
+    )
 
 
 def test_a_cascade_whose_tests_are_all_false():
@@ -43,9 +46,9 @@ def test_a_soft_step_of_a_cascade_may_fail():
           step { name: "a" model_name: "xlmr" accept: 'has(outputs.PROBS)' dependency: SOFT }
           step { name: "b" model_name: "bert_en" } } }"""
     )
-    assert (MAYBE, ["whether a answers"]) == (find(explained(text), "b").fate, find(explained(text), "b").depends_on)
+    assert (MAYBE, ["whether a answers"]) == (find(explained(text), "b").outcome, find(explained(text), "b").depends_on)
     hard = explained(text.replace("dependency: SOFT", ""))
-    assert (SKIPPED, ["'a' is accepted"]) == (find(hard, "b").fate, find(hard, "b").why)
+    assert (SKIPPED, ["'a' is accepted"]) == (find(hard, "b").outcome, find(hard, "b").why)
 
 
 def test_a_soft_step_that_is_bound_to_fail_passes_the_request_on():
@@ -75,7 +78,7 @@ def test_rows_of_a_cascade_are_tested_one_by_one():
           step { name: "z" otherwise: true model_name: "xlmr" } } }"""
     )
     root = explained(text, inputs=[("TEXT", '[["x"], ["y"], ["x"]]')])
-    assert (RUNS, ['when text(inputs.TEXT) == "x": rows 0, 2 of 3']) == (find(root, "a").fate, find(root, "a").why)
+    assert (RUNS, ['when text(inputs.TEXT) == "x": rows 0, 2 of 3']) == (find(root, "a").outcome, find(root, "a").why)
     assert {"a": RUNS, "b": RUNS, "c": MAYBE} == fates(root)  # row 1 is not for a
     assert {"y": MAYBE, "z": MAYBE} == fates(find(root, "b"))
     root = explained(text, inputs=[("TEXT", '[["y"]]')])
@@ -93,7 +96,7 @@ def test_a_test_that_is_neither_true_nor_false():
     assert "INVALID_ARGUMENT: g/1: root: when 'parameters.k' of node 'root': the value must be bool, got 1" == (
         root.failure.message
     )
-    assert RUNS is explained(text, parameters=[("k", "true")]).fate
+    assert RUNS is explained(text, parameters=[("k", "true")]).outcome
 
 
 def test_steps_that_may_all_be_passed_over():

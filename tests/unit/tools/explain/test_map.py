@@ -26,11 +26,11 @@ def test_lengths_that_only_a_model_knows():
     """The step may run for all rows that there are, or for none, which depends on the model."""
     root = explained(compiled(COUNTED))
     judge = find(root, "judge")
-    assert (MAYBE, None, []) == (judge.fate, root.failure, root.may_fail)
+    assert (MAYBE, None, []) == (judge.outcome, root.failure, root.may_fail)
     assert ["the rows that come here"] == judge.depends_on
 
 
 def test_a_list_without_rows():
     """The step does not run."""
     root = explained(compiled(COUNTED), shapes=[("TEXTS", "0,1")])
-    assert SKIPPED == find(root, "judge").fate
+    assert SKIPPED == find(root, "judge").outcome

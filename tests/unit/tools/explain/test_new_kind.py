@@ -8,21 +8,21 @@ from tests.unit.router.fake_condition import FakeCondition
 from tests.unit.tools.explain.explanation import MAYBE, RUNS, SKIPPED, fates
 
 from weft.base.tensors import WireTensor
-from weft.language.description import Description, End, Flow, given, offered
+from weft.language.description import given, offered
 from weft.language.path_form import PathForm
-from weft.language.plan import Binding, Condition, NodePlan
+from weft.language.plan import Binding, Condition, Description, End, Flow
 from weft.language.request_scope import RequestScope
-from weft.router.steps import Node, NodeParts, Run
-from weft.tools.explain.cost import Calls, count_calls
+from weft.router.steps import Node, NodeParts, OperatorPlan, Run
 from weft.tools.explain.entry import ExplainedStep
-from weft.tools.explain.judge import Judge
+from weft.tools.explain.evaluator import Evaluator
 from weft.tools.explain.question import Question
+from weft.tools.explain.render import Calls, count_calls
 from weft.tools.explain.tree import explain
 from weft.tools.explain.values import Known, placeholder
 
 
 @dataclass(frozen=True, slots=True)
-class RefinedPlan(NodePlan):
+class RefinedPlan(OperatorPlan):
     """A first step, and a second that replaces its answer unless that is `fine`."""
 
     kind: ClassVar[str] = "refined"
@@ -62,7 +62,7 @@ def refined(tensor: str, x: WireTensor) -> ExplainedStep:
         lambda _, values: bool(values[tensor] > 0), f"{tensor} > 0", (Binding(tensor, slot),), names=(tensor,)
     )
     plan = make.graph(make.node("root", RefinedPlan, steps, inputs=["X"], outputs=["Y"], fine=fine))
-    return explain(plan, Question(Judge(RequestScope({}, {})), {"X": x}, None, (), {}, ()))
+    return explain(plan, Question(Evaluator(RequestScope({}, {})), {"X": x}, None, (), {}, ()))
 
 
 def test_a_condition_of_its_own_decides():
@@ -74,7 +74,7 @@ def test_a_condition_of_its_own_decides():
 
 
 def test_what_a_model_answers_is_open():
-    """Where the condition reads an answer both ways are followed, and the calls of the longer one count."""
+    """Where the condition reads an answer both paths are followed, and the calls of the longer one count."""
     root = refined("Y", Known(*make.tensor(1.0)))
     assert ({"a": RUNS, "b": MAYBE}, ["Y of a -> m_a"]) == (fates(root), root.children[1].depends_on)
     assert (Calls(2, 2), ["fine Y > 0 = ?"]) == (count_calls(root), root.decisions)

@@ -5,7 +5,7 @@ from tests.unit.tools.explain.explanation import FAILS, MAYBE, RUNS, SKIPPED, ex
 from tests.unit.tools.graphs import LOOP, good, text_graph
 
 from weft.base.errors import InvalidArgumentError
-from weft.tools.explain.entry import Fate
+from weft.tools.explain.entry import StepOutcome
 from weft.tools.explain.render import render_text
 
 
@@ -35,16 +35,16 @@ def test_a_later_round_may_go_another_way():
 def test_steps_that_no_output_needs_are_pruned():
     """With --output, steps that feed only other outputs do not run."""
     plan = good("sentiment")
-    assert Fate.PRUNED is find(explained(plan, outputs=["PROBS"]), "post").fate
-    assert RUNS is find(explained(plan, outputs=["LABEL"]), "post").fate
+    assert StepOutcome.PRUNED is find(explained(plan, outputs=["PROBS"]), "post").outcome
+    assert RUNS is find(explained(plan, outputs=["LABEL"]), "post").outcome
 
 
 def test_an_intermediate_output_needs_its_step_alone():
     """A tensor of a step can be asked for by the step's path."""
     root = explained(good("sentiment"), outputs=["lid/LANG"])
-    assert {"lid": RUNS, "clf": Fate.PRUNED, "post": Fate.PRUNED} == fates(root)
+    assert {"lid": RUNS, "clf": StepOutcome.PRUNED, "post": StepOutcome.PRUNED} == fates(root)
     root = explained(good("sentiment"), outputs=["clf/by_language[de]/PROBS"])
-    assert {"lid": RUNS, "clf": RUNS, "post": Fate.PRUNED} == fates(root)
+    assert {"lid": RUNS, "clf": RUNS, "post": StepOutcome.PRUNED} == fates(root)
 
 
 def test_what_follows_a_node_that_streams_runs_for_each_response():
@@ -69,7 +69,10 @@ def test_what_waits_for_a_guard_says_so():
     assert ["the answer waits for it"] == find(root, "audit").notes
     assert [] == find(root, "guard").notes
     both = text.replace("output [", 'output [ { name: "LANG" data_type: TYPE_STRING dims: [ 1 ] },')
-    assert Fate.PRUNED is find(explained(both.replace('answer_after: "audit"', ""), outputs=["LANG"]), "soft").fate
+    assert (
+        StepOutcome.PRUNED
+        is find(explained(both.replace('answer_after: "audit"', ""), outputs=["LANG"]), "soft").outcome
+    )
 
 
 def test_a_step_that_is_skipped_gives_its_default():
@@ -121,8 +124,8 @@ def test_steps_beside_one_that_fails_may_be_cancelled():
 def test_a_loop_of_one_round_tests_nothing():
     """After the last round `while` is not evaluated, so that it cannot fail."""
     text = LOOP.replace("max(outputs.PROBS) < 0.9", "parameters.none == 1")
-    assert FAILS is explained(text).fate
-    assert RUNS is explained(text.replace("max_iterations: 4", "max_iterations: 1")).fate
+    assert FAILS is explained(text).outcome
+    assert RUNS is explained(text.replace("max_iterations: 4", "max_iterations: 1")).outcome
 
 
 def test_what_follows_a_stream_runs_for_each_response():
@@ -147,7 +150,7 @@ def test_what_a_model_may_leave_out_decides():
       step { name: "then" model_name: "hinted" input_map { key: "HINT" value: "H" } when: 'has(inputs.H)'
         default { output: "PROBS" number: [ 0, 0, 0 ] } dependency: SOFT } } }""")
     then = find(explained(text), "then")
-    assert (MAYBE, ["H of first -> unsure"]) == (then.fate, then.depends_on)
+    assert (MAYBE, ["H of first -> unsure"]) == (then.outcome, then.depends_on)
 
 
 LACKING = """name: "g" platform: "graph" max_batch_size: 8
@@ -170,7 +173,7 @@ def test_an_optional_output_of_the_graph_may_be_left_out():
     root = explained(LACKING, lacks=["first/HINT", "fill/HINT"])
     assert [("H", ())] == [(one.name, one.depends_on) for one in root.left_out]
     assert "│    output H is left out\n" in render_text(root, None)
-    assert (RUNS, MAYBE) == (find(root, "then").fate, find(explained(LACKING), "then").fate)
+    assert (RUNS, MAYBE) == (find(root, "then").outcome, find(explained(LACKING), "then").outcome)
 
 
 @pytest.mark.parametrize(
@@ -200,7 +203,7 @@ def test_what_is_left_out_in_an_ensemble_fails_the_step_that_needs_it():
     (error,) = explained(text).may_fail
     assert "missing required input(s) ['HINT']" in error
     assert [] == explained(text, gives=["unsure/HINT"]).may_fail
-    assert FAILS is explained(text, lacks=["unsure/HINT"]).fate
+    assert FAILS is explained(text, lacks=["unsure/HINT"]).outcome
 
 
 def test_calls_of_a_map_are_those_of_one_chunk():

@@ -4,7 +4,7 @@ import pytest
 from tests.unit.tools.explain.explanation import FAILS, MAYBE, RUNS, SHORT, SKIPPED, explained, fates, find
 from tests.unit.tools.graphs import RICH, good, text_graph
 
-from weft.tools.explain.entry import Fate
+from weft.tools.explain.entry import StepOutcome
 
 
 def test_a_failing_switch_of_a_soft_step_is_left_out():
@@ -19,14 +19,14 @@ def test_a_failing_switch_of_a_soft_step_is_left_out():
           step { name: "en" otherwise: true model_name: "xlmr" } } }"""
     )
     root = explained(text)
-    assert (RUNS, FAILS) == (root.fate, find(root, "lid").fate)
+    assert (RUNS, FAILS) == (root.outcome, find(root, "lid").outcome)
     assert {"fr": RUNS, "en": SKIPPED} == fates(find(root, "clf"))
 
 
 def test_the_default_of_a_soft_step_is_only_one_possible_value():
     """A soft step that runs gives an unknown value, or its default."""
     clf = find(explained(good("sentiment"), inputs=[SHORT]), "clf")
-    assert MAYBE is find(clf, "en").fate
+    assert MAYBE is find(clf, "en").outcome
 
 
 def test_a_value_that_a_fallback_may_replace_is_not_known():
@@ -50,7 +50,7 @@ def test_a_value_that_a_fallback_may_replace_is_not_known():
 def test_a_fallback_runs_on_error_only():
     """A fallback is shown below its step."""
     b = find(explained(good("classify"), headers=[("x-graph-route", "ab=B")]), "B")
-    assert [("resnet50", Fate.ON_ERROR)] == [(child.name, child.fate) for child in b.children]
+    assert [("resnet50", StepOutcome.ON_ERROR)] == [(child.name, child.outcome) for child in b.children]
 
 
 def test_a_step_without_enough_time_is_bound_to_fail():
@@ -60,16 +60,16 @@ def test_a_step_without_enough_time_is_bound_to_fail():
           fallback { name: "f" model_name: "bert_en" } } } }"""
     )
     root = explained(text, remaining_ms=100.0)
-    assert (RUNS, RUNS) == (root.fate, find(root, "f").fate)
+    assert (RUNS, RUNS) == (root.outcome, find(root, "f").outcome)
     assert "100 ms are left, and 'min_remaining_ms' of the step asks for 300" in find(root, "s").why[0]
-    assert Fate.ON_ERROR is find(explained(text), "f").fate
+    assert StepOutcome.ON_ERROR is find(explained(text), "f").outcome
 
 
 def test_shadows_are_copies():
     """A shadow is shown as such, and what it calls does not decide anything."""
     root = explained(RICH, parameters=[("lang", "en")], inputs=[SHORT])
-    assert Fate.SHADOW is find(root, "audit").fate
-    assert RUNS is root.fate
+    assert StepOutcome.SHADOW is find(root, "audit").outcome
+    assert RUNS is root.outcome
 
 
 def test_deadlines_are_the_least_of_all_around():
@@ -90,15 +90,15 @@ def test_policies_are_noted():
 @pytest.mark.parametrize("name", ["ensemble_chain", "ensemble_of_ensembles", "nested", "languages", "shares", "votes"])
 def test_good_graphs_run(name):
     """A request of which nothing is known can pass each good graph."""
-    assert RUNS is explained(good(name)).fate
+    assert RUNS is explained(good(name)).outcome
 
 
 def test_a_shadow_with_a_test():
     """A request for which the test is false is not copied."""
     copied = RICH.replace("shadow { percent: 1 }", "when: 'has(inputs.HINT)' shadow { percent: 1 }")
     asked = {"parameters": [("lang", "en")], "inputs": [SHORT]}
-    assert (Fate.SKIPPED, ["shadow of 1 % of requests", "when has(inputs.HINT) = false"]) == (
-        find(explained(copied, **asked), "C").fate,
+    assert (StepOutcome.SKIPPED, ["shadow of 1 % of requests", "when has(inputs.HINT) = false"]) == (
+        find(explained(copied, **asked), "C").outcome,
         find(explained(copied, **asked), "C").why,
     )
-    assert Fate.SHADOW is find(explained(copied, **asked, shapes=[("HINT", "4")]), "C").fate
+    assert StepOutcome.SHADOW is find(explained(copied, **asked, shapes=[("HINT", "4")]), "C").outcome

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from weft.backends.postprocess.text.tokenizer_file import read_tokenizer
+from weft.backends.postprocess.text.text_options import read_tokenizer
 from weft.base.tensors import Array
 from weft.serving.backends.loading import check_tensor, only_input
 from weft.serving.backends.parameters import ParameterReader

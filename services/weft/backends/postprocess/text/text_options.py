@@ -1,10 +1,13 @@
-"""Sampling parameters that affect detokenization."""
+"""Sampling parameters that affect detokenization, and the tokenizer's file."""
 
 import json
+import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from weft.base.errors import InvalidArgumentError
+from weft.serving.backends.base import ModelContext
+from weft.serving.backends.loading import model_file, require
 
 
 class TextOptions(NamedTuple):
@@ -76,3 +79,20 @@ def _flag(members: Mapping[str, Any], name: str, default: bool) -> bool:
 
 def _shown(value: object) -> str:
     return json.dumps(value)[:80]
+
+
+def read_tokenizer(model: ModelContext) -> Any:
+    """Load the ``tokenizers.Tokenizer`` in the version folder: ``tokenizer.json``, or ``default_model_filename``.
+
+    Raises:
+        InvalidArgumentError: The file is not a tokenizer.
+        NotFoundError: It does not exist.
+        UnavailableError: The package is not installed.
+    """
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # instance threads are the parallelism
+    path = model_file(model, "tokenizer.json")
+    tokenizers = require("tokenizers", "postprocess")
+    try:
+        return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # tokenizers raises nothing more specific
+        raise InvalidArgumentError(f"{path} is not a tokenizer: {error}") from error

@@ -9,27 +9,16 @@ from typing_extensions import override
 from weft.language.checks.fields import check_choices
 from weft.language.compiler.nodes import NodeBuilder
 from weft.language.compiler.scope import Scope
-from weft.language.compiler.sights import outputs_sight
-from weft.language.description import (
-    Description,
-    End,
-    Flow,
-    condition_text,
-    given,
-    offered,
-    shadow_flows,
-    when_notes,
-)
+from weft.language.compiler.uses import visible_outputs
+from weft.language.description import condition_text, given, offered, shadow_flows, when_notes
 from weft.language.path_form import PathForm, StepOutcome
-from weft.language.plan import NodePlan
-from weft.language.syntax.parse import GraphFile, NodeDefinition, StepDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.plan import Description, End, Flow
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition, StepDefinition
 from weft.language.types.conditions import Purpose
 from weft.language.types.expression import read_expression
 from weft.router.operators.alternatives import AlternativesKind, BuiltAlternative
-from weft.router.operators.cascade.run import UntilAccepted
-from weft.router.operators.cascade.run_by_row import UntilAcceptedByRow
-from weft.router.steps import Node, NodeParts
+from weft.router.operators.cascade.run import CascadeNode, CascadeNodeByRow
+from weft.router.steps import Node, NodeParts, OperatorPlan
 from weft_protos import graph_pb2 as pb
 
 _ACCEPT = Purpose("accept")
@@ -40,7 +29,7 @@ def _last_answer(steps: Sequence[StepOutcome]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class CascadePlan(NodePlan):
+class CascadePlan(OperatorPlan):
     """A cascade.
 
     Attributes:
@@ -65,7 +54,7 @@ class CascadePlan(NodePlan):
 
     @override
     def node(self, parts: NodeParts) -> Node:
-        return (UntilAcceptedByRow if self.per_row else UntilAccepted)(self, parts)
+        return (CascadeNodeByRow if self.per_row else CascadeNode)(self, parts)
 
     def describe(self) -> Description:
         """The steps in order, and what is accepted."""
@@ -110,13 +99,13 @@ class CascadeKind(AlternativesKind):
         """A step with its ``accept``; what it offers is its answer, since a failed or skipped one is passed over."""
         step = scope.node.steps[index]
         path = f"{step.path}.accept"
-        judged = _judged_slots(scope, index, path, slots)
-        own = {**slots, **judged}
+        accept_slots = _accept_slots(scope, index, path, slots)
+        own = {**slots, **accept_slots}
         built = builder.step(scope, index, own)
-        for name, slot in judged.items():
+        for name, slot in accept_slots.items():
             scope.note(slot, name, built.answered[name])
-        sight = outputs_sight(scope, path, built.answered, own)
-        accept = builder.condition(scope, path, _ACCEPT, builder.narrowing(scope, step), outputs=sight)
+        bindings = visible_outputs(scope, path, built.answered, own)
+        accept = builder.condition(scope, path, _ACCEPT, builder.narrowing(scope, step), outputs=bindings)
         plan = replace(built.plan, accept=accept) if built.plan is not None else None
         return BuiltAlternative(plan, built.answered, list(own))
 
@@ -161,7 +150,7 @@ def _may_pass(file: GraphFile, node: NodeDefinition, step: StepDefinition) -> bo
     return bool(message.when) or message.dependency == pb.Step.SOFT or has_limit
 
 
-def _judged_slots(scope: Scope, index: int, path: str, slots: Mapping[str, int]) -> dict[str, int]:
+def _accept_slots(scope: Scope, index: int, path: str, slots: Mapping[str, int]) -> dict[str, int]:
     """Slots of what only the ``accept`` of a step reads."""
     condition = scope.names.conditions.get(path)
     references = condition.expression.references if condition else []

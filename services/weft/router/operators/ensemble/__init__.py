@@ -7,38 +7,33 @@ from typing import ClassVar
 from typing_extensions import override
 
 from weft.language.compiler.names import NodeNames, Wire
-from weft.language.compiler.nodes import NodeBuilder
+from weft.language.compiler.nodes import NodeBuilder, NodeKind
 from weft.language.compiler.scope import Scope
-from weft.language.description import (
-    Description,
-    End,
-    Flow,
-    TensorUse,
-    given,
-    offered,
-    shadow_flows,
-    slot_name,
-    target_text,
-    when_notes,
-)
-from weft.language.kind import NodeKind
+from weft.language.description import given, offered, shadow_flows, slot_name, target_text, when_notes
 from weft.language.path_form import PathForm
-from weft.language.plan import NodePlan, StepPlan
-from weft.language.syntax.parse import GraphFile, NodeDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.plan import Description, End, Flow, NodePlan, StepPlan, TensorUse
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.types.signatures import TensorType
 from weft.router.operators.ensemble.build import build_members
-from weft.router.operators.ensemble.checks import check_combines, check_idle, check_quorum
-from weft.router.operators.ensemble.messages import MASK, combined_tensor, combines_of, keyed_outputs, method_of
-from weft.router.operators.ensemble.run import AllAtOnce, CombinePlan
+from weft.router.operators.ensemble.checks import (
+    MASK,
+    check_combines,
+    check_idle,
+    check_quorum,
+    check_streams,
+    combined_tensor,
+    combines_of,
+    keyed_outputs,
+    method_of,
+)
+from weft.router.operators.ensemble.run import CombinePlan, EnsembleNode
 from weft.router.operators.ensemble.streamed import MergedEnsemble, StreamedEnsemble
-from weft.router.operators.ensemble.streams import check_streams
-from weft.router.steps import Node, NodeParts
+from weft.router.steps import Node, NodeParts, OperatorPlan
 from weft_protos import graph_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
-class EnsemblePlan(NodePlan):
+class EnsemblePlan(OperatorPlan):
     """An ensemble.
 
     Attributes:
@@ -83,7 +78,7 @@ class EnsemblePlan(NodePlan):
 
     @override
     def node(self, parts: NodeParts) -> Node:
-        node = MergedEnsemble if self.is_merge else StreamedEnsemble if self.streams else AllAtOnce
+        node = MergedEnsemble if self.is_merge else StreamedEnsemble if self.streams else EnsembleNode
         return node(
             self, parts, self.combines, quorum=self.quorum, straggler_ms=self.straggler_ms, is_race=self.is_race
         )
@@ -171,7 +166,7 @@ class EnsembleKind(NodeKind):
 
     @override
     def build(
-        self, builder: NodeBuilder, scope: Scope, promised: Mapping[str, TensorType]
+        self, builder: NodeBuilder, scope: Scope, declared: Mapping[str, TensorType]
     ) -> tuple[NodePlan | None, dict[str, TensorType]]:
         members, types = build_members(builder, scope)
         check_streams(scope, builder)

@@ -1,13 +1,55 @@
-"""What is wrong with an ensemble, whatever its models are."""
+"""What a file says of an ensemble, and what is wrong with it, whatever its models are."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from weft.language.checks.fields import OF_THE_STEP
-from weft.language.syntax.parse import GraphFile, NodeDefinition, given_fields
-from weft.language.syntax.report import GraphReport
+from weft.language.compiler.names import NodeNames, target_path
+from weft.language.compiler.nodes import NodeBuilder
+from weft.language.compiler.scope import ResponseCount, Scope
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
+from weft.language.syntax.parse import given_fields
 from weft.router.combine import METHODS, CombineMethod
-from weft.router.operators.ensemble.messages import is_merge, is_race, method_of
 from weft_protos import graph_pb2 as pb
+
+#: Tensor that tells the model of a CUSTOM which steps answered.
+MASK = "MASK"
+
+
+def combines_of(node: NodeDefinition) -> Iterable[pb.Combine]:
+    """Combines of an ensemble, KEYED where there is none; what lacks its 'output' is left out."""
+    given = node.message.ensemble.combine
+    if not given:
+        return [pb.Combine(method=pb.Combine.KEYED)]
+    return [combine for combine in given if combine.output or method_of(combine).is_keyed]
+
+
+def method_of(combine: pb.Combine) -> CombineMethod:
+    """How it combines."""
+    return METHODS[pb.Combine.Method.Name(combine.method)]
+
+
+def is_race(node: NodeDefinition) -> bool:
+    """Whether the first answer of an ensemble is the node's."""
+    combines = list(combines_of(node))
+    return bool(combines) and all(method_of(combine).is_first for combine in combines)
+
+
+def is_merge(node: NodeDefinition) -> bool:
+    """Whether each response of each step of an ensemble is one of the node's."""
+    return any(method_of(combine).is_merged for combine in combines_of(node))
+
+
+def keyed_outputs(node: NodeDefinition, names: NodeNames, only: str) -> Iterator[tuple[str, int, str]]:
+    """(output name, index of the step, its tensor) of a KEYED combine; ``only`` one tensor, or "" for all."""
+    for i, step in enumerate(names.steps):
+        for tensor in step.outputs.values():
+            if only in ("", tensor):
+                yield f"{node.steps[i].name}.{tensor}", i, tensor
+
+
+def combined_tensor(combine: pb.Combine) -> str:
+    """Tensor of the steps that a combine makes one of; "" where it is every one."""
+    return getattr(combine, "from") or combine.output
 
 
 def check_combines(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
@@ -120,3 +162,19 @@ def _check_combine(file: GraphFile, combine: pb.Combine, path: str, report: Grap
         own = [policy.field for policy in file.policies.values() if not policy.is_inherited]
         limits = given_fields(combine.custom.policy, own)
         report.refuse(file, f"{path}.custom.policy", limits, why)
+
+
+def check_streams(scope: Scope, builder: NodeBuilder) -> None:
+    """Find out how many responses the ensemble gives, and report streams that its combines would join (G019)."""
+    node, streaming = scope.node, scope.streaming
+    if is_merge(node):
+        streaming.update(dict.fromkeys(range(len(node.steps)), ResponseCount.MANY))
+    elif not is_race(node) and len(streaming) > 1:
+        first, *others = sorted(streaming)
+        for index in others:
+            text = (
+                f"step '{node.steps[index].name}' streams, and so does '{node.steps[first].name}': their responses may "
+                f"differ in number, so that no 'combine' can join them; take method: FIRST (the one that speaks first) "
+                f"or MERGE (each response as it comes)"
+            )
+            builder.report.error("G019", scope.file, target_path(node.steps[index]), text)

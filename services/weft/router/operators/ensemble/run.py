@@ -9,10 +9,10 @@ from typing_extensions import override
 from weft.base.errors import InvalidArgumentError, RemoteError, WeftError
 from weft.language.plan import Frame, NodePlan, StepPlan
 from weft.router.combine import CombineMethod, CombineSettings, stack_with_mask
+from weft.router.fork import Fork, Quorum, Race
 from weft.router.operators.alternatives import AlternativesNode
 from weft.router.reporting.path import SKIPPED, NodeRecord
 from weft.router.steps import ConditionFailedError, NodeParts, Run
-from weft.router.tasks.fork import Fork, Quorum, Race
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class _Combine:
         frame[self._output] = self._combine(tensors, weights, self._settings) if present else None
 
 
-class AllAtOnce(AlternativesNode):
+class EnsembleNode(AlternativesNode):
     """Runs all steps at once and combines the answers of those that gave one.
 
     Of a race the first step that answers wins, and the others are cancelled. Else a failing HARD step cancels the
@@ -122,7 +122,7 @@ class AllAtOnce(AlternativesNode):
         if len(answered) < len(self._steps) and not self._is_race:
             for index, step in enumerate(self._steps):
                 if index not in answered:
-                    step.fill_defaults(frame)  # of a late step nobody has done it yet
+                    step.defaults.fill(frame)  # of a late step nobody has done it yet
         await self._finish(run, answered)
 
     async def _race(self, runs: Sequence[Run], answers: Callable[[int, Run], Coroutine[Any, Any, bool]]) -> list[int]:
@@ -161,7 +161,6 @@ class AllAtOnce(AlternativesNode):
             await self._run_customs(run)
 
     async def _run_customs(self, run: Run) -> None:
-        """Every model that combines has answered; several run at once."""
         frame, ready = run.frame, []
         for combine, step in self._customs:
             sources = [frame[slot] for _, slot in combine.sources]
@@ -186,23 +185,23 @@ class AllAtOnce(AlternativesNode):
         """Too few steps answered; of a race the first failure, else what became of each step."""
         records = {record.name: record for record in reversed(own.steps)}
         failures: list[WeftError] = []
-        fates = []
+        outcomes = []
         for step in self._steps:
             name = step.plan.name
             record = records.get(name)
             failure = None if record is None else self._failure(record)
             if failure is not None:
                 failures.append(failure)
-                fates.append(
+                outcomes.append(
                     f"{name} failed: {failure.code}: {failure.message.removeprefix(self._error_context.prefix)}"
                 )
             elif record is None or record.status == SKIPPED:
-                fates.append(f"{name} did not run, its 'when' is false")
+                outcomes.append(f"{name} did not run, its 'when' is false")
             else:
-                fates.append(f"{name} {'answered' if record.has_answered else 'was still running'}")
+                outcomes.append(f"{name} {'answered' if record.has_answered else 'was still running'}")
         if self._is_race and failures:
             return failures[0]
-        message = f"{self._needed} of {len(self._steps)} steps must answer, and cannot any more: {'; '.join(fates)}"
+        message = f"{self._needed} of {len(self._steps)} steps must answer, and cannot any more: {'; '.join(outcomes)}"
         codes = {failure.code for failure in failures}
         if not codes:
             return self._placed(InvalidArgumentError(message))

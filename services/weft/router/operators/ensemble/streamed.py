@@ -7,24 +7,19 @@ from dataclasses import replace
 from typing_extensions import override
 
 from weft.base.errors import WeftError
-from weft.router.operators.ensemble.run import AllAtOnce
+from weft.router.operators.ensemble.run import EnsembleNode
 from weft.router.reporting.path import NodeRecord
-from weft.router.steps import NodeResponses, Run, by_arrival, close_streams, responses_of
+from weft.router.steps import Run, StreamingNode, by_arrival, close_streams, of_part, responses_of
 
 #: Response parameter: the step whose response it is, of an ensemble that merges.
 STEP_PARAMETER = "graph_step"
 
 
-class StreamedEnsemble(AllAtOnce):
+class StreamedEnsemble(StreamingNode, EnsembleNode):
     """Of a race the step whose first response comes first; else all answers, with each response of what streams.
 
     Each step has a frame and a request of its own.
     """
-
-    @override
-    async def run(self, run: Run) -> None:
-        slots = [binding.slot for binding in self.plan.outputs]
-        await NodeResponses(self.responses(run), slots).open(run)
 
     @override
     async def responses(self, run: Run) -> AsyncGenerator[Run, None]:
@@ -58,14 +53,14 @@ class StreamedEnsemble(AllAtOnce):
 
     async def _answered(self, run: Run, members: Sequence[Run]) -> list[int]:
         """Indexes of the steps that have answered, in that order; of a race one of them."""
-        answered = await self._race(members, self._speaks) if self._is_race else await self._quorum(members)
+        answered = await self._race(members, self._responds) if self._is_race else await self._quorum(members)
         if self._is_race and not answered:  # a stream that ends without a response is an answer if there is no other
             answered = [i for i, member in enumerate(members) if member.request.stream is not None][:1]
         if len(answered) < self._needed:
             raise self._out_of_reach(run.record)
         return answered
 
-    async def _speaks(self, index: int, run: Run) -> bool:
+    async def _responds(self, index: int, run: Run) -> bool:
         """Whether a step has answered with a response."""
         has_answered = await self._steps[index].run(run)
         stream = run.request.stream
@@ -81,21 +76,16 @@ class StreamedEnsemble(AllAtOnce):
                 for binding in step.plan.outputs:
                     run.frame[binding.slot] = member.frame[binding.slot]
             elif not self._is_race:
-                step.fill_defaults(run.frame)
+                step.defaults.fill(run.frame)
         await self._finish(run, order)
 
 
-class MergedEnsemble(AllAtOnce):
+class MergedEnsemble(StreamingNode, EnsembleNode):
     """Gives each response of each step as it arrives; that of a step that does not stream is one.
 
     A failing HARD step ends it, after the responses that came before. A SOFT step that fails has no more responses; if
     none answers, the ensemble fails.
     """
-
-    @override
-    async def run(self, run: Run) -> None:
-        slots = [binding.slot for binding in self.plan.outputs]
-        await NodeResponses(self.responses(run), slots).open(run)
 
     @override
     async def responses(self, run: Run) -> AsyncGenerator[Run, None]:
@@ -108,7 +98,6 @@ class MergedEnsemble(AllAtOnce):
             raise self._out_of_reach(run.record)
 
     async def _responses_of(self, index: int, run: Run, answered: set[int]) -> AsyncGenerator[tuple[int, Run], None]:
-        """The responses of a step, with its index."""
         try:
             if not await self._steps[index].run(run):
                 return
@@ -120,21 +109,8 @@ class MergedEnsemble(AllAtOnce):
             await close_streams((run,))
 
     async def _response(self, run: Run, index: int, response: Run) -> Run:
-        """A response of a step as one of the ensemble."""
-        step, given = self._steps[index].plan, response.request
-        inner = given.response_parameters.get(STEP_PARAMETER)
-        name = step.name if inner is None else f"{step.name}/{inner}"
-        request = replace(
-            run.request,
-            response_parameters={
-                **run.request.response_parameters,
-                **given.response_parameters,
-                STEP_PARAMETER: name,
-            },
-            captured=run.request.captured | given.captured,
-            parts=given.parts,
-        )
-        merged = Run(run.frame.copy(), request, run.deadline_ns, response.context, run.record)
+        step = self._steps[index].plan
+        merged = of_part(run, response, STEP_PARAMETER, step.name)
         for binding in step.outputs:
             merged.frame[binding.slot] = response.frame[binding.slot]
         await self._finish(merged, [index])

@@ -7,40 +7,24 @@ from typing import ClassVar
 from typing_extensions import override
 
 from weft.language.compiler.names import NodeNames, narrowed
-from weft.language.compiler.nodes import NodeBuilder
+from weft.language.compiler.nodes import NodeBuilder, NodeKind
 from weft.language.compiler.scope import Scope
-from weft.language.description import (
-    Description,
-    End,
-    Flow,
-    counted,
-    given,
-    offered,
-    slot_name,
-    when_notes,
-)
-from weft.language.kind import NodeKind
+from weft.language.description import counted, given, offered, slot_name, when_notes
 from weft.language.path_form import PathForm
-from weft.language.plan import NodePlan
-from weft.language.syntax.parse import GraphFile, NodeDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.plan import Description, End, Flow, NodePlan
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.types.signatures import TensorType
 from weft.router.operators.map.build import build_map
-from weft.router.operators.map.checks import check_map
-from weft.router.operators.map.messages import lengths_name
-from weft.router.operators.map.run import EachRow
+from weft.router.operators.map.checks import check_map, lengths_name
+from weft.router.operators.map.run import MapNode
 from weft.router.operators.map.settings import NO_ROWS, MapSettings
-from weft.router.operators.map.streamed import EachRowStreamed
-from weft.router.steps import Node, NodeParts
+from weft.router.operators.map.streamed import StreamedMapNode
+from weft.router.steps import Node, NodeParts, OperatorPlan
 
 
 @dataclass(frozen=True, slots=True)
-class MapPlan(NodePlan):
-    """A map; a frame of it holds lists, and that of a chunk rows, in slots of their own.
-
-    Attributes:
-        settings: What it does with rows.
-    """
+class MapPlan(OperatorPlan):
+    """A map; a frame of it holds lists, and that of a chunk rows, in slots of their own."""
 
     kind: ClassVar[str] = "map"
     path_form: ClassVar[PathForm] = PathForm.of("*(", ")")._replace(shows_nothing=True)
@@ -70,7 +54,7 @@ class MapPlan(NodePlan):
 
     @override
     def node(self, parts: NodeParts) -> Node:
-        return (EachRowStreamed if self.streams else EachRow)(self, parts, self.settings)
+        return (StreamedMapNode if self.streams else MapNode)(self, parts, self.settings)
 
     def describe(self) -> Description:
         """The step, and what it is run for."""
@@ -99,7 +83,6 @@ class MapPlan(NodePlan):
     def _described(
         self, title: str, collected: tuple[str, ...], notes: Sequence[str], flows: Sequence[Flow]
     ) -> Description:
-        """A description whose exit has that title."""
         lists = " and ".join(one.name for one in self.settings.over)
         return Description(
             kind=self.kind,
@@ -146,7 +129,7 @@ class MapKind(NodeKind):
 
     @override
     def build(
-        self, builder: NodeBuilder, scope: Scope, promised: Mapping[str, TensorType]
+        self, builder: NodeBuilder, scope: Scope, declared: Mapping[str, TensorType]
     ) -> tuple[NodePlan | None, dict[str, TensorType]]:
         built, types = build_map(builder, scope)
         if built is None:

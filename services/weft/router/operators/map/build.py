@@ -6,16 +6,17 @@ from typing import NamedTuple
 
 from weft.base.tensors import INTEGERS, WireTensor
 from weft.base.text.pbtxt import suggestion
-from weft.language.compiler.names import StepNames
+from weft.language.compiler.names import NodeNames, StepNames, describe
 from weft.language.compiler.nodes import NodeBuilder
+from weft.language.compiler.resolve import ModelTarget, NodeTarget, Target, UnknownTarget
 from weft.language.compiler.scope import ResponseCount, Scope
-from weft.language.compiler.state import check_rows
+from weft.language.compiler.state import check_rows, targets_of
 from weft.language.compiler.uses import declared_uses
 from weft.language.plan import DefaultPlan, StepPlan
 from weft.language.pruning import slots_read
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.types.signatures import TensorType, dims_fit
-from weft.router.operators.map.chunk_size import chunk_size
-from weft.router.operators.map.messages import lengths_name, step_index
+from weft.router.operators.map.checks import lengths_name, step_index
 from weft.router.operators.map.settings import CollectPlan, ListInput, MapSettings, WholeInput
 
 #: Chunks at once where the file does not say.
@@ -27,7 +28,6 @@ class BuiltMap(NamedTuple):
 
     Attributes:
         steps: The step, and its shadows.
-        settings: What is done with rows.
         slots: Of the outputs that are read.
     """
 
@@ -48,9 +48,7 @@ class _MapBuilder:
     """Compiles one use of a map.
 
     Args:
-        builder: Compiles steps.
         scope: The map. A frame of it holds lists, that of a chunk rows, in slots of their own.
-        index: Of the step.
     """
 
     def __init__(self, builder: NodeBuilder, scope: Scope, index: int) -> None:
@@ -170,7 +168,6 @@ class _MapBuilder:
         return known.dims
 
     def _types(self, given: Mapping[str, TensorType]) -> Iterator[tuple[str, TensorType]]:
-        """Types of the outputs."""
         is_batched = self._scope.file.is_batched
         sizes = {dims[0] for dims in self._lists.values() if dims}
         size = sizes.pop() if len(sizes) == 1 else -1
@@ -294,3 +291,31 @@ def _row_of(default: DefaultPlan) -> WireTensor:
     """The default of one row, without a batch dimension."""
     datatype, shape, data = default.tensor
     return WireTensor(datatype, shape[1:] if default.is_batched else shape, data)
+
+
+def chunk_size(file: GraphFile, node: NodeDefinition, names: NodeNames, index: int, report: GraphReport) -> int:
+    """Rows in a chunk at most: what the step's target takes as a batch, and its fallbacks and shadows; 0: no batch.
+
+    Args:
+        file: Has the map.
+        node: The map.
+        names: Of the node.
+        index: Of the step; the others are shadows.
+        report: Receives that the file asks for more (G009).
+    """
+    own = _batch(names.steps[index].target)
+    targets = [one for step in names.steps for one in targets_of(step) if not isinstance(one, UnknownTarget)]
+    given = node.message.map.max_batch_size
+    limits = [(max(_batch(one), 1), describe(one)) for one in targets]
+    limit, target = min(limits, key=lambda pair: pair[0], default=(max(given, 1), ""))
+    if given > limit:
+        takes = f"batches of {limit} rows at most" if limit > 1 else "one row at a time"
+        text = f"map '{node.name}' has chunks of {given} rows, but {target} takes {takes}; lower 'max_batch_size'"
+        report.error("G009", file, f"{node.kind_path}.max_batch_size", text)
+    return min(given or limit, limit) if own > 0 else 0
+
+
+def _batch(target: Target) -> int:
+    if isinstance(target, ModelTarget):
+        return target.signature.max_batch_size
+    return target.file.message.max_batch_size if isinstance(target, NodeTarget) else 0

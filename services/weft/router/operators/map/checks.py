@@ -1,8 +1,6 @@
-"""What is wrong with a map, whatever its models are."""
+"""What is wrong with the message of a map, whatever its models are."""
 
-from weft.language.syntax.parse import GraphFile, NodeDefinition
-from weft.language.syntax.report import GraphReport
-from weft.router.operators.map.messages import lengths_name
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft_protos import graph_pb2 as pb
 
 
@@ -50,3 +48,16 @@ def _check_collects(file: GraphFile, node: NodeDefinition, report: GraphReport) 
             text = f"the lengths of '{collect.output}' are named '{lengths}', as another output; give them another name"
             report.error("G005", file, where, f'{text}: lengths: "..."')
         named |= {lengths} - {""}
+
+
+def step_index(node: NodeDefinition) -> int:
+    """Index of the step that runs for the rows; the others are shadows. -1 where there is none, which was reported."""
+    return next((index for index, step in enumerate(node.steps) if not step.is_shadow), -1)
+
+
+def lengths_name(node: NodeDefinition, tensor: str) -> str:
+    """The output with the lengths of the rows of ``tensor``, where that is a LIST; "" for any other."""
+    for collect in node.message.map.collect:
+        if collect.output == tensor and collect.method == pb.Collect.LIST:
+            return collect.lengths or f"{tensor}_LENGTHS"
+    return ""

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from weft.base.errors import InternalError, InvalidArgumentError, WeftError
 from weft.base.tensors import WireTensor
 from weft.language.plan import Frame
+from weft.router.fork import Fork
 from weft.router.operators.map.lists import Lists, Rows, Whole, concatenated, no_answers, stacked
 from weft.router.operators.map.settings import CollectPlan, MapSettings
 from weft.router.reporting.path import NodeRecord, StepRecord
 from weft.router.steps import GraphRequest, Run, Step
-from weft.router.tasks.fork import Fork
-from weft.router.tensors.adaption import with_batch
+from weft.router.tensors import with_batch
 
 #: Chunks of one request whose steps have spans.
 NUM_TRACED_CHUNKS = 4
@@ -26,10 +26,8 @@ class Chunks:
     Args:
         step: Runs for each chunk.
         shadows: Get copies of each.
-        settings: Of the map.
         clock_ns: What the record's times are read from.
         lists: What is cut into chunks.
-        run: Of the node.
         record: Of the step, for all chunks together.
         is_due: Whether the step runs at all.
 
@@ -62,7 +60,7 @@ class Chunks:
         size = settings.chunk_rows
         self.bounds = [(start, min(start + size, num_rows)) for start in range(0, num_rows, size)] if is_due else []
         self._answers: list[Frame] = [[]] * len(self.bounds)
-        self._told: dict[int, GraphRequest] = {}
+        self._reporting: dict[int, GraphRequest] = {}
         self._records: list[StepRecord | None] = [None] * len(self.bounds)
         self._next = 0
         self._rows: list[tuple[int, Rows]] = []
@@ -93,9 +91,9 @@ class Chunks:
         record = self._record
         try:
             yield
-            self._tell()
+            self._record_outcome()
         except WeftError as error:
-            self._tell()
+            self._record_outcome()
             record.status = error.code
             raise
         finally:
@@ -103,7 +101,6 @@ class Chunks:
             self._count()
 
     def _open(self) -> None:
-        """The tensors of the node are ready to be cut."""
         frame = self._frame
         for one in self._settings.over:
             if (tensor := frame[one.slot]) is not None:
@@ -130,7 +127,7 @@ class Chunks:
             await self._step.run(own)
             self._answers[number] = [own.frame[one.row_slot] for one in self._settings.collects]
             if own.request.response_parameters or own.request.captured:
-                self._told[number] = own.request
+                self._reporting[number] = own.request
         except WeftError as error:
             raise self._of_rows(error, start, stop) from error
         finally:
@@ -157,14 +154,13 @@ class Chunks:
         return error.with_message(f"{error.message} ({shown} of {self._num_rows})")
 
     def _count(self) -> None:
-        """The step's record has the counts of all chunks."""
         record, records = self._record, [one for one in self._records if one is not None]
         num_failed = sum(one.status != "OK" for one in records)
         record.rows = self._num_rows
         record.counts = {"chunks": len(records), "failures": num_failed}
         record.attempts = sum(one.attempts for one in records)
 
-    def _tell(self) -> None:
+    def _record_outcome(self) -> None:
         """The step's record shows what one of its chunks did: the first that did not simply answer, if there is one."""
         record, records = self._record, [one for one in self._records if one is not None]
         failed = [one for one in records if one.status not in ("OK", "CANCELLED")]
@@ -183,8 +179,8 @@ class Chunks:
             InvalidArgumentError: Rows do not make one tensor; the message names the output.
             InternalError: A chunk was answered with another number of rows.
         """
-        told = [self._told[number] for number in sorted(self._told)]
-        for request in told:
+        reporting = [self._reporting[number] for number in sorted(self._reporting)]
+        for request in reporting:
             self._request.response_parameters.update(request.response_parameters)
         for index, one in enumerate(self._settings.collects):
             answers = self._answers_of(index, one)
@@ -196,7 +192,7 @@ class Chunks:
                 self._frame[one.output] = result
             if one.lengths >= 0:
                 self._frame[one.lengths] = lengths
-        self._collect_captured([request.captured for request in told])
+        self._collect_captured([request.captured for request in reporting])
 
     def _answers_of(self, index: int, one: CollectPlan) -> list[WireTensor] | None:
         """``[rows, dims...]`` of every chunk, or of none; None where the output is absent for some rows."""
@@ -232,13 +228,13 @@ class Chunks:
             return concatenated(answers, self._lists)
         return stacked(answers, self._lists), None
 
-    def _collect_captured(self, told: Sequence[Mapping[str, WireTensor]]) -> None:
+    def _collect_captured(self, each: Sequence[Mapping[str, WireTensor]]) -> None:
         """Tensors that the client requested by the path of a step inside, rows of all chunks in order.
 
         Where rows went different ways, or some chunks did not come to the step, it has the rows that did.
         """
-        for key in dict.fromkeys(key for captured in told for key in captured):
-            found = [captured[key] for captured in told if key in captured]
+        for key in dict.fromkeys(key for captured in each for key in captured):
+            found = [captured[key] for captured in each if key in captured]
             answers = found if self._settings.is_batched else [with_batch(tensor) for tensor in found]
             first = answers[0]
             if any(one.shape[1:] != first.shape[1:] for one in answers):

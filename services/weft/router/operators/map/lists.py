@@ -9,8 +9,7 @@ import numpy as np
 from weft.base.errors import InternalError, InvalidArgumentError
 from weft.base.signature import TensorSpec
 from weft.base.tensors import INTEGERS, ITEMSIZE_BYTES, LENGTH_BYTES, WireTensor, decode, num_elements
-from weft.router.tensors.adaption import with_batch, without_batch
-from weft.router.tensors.rows import row_offsets, without_rows
+from weft.router.tensors import row_offsets, with_batch, without_batch, without_rows
 
 #: Slices of fewer bytes are copied: protobuf takes no views, and larger ones do not pass through it.
 _VIEW_BYTES = 64 << 10
@@ -100,7 +99,6 @@ class Rows:
         return row * self._row_bytes if self._offsets is None else self._offsets[row]
 
     def _leave_out_padding(self, lists: Lists) -> None:
-        """Close the gaps."""
         pieces, lengths = [], [0]
         for number, length in enumerate(lists.lengths):
             first = number * lists.size
@@ -117,7 +115,6 @@ class Whole:
     """A tensor that goes to every row whole; in a graph with a batch dimension the rows of a list get that list's.
 
     Args:
-        tensor: As in the frame.
         lists: Of the request.
         rank: Of the tensor without batch dimension.
     """

@@ -20,15 +20,13 @@ DEFAULT_TOTAL_ROWS = 65_536
 _AnyChunks = TypeVar("_AnyChunks", bound=Chunks)
 
 
-class EachRow(Node):
+class MapNode(Node):
     """Runs its step for every row of its lists, in chunks, several at once; their answers come back in order.
 
     The step is one in the path and has one span, with the counts of rows, chunks and failures.
 
     Args:
-        plan: What it is made of.
         parts: Its step, with shadows beside it, and what it shares with other nodes.
-        settings: What it does with rows.
     """
 
     def __init__(self, plan: NodePlan, parts: NodeParts, settings: MapSettings) -> None:
@@ -71,7 +69,6 @@ class EachRow(Node):
         return kind(self._step, shadows, self._settings, self._clock_ns, lists, run, record, is_due=is_due), record
 
     async def _run_traced(self, chunks: Chunks, run: Run, record: StepRecord) -> None:
-        """Run the chunks under a span of the step."""
         span = start_step_span(record.path, telemetry.INTERNAL, self._span_attributes, run.context)
         failure: BaseException | None = None
         try:

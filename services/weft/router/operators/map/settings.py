@@ -10,8 +10,6 @@ class ListInput(NamedTuple):
     """An input whose rows the step gets.
 
     Attributes:
-        name: Of the tensor.
-        slot: Of the tensor.
         row_slot: Of its rows, in the frame of a chunk.
         rank: Number of its dimensions from the list's on.
     """
@@ -34,7 +32,6 @@ class CollectPlan(NamedTuple):
     """One output.
 
     Attributes:
-        name: Of the tensor.
         row_slot: Of an answer, in the frame of a chunk.
         output: Slot of the result; -1 where nothing reads it.
         is_list: Whether rows follow one another along their first dimension.

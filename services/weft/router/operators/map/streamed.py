@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 
 import numpy as np
 from typing_extensions import override
@@ -13,27 +12,22 @@ from weft.base.observing import telemetry
 from weft.base.tensors import WireTensor
 from weft.language.plan import Frame
 from weft.router.operators.map.chunks import Chunks
-from weft.router.operators.map.run import EachRow
+from weft.router.operators.map.run import MapNode
 from weft.router.operators.map.settings import CollectPlan
 from weft.router.reporting.path import SKIPPED
 from weft.router.reporting.spans import end_step_span, start_step_span
-from weft.router.steps import NodeResponses, Run, by_arrival, close_streams, responses_of
-from weft.router.tensors.adaption import with_batch, without_batch
+from weft.router.steps import Run, StreamingNode, by_arrival, close_streams, of_part, responses_of
+from weft.router.tensors import with_batch, without_batch
 
 #: Response parameter: the row whose response it is, ``3``; with a batch dimension the list as well, ``0:3``.
 ROW_PARAMETER = "graph_row"
 
 
-class EachRowStreamed(EachRow):
+class StreamedMapNode(StreamingNode, MapNode):
     """Runs its step for every row of its lists, several at once; responses come as they arrive, a row's in order.
 
     A failing row ends it after the responses before. A row that fails softly has one response, with the defaults.
     """
-
-    @override
-    async def run(self, run: Run) -> None:
-        slots = [binding.slot for binding in self.plan.outputs]
-        await NodeResponses(self.responses(run), slots).open(run)
 
     @override
     async def responses(self, run: Run) -> AsyncGenerator[Run, None]:
@@ -96,7 +90,6 @@ class StreamedRows(Chunks):
         yield number, run.fork().with_frame(frame)
 
     async def _responses_of(self, number: int, run: Run) -> AsyncGenerator[tuple[int, Run], None]:
-        """The responses of a row, with its number."""
         own = self._chunk(number, run)
         for shadow in self._shadows:
             await shadow.run(own)
@@ -112,21 +105,9 @@ class StreamedRows(Chunks):
             await close_streams((own,))
 
     def _response(self, run: Run, number: int, response: Run) -> Run:
-        """A response of a row as one of the map."""
-        given, index = response.request, self._index_of(number)
-        inner = given.response_parameters.get(ROW_PARAMETER)
-        shown = ":".join(map(str, index))
-        request = replace(
-            run.request,
-            response_parameters={
-                **run.request.response_parameters,
-                **given.response_parameters,
-                ROW_PARAMETER: shown if inner is None else f"{shown}/{inner}",
-            },
-            captured=run.request.captured | given.captured,
-            parts=given.parts,
-        )
-        frame = run.frame.copy()
+        index = self._index_of(number)
+        merged = of_part(run, response, ROW_PARAMETER, ":".join(map(str, index)))
+        frame = merged.frame
         for one in self._settings.collects:
             tensor = response.frame[one.row_slot]
             if one.output >= 0:
@@ -134,7 +115,7 @@ class StreamedRows(Chunks):
         if self._settings.index_slot >= 0:
             shape = (1, len(index)) if self._lists.is_batched else (len(index),)
             frame[self._settings.index_slot] = WireTensor("INT64", shape, np.asarray(index, np.int64).tobytes())
-        return Run(frame, request, response.deadline_ns, response.context, run.record)
+        return merged
 
     def _index_of(self, number: int) -> tuple[int, ...]:
         """The row in its list, behind the list's number where there are several."""

@@ -8,36 +8,22 @@ from typing_extensions import override
 
 from weft.language.checks.fields import check_choices
 from weft.language.compiler.names import NodeNames
-from weft.language.compiler.nodes import NodeBuilder
+from weft.language.compiler.nodes import NodeBuilder, NodeKind
 from weft.language.compiler.scope import Scope
-from weft.language.description import (
-    THEN,
-    Description,
-    End,
-    Flow,
-    TensorUse,
-    condition_text,
-    counted,
-    given,
-    slot_name,
-    when_notes,
-)
-from weft.language.kind import NodeKind
+from weft.language.description import condition_text, counted, given, slot_name, when_notes
 from weft.language.path_form import PathForm
-from weft.language.plan import Condition, NodePlan, StepPlan
-from weft.language.syntax.parse import GraphFile, NodeDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.plan import THEN, Condition, Description, End, Flow, NodePlan, StepPlan, TensorUse
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.types.signatures import TensorType
-from weft.router.operators.sequence.build import build_pipeline
-from weft.router.operators.sequence.following import check_followed
+from weft.router.operators.sequence.build import build_pipeline, check_followed
 from weft.router.operators.sequence.run import Loop, LoopPlan, Pipeline
 from weft.router.operators.sequence.stages import StagedPipeline
-from weft.router.steps import Node, NodeParts
+from weft.router.steps import Node, NodeParts, OperatorPlan
 from weft_protos import graph_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
-class SequencePlan(NodePlan):
+class SequencePlan(OperatorPlan):
     """A sequence.
 
     Attributes:
@@ -136,14 +122,13 @@ class SequenceKind(NodeKind):
         return ""
 
     def build(
-        self, builder: NodeBuilder, scope: Scope, promised: Mapping[str, TensorType]
+        self, builder: NodeBuilder, scope: Scope, declared: Mapping[str, TensorType]
     ) -> tuple[NodePlan | None, dict[str, TensorType]]:
         """As ``NodeKind.build``; steps that nothing reads are left out."""
         steps, loop, outputs = build_pipeline(builder, scope)
         if steps is None:
             return None, outputs
-        message = scope.file.message.ensemble_scheduling if scope.file.is_ensemble else None
-        limit = message.max_inflight_requests if message else scope.node.message.sequence.max_inflight_responses
+        limit = scope.node.message.sequence.max_inflight_responses
         plan = scope.node_plan(SequencePlan, steps, {**scope.slots, **scope.given_slots})
         return replace(plan, loop=loop, max_inflight_responses=limit if scope.streaming else 0), outputs
 

@@ -8,11 +8,11 @@ from weft.base.text.pbtxt import suggestion
 from weft.language.compiler.names import target_path
 from weft.language.compiler.nodes import NodeBuilder
 from weft.language.compiler.scope import BuiltStep, Scope, owner_text
-from weft.language.compiler.sights import outputs_sight
+from weft.language.compiler.uses import visible_outputs
 from weft.language.plan import StepPlan
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.types.conditions import Purpose
 from weft.language.types.signatures import TensorType
-from weft.router.operators.sequence.following import follows, live_steps
 from weft.router.operators.sequence.run import LoopPlan
 from weft.router.operators.sequence.streams import StreamStep, check_one_response, check_streams
 
@@ -86,8 +86,8 @@ def _report_ring(builder: NodeBuilder, scope: Scope, waits: Mapping[int, set[int
     if scope.node.message.sequence.ordered:
         reason += ", or for its turn, since the sequence is 'ordered'; put the steps in the order of their data"
     elif by_after:
-        told = " and ".join(f"'{name}'" for name in by_after)
-        reason = f"each step waits for the one before it, {told} by 'after'; leave one out"
+        named = " and ".join(f"'{name}'" for name in by_after)
+        reason = f"each step waits for the one before it, {named} by 'after'; leave one out"
     else:
         reason += "; let one of them read another tensor"
     text = f"cycle: {shown}; {reason}"
@@ -98,7 +98,7 @@ def _report_ring(builder: NodeBuilder, scope: Scope, waits: Mapping[int, set[int
 
 
 def _check_unread(builder: NodeBuilder, scope: Scope, live: Set[int]) -> None:
-    """Tensors that nothing reads are an error in an ensemble; elsewhere a step with no others is warned of.
+    """Where all must be read, tensors that nothing reads are errors; elsewhere a step with no others is warned of.
 
     Args:
         builder: Has the report.
@@ -111,9 +111,9 @@ def _check_unread(builder: NodeBuilder, scope: Scope, live: Set[int]) -> None:
     read_from = {producer for step in names.steps for producer in step.reads.values()}
     for i, (step, step_names) in enumerate(zip(node.steps, names.steps, strict=True)):
         unread = [(name, tensor) for name, tensor in step_names.outputs.items() if not names.is_used(tensor)]
-        if file.is_ensemble:
+        if file.dialect.must_read_all:
             for name, tensor in unread:
-                text = f"ensemble tensor '{tensor}' is unused in ensemble '{file.name}'"
+                text = f"ensemble tensor '{tensor}' is unused in {file.title}"
                 builder.report.error("G026", file, f"{step.path}.output_map[{name}]", text)
         elif i not in live and i not in read_from and not builder.report.has_errors:
             text = (
@@ -139,8 +139,8 @@ def _loop(builder: NodeBuilder, scope: Scope) -> LoopPlan | None:
         )
         builder.report.error("G020", file, path, text)
     test = f"{path}.while"
-    sight = outputs_sight(scope, test, scope.produced, scope.given_slots)
-    again = builder.condition(scope, test, _WHILE, outputs=sight)
+    bindings = visible_outputs(scope, test, scope.produced, scope.given_slots)
+    again = builder.condition(scope, test, _WHILE, outputs=bindings)
     carry = _carry(builder, scope, message.carry, f"{path}.carry")
     return LoopPlan(again, message.max_iterations, carry) if again is not None else None
 
@@ -172,7 +172,6 @@ def _carry(builder: NodeBuilder, scope: Scope, carried: Mapping[str, str], path:
 
 
 def _check_streams(builder: NodeBuilder, scope: Scope, order: list[int]) -> None:
-    """Check the streams of a sequence."""
     names, waits = scope.names, _waits(scope, range(len(scope.names.steps)))
     steps = [
         StreamStep(
@@ -238,3 +237,65 @@ def _linked(scope: Scope, plans: Mapping[int, StepPlan], waits: Mapping[int, Set
         )
         for i, plan in plans.items()
     ]
+
+
+def check_followed(file: GraphFile, node: NodeDefinition, names: Sequence[str], path: str, report: GraphReport) -> None:
+    """Report names in an ``after`` or ``answer_after`` that no step of the sequence has, or nobody can wait for (G036).
+
+    Args:
+        file: The graph.
+        node: The sequence.
+        names: Of steps.
+        path: Of the field.
+        report: Receives them.
+    """
+    field = path.rpartition(".")[2]
+    steps = {step.name: step for step in reversed(node.steps)}
+    others = [name for name, step in steps.items() if not step.is_shadow and not path.startswith(f"{step.path}.")]
+    seen: set[str] = set()
+    for i, name in enumerate(names):
+        text = ""
+        if name not in steps:
+            text = f"'{node.name}' has no step '{name}', which '{field}' names{suggestion(name, others)}"
+        elif steps[name].is_shadow:
+            text = f"step '{name}' is a shadow, for which nobody waits; leave it out"
+        elif name in seen:
+            text = f"'{field}' has step '{name}' already; leave one out"
+        seen.add(name)
+        if text:
+            report.error("G036", file, f"{path}[{i}]", text)
+
+
+def follows(scope: Scope, steps: Sequence[int]) -> dict[int, Set[int]]:
+    """For each of some steps of a sequence, ascending, those of them that it is after.
+
+    In an ordered sequence each is after the one before it; shadows are passed over, for which nobody waits.
+    """
+    if not scope.node.message.sequence.ordered:
+        return {i: scope.names.steps[i].follows for i in steps}
+    found: dict[int, Set[int]] = {}
+    before: Set[int] = set()
+    for i in steps:
+        found[i] = before
+        before = before if scope.node.steps[i].is_shadow else {i}
+    return found
+
+
+def live_steps(scope: Scope, order: Sequence[int], read: Set[str], after: Mapping[int, Set[int]]) -> set[int]:
+    """Steps that must run, shadows among them.
+
+    Args:
+        scope: The node.
+        order: Of its steps, each after those that it waits for.
+        read: Tensors that a caller or the node itself reads, as the last steps give them.
+        after: As ``follows`` gives it.
+    """
+    names, sequence = scope.names.steps, scope.node.message.sequence
+    needed = {(tensor, scope.names.last(tensor)) for tensor in read}
+    live = set(scope.names.indexes_of(scope.node, sequence.answer_after))
+    for i in reversed(order):
+        is_needed = any((tensor, i) in needed for tensor in names[i].outputs.values())
+        if i in live or scope.node.steps[i].is_shadow or is_needed:
+            live |= {i, *names[i].asks, *after[i]}
+            needed.update(names[i].reads.items())
+    return live

@@ -7,9 +7,8 @@ from typing_extensions import override
 
 from weft.language.plan import Condition, NodePlan
 from weft.language.pruning import pruned
-from weft.router.operators.sequence.schedule import Schedule
+from weft.router.fork import Fork
 from weft.router.steps import NodeParts, PrunableNode, Run
-from weft.router.tasks.fork import Fork
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +33,6 @@ class Pipeline(PrunableNode):
     cancels the others. Shadows start like steps and hold up nothing.
 
     Args:
-        plan: What it is made of.
         parts: Its steps, and what it shares with other nodes.
     """
 
@@ -119,8 +117,9 @@ class Loop(Pipeline):
         super().__init__(plan, parts)
         self._loop = loop
 
+    @override
     async def run(self, run: Run) -> None:
-        """As ``Node.run``; the outputs are those of the last round."""
+        """The outputs are those of the last round."""
         plan, loop, frame = self.plan, self._loop, run.frame
         num_inputs, num_left = len(plan.inputs), loop.max_iterations
         while True:
@@ -135,3 +134,43 @@ class Loop(Pipeline):
 
     def _with(self, plan: NodePlan, parts: NodeParts) -> Pipeline:
         return Loop(plan, parts, self._loop)
+
+
+class Schedule:
+    """Which steps may start when; made once, shared by all requests.
+
+    Args:
+        plan: A pipeline.
+
+    Attributes:
+        first: Indexes of the steps that wait for nothing.
+        chain: Indexes of all steps in order, where each waits for the one before alone; None elsewhere.
+    """
+
+    __slots__ = ("_consumers", "_num_dependencies", "chain", "first")
+
+    def __init__(self, plan: NodePlan) -> None:
+        self._consumers = tuple(step.consumers for step in plan.steps)
+        self._num_dependencies = [step.num_dependencies for step in plan.steps]
+        self.first = [index for index, count in enumerate(self._num_dependencies) if count == 0]
+        self.chain = self._chain()
+
+    def pending(self) -> list[int]:
+        """For each step, how many others it waits for; ``released_by`` counts them down for one run."""
+        return self._num_dependencies.copy()
+
+    def released_by(self, index: int, pending: list[int]) -> list[int]:
+        """Steps that waited for nothing but step ``index``, which has ended."""
+        released = []
+        for consumer in self._consumers[index]:
+            pending[consumer] -= 1
+            if pending[consumer] == 0:
+                released.append(consumer)
+        return released
+
+    def _chain(self) -> list[int] | None:
+        chain, pending, ready = [], self.pending(), self.first
+        while len(ready) == 1:
+            chain += ready
+            ready = self.released_by(ready[0], pending)
+        return chain if len(chain) == len(self._consumers) else None

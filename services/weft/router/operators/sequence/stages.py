@@ -12,10 +12,10 @@ from typing_extensions import override
 
 from weft.language.plan import NodePlan
 from weft.language.pruning import steps_before
+from weft.router.merging import in_order
 from weft.router.operators.sequence.run import Pipeline
 from weft.router.reporting.path import NodeRecord
 from weft.router.steps import NodeResponses, PrunableNode, Run, close_streams, responses_of, with_own_request
-from weft.router.tasks.in_order import in_order
 
 
 class StagedPipeline(PrunableNode):
@@ -42,8 +42,9 @@ class StagedPipeline(PrunableNode):
     async def run(self, run: Run) -> None:
         await NodeResponses(self.responses(with_own_request(run)), self._output_slots).open(run)
 
+    @override
     def responses(self, run: Run) -> AsyncGenerator[Run, None]:
-        """As ``Node.responses``, in the order of those of the steps that stream."""
+        """In the order of the responses of the steps that stream."""
         return self._responses(0, run)
 
     async def _responses(self, number: int, run: Run) -> AsyncGenerator[Run, None]:

@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from weft.language.compiler.names import target_path
 from weft.language.compiler.scope import declaring, owner_text
-from weft.language.syntax.parse import GraphFile, NodeDefinition, StepDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition, StepDefinition
 
 #: Label of a tensor that exists once for each request.
 _ONCE = -1
@@ -60,8 +59,10 @@ def check_streams(
         if step.reads_input:
             read[_ONCE] = None
         streams = [label for label in read if label != _ONCE]
-        if len(streams) > 1 or (file.is_ensemble and len(read) > 1):
-            text = _joined(file, step.definition, [steps[label].definition.name for label in streams])
+        if len(streams) > 1 or (len(read) > 1 and not file.dialect.repeats_in_streams):
+            names = " and ".join(f"'{steps[label].definition.name}'" for label in streams)
+            model = step.definition.message.model_name
+            text = file.dialect.joined_streams(file.name, step.definition.name, model, names)
             report.error("G019", file, target_path(step.definition), text)
         labels[i] = i if step.is_streaming else next(iter(streams), _ONCE)
     _check_needed(file, node, steps, outputs.values(), report)
@@ -71,25 +72,13 @@ def check_streams(
         report.error("G019", file, f"{node.kind_path}.loop", text, is_name=True)
 
 
-def _joined(file: GraphFile, step: StepDefinition, streams: list[str]) -> str:
-    if file.is_ensemble:
-        return (
-            f"in ensemble {file.name}, step of model '{step.message.model_name}' receives inputs originated from "
-            "different decoupled models"
-        )
-    names = " and ".join(f"'{name}'" for name in streams)
-    return (
-        f"step '{step.name}' joins responses of the decoupled steps {names}, which may differ in number; let it read "
-        "from one of them"
-    )
-
-
 def check_one_response(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
     """Report what has an effect on a stream alone in a sequence without one (G018)."""
-    if node.message.sequence.max_inflight_responses:
+    is_scheduling = node.kind_path == "ensemble_scheduling"
+    if node.message.sequence.max_inflight_responses and not is_scheduling:
         text = "'max_inflight_responses' has no effect: no step of the sequence streams, so it gives one response"
         report.error("G018", file, f"{node.kind_path}.max_inflight_responses", text, is_name=True)
-    if node.name == file.root and file.message.ensemble_scheduling.max_inflight_requests:
+    if node.message.sequence.max_inflight_responses and is_scheduling:
         text = (
             "'max_inflight_requests' has no effect: no step calls a decoupled model, so each request gets one response"
         )
@@ -127,7 +116,7 @@ def _check_outputs(
     prefix = "" if node.name == file.root else f"{node.path}."
     first: tuple[str, int] | None = None
     for name, label in labels.items():
-        if label == _ONCE and not file.is_ensemble:
+        if label == _ONCE and file.dialect.repeats_in_streams:
             continue
         if first is not None and label != first[1]:
             path = f"{prefix}output[{given.index(name)}].name" if name in given else node.kind_path

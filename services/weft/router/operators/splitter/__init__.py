@@ -6,31 +6,20 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from weft.language.bandit_algorithms import ALGORITHMS
+from weft.language.bandit_algorithms import ALGORITHMS, BanditPlan
 from weft.language.checks.fields import check_choices
 from weft.language.compiler.nodes import NodeBuilder
 from weft.language.compiler.scope import Scope
 from weft.language.compiler.state import CODE as STATE
 from weft.language.compiler.state import stateful_model
-from weft.language.description import (
-    Description,
-    End,
-    Flow,
-    condition_text,
-    counted,
-    given,
-    offered,
-    shadow_flows,
-    share,
-)
+from weft.language.description import condition_text, counted, given, offered, shadow_flows, share
 from weft.language.path_form import PathForm
-from weft.language.plan import BanditPlan, Condition, NodePlan
-from weft.language.syntax.parse import GraphFile, NodeDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.plan import Condition, Description, End, Flow
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.types.conditions import Purpose
 from weft.router.operators.alternatives import AlternativesKind, only_branch
-from weft.router.operators.splitter.run import Draw
-from weft.router.steps import Node, NodeParts
+from weft.router.operators.splitter.run import SplitterNode
+from weft.router.steps import Node, NodeParts, OperatorPlan
 from weft_protos import graph_pb2 as pb
 
 _DEFAULT_EPSILON = 0.1
@@ -38,7 +27,7 @@ _STICKY_BY = Purpose("sticky_by", ("string", "int"))
 
 
 @dataclass(frozen=True, slots=True)
-class SplitterPlan(NodePlan):
+class SplitterPlan(OperatorPlan):
     """A splitter.
 
     Attributes:
@@ -62,7 +51,7 @@ class SplitterPlan(NodePlan):
 
     @override
     def node(self, parts: NodeParts) -> Node:
-        return Draw(self, parts, self.sticky_by, self.salt)
+        return SplitterNode(self, parts, self.sticky_by, self.salt)
 
     def describe(self) -> Description:
         """The share of each step."""

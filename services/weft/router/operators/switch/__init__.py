@@ -9,26 +9,15 @@ from typing_extensions import override
 
 from weft.language.compiler.nodes import NodeBuilder
 from weft.language.compiler.scope import Scope
-from weft.language.description import (
-    Description,
-    End,
-    Flow,
-    cases_text,
-    condition_text,
-    given,
-    offered,
-    shadow_flows,
-)
+from weft.language.description import cases_text, condition_text, given, offered, shadow_flows
 from weft.language.path_form import PathForm
-from weft.language.plan import Condition, NodePlan, StepPlan
-from weft.language.syntax.parse import GraphFile, NodeDefinition
-from weft.language.syntax.report import GraphReport
+from weft.language.plan import Condition, Description, End, Flow, StepPlan
+from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.types.conditions import Purpose
 from weft.language.types.expression import read_expression
 from weft.router.operators.alternatives import AlternativesKind, only_branch
-from weft.router.operators.switch.run import FirstMatch
-from weft.router.operators.switch.run_by_row import FirstMatchByRow
-from weft.router.steps import Node, NodeParts
+from weft.router.operators.switch.run import SwitchNode, SwitchNodeByRow
+from weft.router.steps import Node, NodeParts, OperatorPlan
 from weft_protos import graph_pb2 as pb
 
 _ON = Purpose("on", ("string", "int", "bool"))
@@ -36,7 +25,7 @@ _INTEGER = re.compile(r"0|-?[1-9][0-9]*")
 
 
 @dataclass(frozen=True, slots=True)
-class SwitchPlan(NodePlan):
+class SwitchPlan(OperatorPlan):
     """A switch.
 
     Attributes:
@@ -58,7 +47,7 @@ class SwitchPlan(NodePlan):
 
     @override
     def node(self, parts: NodeParts) -> Node:
-        return (FirstMatchByRow if self.per_row else FirstMatch)(self, parts, self.on)
+        return (SwitchNodeByRow if self.per_row else SwitchNode)(self, parts, self.on)
 
     def describe(self) -> Description:
         """The test of each branch."""

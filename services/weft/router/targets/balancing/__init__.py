@@ -1,11 +1,13 @@
-"""Balancing policies: how calls are spread over the replicas of a target. One module each; gRPC's own share one."""
+"""Balancing policies: how calls are spread over the replicas of a target."""
 
-from weft.router.targets.balancing.grpc_policies import WEIGHTED_ROUND_ROBIN
-from weft.router.targets.balancing.least_outstanding import LEAST_OUTSTANDING
-from weft.router.targets.balancing.least_response_time import LEAST_RESPONSE_TIME
-from weft.router.targets.balancing.round_robin import ROUND_ROBIN
 from weft.router.targets.balancing.rule import PolicyType
-from weft.router.targets.balancing.sticky import STICKY
+from weft.router.targets.balancing.rules import (
+    LEAST_OUTSTANDING,
+    LEAST_RESPONSE_TIME,
+    ROUND_ROBIN,
+    STICKY,
+    WEIGHTED_ROUND_ROBIN,
+)
 
 #: By name; the first is the default.
 POLICIES: dict[str, PolicyType] = {

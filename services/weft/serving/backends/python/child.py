@@ -36,12 +36,7 @@ _log = logs.get_logger("weft.python")
 
 
 class ChildStream:
-    """Sends the responses to one request; the ``request.stream`` of this process.
-
-    Args:
-        process: This process.
-        number: Of the request.
-    """
+    """Sends the responses to one request; the ``request.stream`` of this process."""
 
     def __init__(self, process: "Child", number: int) -> None:
         self._process = process
@@ -72,11 +67,7 @@ class ChildStream:
 
 
 class ChildMetrics:
-    """The ``MetricSink`` of this process: the service keeps the metrics.
-
-    Args:
-        calls: Sends to the service and receives its answers.
-    """
+    """The ``MetricSink`` of this process: the service keeps the metrics."""
 
     def __init__(self, calls: "ChildCalls") -> None:
         self._calls = calls
@@ -103,11 +94,7 @@ class ChildMetrics:
 
 
 class ChildControl:
-    """The ``RepositoryControl`` of this process: the service loads and unloads.
-
-    Args:
-        calls: Sends to the service and receives its answers.
-    """
+    """The ``RepositoryControl`` of this process: the service loads and unloads."""
 
     def __init__(self, calls: "ChildCalls") -> None:
         self._calls = calls
@@ -126,11 +113,7 @@ class ChildControl:
 
 
 class ChildCalls:
-    """The ``ModelCaller`` of this process: the service makes the calls.
-
-    Args:
-        process: This process.
-    """
+    """The ``ModelCaller`` of this process: the service makes the calls."""
 
     def __init__(self, process: "Child") -> None:
         self._process = process
@@ -212,11 +195,7 @@ class ChildResponses:
 
 
 class Child:
-    """The process.
-
-    Args:
-        channel: To the service.
-    """
+    """The process."""
 
     def __init__(self, channel: MessageChannel) -> None:
         self.channel = channel
@@ -352,7 +331,6 @@ class Child:
 
 
 def _completed(config: dict[str, Any], path: Path) -> tuple[Any, dict[str, Any] | None]:
-    """The error of ``complete_config``, or its result."""
     try:
         return None, complete_config(config, path)
     except WeftError as error:

@@ -18,7 +18,6 @@ class TritonError:
     """The error of one response.
 
     Args:
-        message: For the client.
         code: One of the class's codes.
     """
 

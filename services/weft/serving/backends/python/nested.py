@@ -18,7 +18,7 @@ from weft.serving.request.request import InferenceRequest
 class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceResponse]):
     """The responses to one call, as they come; an error is the last of them.
 
-    The last one is empty where the called model told the end after its last outputs. The called model waits while its
+    The last one is empty where the called model signalled the end after its last outputs. It waits while its
     responses are not read.
     """
 
@@ -32,11 +32,11 @@ class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceRespo
         """Wait until the first response is there, or the error; cancelling the awaiting task withdraws the call."""
         self._first = self._next()
         if self._first is not None:
-            await _ended(self._first)
+            await _wait(self._first)
 
     def __next__(self) -> InferenceResponse:
         future = self._next()
-        response = None if future is None else self._noted(future)
+        response = None if future is None else self._take(future)
         if response is None:
             raise StopIteration
         return response
@@ -44,8 +44,8 @@ class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceRespo
     async def __anext__(self) -> InferenceResponse:
         future = self._next()
         if future is not None:
-            await _ended(future)
-        response = None if future is None else self._noted(future)
+            await _wait(future)
+        response = None if future is None else self._take(future)
         if response is None:
             raise StopAsyncIteration
         return response
@@ -77,7 +77,7 @@ class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceRespo
             return None
         return self._awaited
 
-    def _noted(self, future: "Future[InferResult | None]") -> InferenceResponse | None:
+    def _take(self, future: "Future[InferResult | None]") -> InferenceResponse | None:
         response = _response_of(future)
         if response is None or response.has_error():
             self._stream, self._is_withdrawn = None, False
@@ -103,11 +103,11 @@ def result_of(future: "Future[InferResult]") -> InferenceResponse:
 
 async def result_of_async(future: "Future[InferResult]") -> InferenceResponse:
     """The response of a call; cancelling the awaiting task withdraws it."""
-    await _ended(future)
+    await _wait(future)
     return _response_of(future) or InferenceResponse()
 
 
-async def _ended(future: "Future[Any]") -> None:
+async def _wait(future: "Future[Any]") -> None:
     """Wait until the future is done; cancelling the awaiting task cancels it."""
     wrapped = asyncio.wrap_future(future)
     try:

@@ -5,22 +5,24 @@ version does not offer (tensors in GPU memory) raises an error that says so.
 
 Each loaded model has a module of its own, made by ``utils_of``, which knows the model.
 """
+# ruff: noqa: F401  # a model.py takes what is imported here too
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import numpy as np
 
+from weft.base.core import ParameterValue
 from weft.base.errors import WeftError
 from weft.base.observing.logs import get_logger
 from weft.base.tensors import DATATYPE_BY_NUMPY, NUMPY_BY_DATATYPE, Array, encode_bytes, split_bytes
 from weft.serving.backends.base import MetricSink, ModelCaller, RepositoryControl
-from weft.serving.backends.python.control import model_loading
-from weft.serving.backends.python.errors import TritonError, TritonModelException
-from weft.serving.backends.python.metrics import Metric, MetricFamily
+from weft.serving.backends.custom_metrics import KINDS, check_action
+from weft.serving.backends.python.errors import TritonError, TritonModelException, inline_refusal
 from weft.serving.backends.python.model_config import ModelConfig
 from weft.serving.backends.python.requests import (
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
@@ -37,44 +39,6 @@ from weft.serving.backends.python.responses import (
 )
 from weft.serving.backends.python.tensors import DATATYPES, Tensor
 
-__all__ = [
-    "TRITONSERVER_MEMORY_CPU",
-    "TRITONSERVER_MEMORY_GPU",
-    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END",
-    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START",
-    "TRITONSERVER_REQUEST_RELEASE_ALL",
-    "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
-    "TRITONSERVER_RESPONSE_COMPLETE_FINAL",
-    "TRITON_STRING_TO_NUMPY",
-    "InferenceRequest",
-    "InferenceResponse",
-    "InferenceResponseSender",
-    "InferenceTrace",
-    "Logger",
-    "MemoryType",
-    "Metric",
-    "MetricFamily",
-    "ModelConfig",
-    "PreferredMemory",
-    "Tensor",
-    "TritonError",
-    "TritonModelException",
-    "deserialize_bytes_tensor",
-    "get_input_config_by_name",
-    "get_input_tensor_by_name",
-    "get_model_dir",
-    "get_output_config_by_name",
-    "get_output_tensor_by_name",
-    "is_model_ready",
-    "load_model",
-    "numpy_to_triton_type",
-    "serialize_byte_tensor",
-    "triton_string_to_numpy",
-    "triton_to_numpy_type",
-    "unload_model",
-    "using_decoupled_model_transaction_policy",
-]
-
 TRITONSERVER_MEMORY_CPU, TRITONSERVER_MEMORY_GPU = 0, 1
 
 TRITON_STRING_TO_NUMPY: dict[str, type[Any]] = {
@@ -84,6 +48,7 @@ TRITON_STRING_TO_NUMPY: dict[str, type[Any]] = {
 
 _log = get_logger("weft.python")
 _LEVELS = (logging.INFO, logging.WARNING, logging.ERROR, logging.DEBUG)
+_ResultT = TypeVar("_ResultT")
 
 
 def __getattr__(name: str) -> NoReturn:
@@ -98,16 +63,7 @@ def utils_of(
     metrics: MetricSink | None = None,
     control: RepositoryControl | None = None,
 ) -> ModuleType:
-    """The module as one loaded model imports it.
-
-    Args:
-        directory: Its version folder.
-        caller: Calls other models.
-        origin: Its instance, for ``caller``.
-        model: Its name, for the log.
-        metrics: Keeps its metrics.
-        control: Loads and unloads other models.
-    """
+    """The module as one loaded model, of the version folder ``directory``, imports it."""
     module = ModuleType("triton_python_backend_utils", __doc__)
     own = {
         "InferenceRequest": type("InferenceRequest", (InferenceRequest,), {"_caller": caller, "_origin": origin}),
@@ -256,3 +212,123 @@ def deserialize_bytes_tensor(encoded_tensor: bytes) -> Array:
         return np.array(split_bytes(encoded_tensor), np.object_)
     except WeftError as error:
         raise TritonModelException(str(error)) from None
+
+
+class MetricFamily:
+    """Metrics of one name; models, instances and loads share equal families and metrics.
+
+    They exist until every instance that made them is unloaded.
+
+    Args:
+        description: Help text; that of the first family of this name.
+        kind: ``MetricFamily.COUNTER``, ``GAUGE`` or ``HISTOGRAM``.
+
+    Raises:
+        TritonModelException: The name is invalid, or that of a family of another kind.
+    """
+
+    COUNTER, GAUGE, HISTOGRAM = KINDS
+
+    _sink: ClassVar[MetricSink | None] = None
+    _owner: ClassVar[str] = ""
+
+    def __init__(self, name: str, description: str, kind: str) -> None:
+        if self._sink is None:
+            raise TritonModelException("metrics are for a model.py: no service runs this model")
+        if kind not in KINDS:
+            raise TritonModelException(f"kind must be MetricFamily.COUNTER, GAUGE or HISTOGRAM, got {kind!r}")
+        self._name, self._kind = str(name), kind
+        _tried(self._sink.add_family, self._owner, self._name, str(description), kind)
+
+    def Metric(  # noqa: N802  # the name that models call
+        self, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None
+    ) -> "Metric":
+        """The metric with these labels.
+
+        Args:
+            labels: Strings by name.
+            buckets: Upper bounds of a histogram's buckets, rising; required there, an error elsewhere.
+
+        Raises:
+            TritonModelException: Labels or buckets are invalid.
+        """
+        sink = self._sink
+        if sink is None:
+            raise TritonModelException("metrics are for a model.py: no service runs this model")
+        key = _tried(sink.add_metric, self._owner, self._name, dict(labels or {}), buckets)
+        return Metric(sink, self._name, self._kind, key)
+
+
+class Metric:
+    """One counter, gauge or histogram; made by ``MetricFamily.Metric``. May be used from any thread."""
+
+    def __init__(self, sink: MetricSink, name: str, kind: str, labels: Any) -> None:
+        self._sink, self._name, self._kind, self._labels = sink, name, kind, labels
+
+    def increment(self, value: float) -> None:
+        """Add ``value`` to a counter or gauge; a gauge may shrink. Raises TritonModelException."""
+        self._record("increment", value)
+
+    def set(self, value: float) -> None:
+        """Set a gauge. Raises TritonModelException."""
+        self._record("set", value)
+
+    def observe(self, value: float) -> None:
+        """Add ``value`` to a histogram. Raises TritonModelException."""
+        self._record("observe", value)
+
+    def value(self) -> float:
+        """Of a counter or gauge, of all instances together. Raises TritonModelException for a histogram."""
+        return _tried(self._sink.value, self._name, self._labels)
+
+    def _record(self, action: str, value: float) -> None:
+        number = float(value)
+        _tried(check_action, self._kind, action, number)
+        self._sink.record(self._name, self._labels, action, number)
+
+
+def _tried(function: Callable[..., _ResultT], *arguments: Any) -> _ResultT:
+    try:
+        return function(*arguments)
+    except WeftError as error:
+        raise TritonModelException(error.message) from None
+
+
+def model_loading(control: RepositoryControl, model: str) -> dict[str, Callable[..., Any]]:
+    """The functions by name, for the model ``model``."""
+
+    def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
+        _done(control.load(model, model_name, {**({"config": config} if config else {}), **(files or {})}))
+
+    def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+        _done(control.unload(model, model_name, unload_dependents=unload_dependents))
+
+    def is_model_ready(model_name: str, model_version: str = "") -> bool:
+        return _done(control.is_ready(model_name, model_version))
+
+    return {"load_model": load_model, "unload_model": unload_model, "is_model_ready": is_model_ready}
+
+
+class InlineControl:
+    """The ``RepositoryControl`` of a model that executes on the event loop: it loads nothing."""
+
+    def load(self, asker: str, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> "Future[None]":
+        """Raise TritonModelException."""
+        raise inline_refusal(f"cannot load model '{name}'")
+
+    def unload(self, asker: str, name: str, *, unload_dependents: bool) -> "Future[None]":
+        """Raise TritonModelException."""
+        raise inline_refusal(f"cannot unload model '{name}'")
+
+    def is_ready(self, name: str, version: str) -> "Future[bool]":
+        """Raise TritonModelException."""
+        raise inline_refusal(f"cannot ask for model '{name}'")
+
+
+def _done(future: "Future[_ResultT]") -> _ResultT:
+    try:
+        return future.result()
+    except WeftError as error:
+        raise TritonModelException(error.message) from None
+    except CancelledError:
+        raise TritonModelException("the service is stopping; it loads and unloads no models") from None

@@ -43,8 +43,6 @@ class ModelProcess:
     """One process, from its start to its end; used by the instance's thread.
 
     Args:
-        model: What it runs.
-        instance: Where.
         on_exit: Called, on another thread, when it ends unexpectedly.
     """
 
@@ -56,12 +54,14 @@ class ModelProcess:
         self.exit_text = self._why_killed = ""
         self._is_closing = False
         self._numbers = itertools.count()
-        self._requests: dict[int, tuple[InferenceRequest, ResponseStream | None, Callable[[], None]]] = {}
+        self._requests: dict[
+            int, tuple[InferenceRequest, ResponseStream[InferenceResponse] | None, Callable[[], None]]
+        ] = {}
         self._again: dict[InferenceRequest, int] = {}  # decoupled, and to be executed again
         self._calls: dict[int, Future[Any] | NestedStream] = {}
         self._replies: SimpleQueue[tuple[Any, ...]] = SimpleQueue()
         self._outbox: SimpleQueue[object] = SimpleQueue()
-        self._process, self._channel = _started()
+        self._process, self._channel = _start_process()
         for target in (self._read, self._write, self._kill_stopped):
             threading.Thread(target=target, name=f"{instance.name}{target.__name__}", daemon=True).start()
 
@@ -92,7 +92,7 @@ class ModelProcess:
         Raises:
             UnavailableError: The process has ended.
         """
-        entries = [(self._entered(request), request) for request in batch.requests]
+        entries = [(self._register(request), request) for request in batch.requests]
         self._send(
             (
                 "execute",
@@ -113,7 +113,7 @@ class ModelProcess:
         if reply is _EXITED:
             raise UnavailableError(f"{self.exit_text} before it had answered; it is started again")
         _, batch.infer_start_ns, batch.infer_end_ns, sent = reply
-        outcomes = [_outcome(*pair) for pair in sent]
+        outcomes = [_unpack_outcome(*pair) for pair in sent]
         if not is_decoupled:
             return outcomes
         for (number, request), outcome in zip(entries, outcomes, strict=True):
@@ -153,7 +153,7 @@ class ModelProcess:
                     self._process.kill()
                     return
 
-    def _entered(self, request: InferenceRequest) -> int:
+    def _register(self, request: InferenceRequest) -> int:
         if (waiting := self._again.pop(request, None)) is not None:
             return waiting
         number = next(self._numbers)
@@ -174,7 +174,7 @@ class ModelProcess:
         elif number in self._requests:
             self._outbox.put(("over", number))
 
-    def _forget(self, number: int) -> ResponseStream | None:
+    def _forget(self, number: int) -> ResponseStream[InferenceResponse] | None:
         """Remove a request that is answered, by its stream if it has one."""
         request, stream, on_cancel = self._requests.pop(number, (None, None, None))
         if request is not None and on_cancel is not None:
@@ -210,7 +210,7 @@ class ModelProcess:
             if is_final:
                 self._forget(number)
             if stream is not None:
-                stream.deliver(None if sent is None else _outcome(*sent), is_final=is_final)
+                stream.deliver(None if sent is None else _unpack_outcome(*sent), is_final=is_final)
         elif kind == "lost":
             if (stream := self._forget(message[1])) is not None:
                 stream.lose(unpacked(message[2]))
@@ -242,7 +242,7 @@ class ModelProcess:
         except Exception as error:
             done.set_exception(error)
         if number is not None:
-            self._outbox.put(("answer", number, *_answer(done)))
+            self._outbox.put(("answer", number, *_pack_answer(done)))
 
     def _control(self, number: int, action: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         """Load or unload another model for the model, or say whether one is ready."""
@@ -254,7 +254,6 @@ class ModelProcess:
         self._answer_with(number, future, is_last=True)
 
     def _call(self, number: int, call: InferCall, parents: Sequence[int], origin: str, is_stream: bool) -> None:
-        """Make a nested call of the model."""
         caller = self._model.caller
         if caller is None:
             self._outbox.put(("answer", number, None, packed(UnavailableError("this model cannot call other models"))))
@@ -272,14 +271,14 @@ class ModelProcess:
         def answered(done: "Future[Any]") -> None:
             if is_last:
                 self._calls.pop(number, None)
-            self._outbox.put(("answer", number, *_answer(done)))
+            self._outbox.put(("answer", number, *_pack_answer(done)))
 
         future.add_done_callback(answered)
 
     def _end(self) -> None:
         """Handle the end of the process: its requests fail, and ``on_exit`` is called if it was unexpected."""
         self._channel.close()
-        how = _ending(self._process.wait())
+        how = _describe_exit(self._process.wait())
         self.exit_text = f"{self._where} {self._why_killed or how}"
         if self._model.metrics is not None:
             self._model.metrics.release(self._instance.origin(self._model.signature))
@@ -303,7 +302,7 @@ def complete_in_process(config: dict[str, Any], path: Path) -> dict[str, Any]:
         UnavailableError: The process has ended, or was killed after ``COMPLETE_LIMIT_S``.
         WeftError: As ``complete_config``.
     """
-    process, channel = _started()
+    process, channel = _start_process()
     limit = threading.Timer(COMPLETE_LIMIT_S, process.kill)
     limit.daemon = True
     limit.start()
@@ -311,7 +310,7 @@ def complete_in_process(config: dict[str, Any], path: Path) -> dict[str, Any]:
         channel.send(("complete", config, path))
         error, completed = channel.receive()
     except (EOFError, OSError):
-        how = _ending(process.wait())
+        how = _describe_exit(process.wait())
         name = config.get("name", "")
         raise UnavailableError(f"the process that ran auto_complete_config of model '{name}' {how}") from None
     finally:
@@ -324,8 +323,7 @@ def complete_in_process(config: dict[str, Any], path: Path) -> dict[str, Any]:
     return completed  # type: ignore[no-any-return]  # what the child has sent
 
 
-def _started() -> "tuple[subprocess.Popen[bytes], MessageChannel]":
-    """A process for a model, and the connection to it."""
+def _start_process() -> "tuple[subprocess.Popen[bytes], MessageChannel]":
     mine, its = socket.socketpair()
     with its:
         level = logging.getLevelName(logging.getLogger().getEffectiveLevel()).lower()
@@ -336,20 +334,18 @@ def _started() -> "tuple[subprocess.Popen[bytes], MessageChannel]":
     return process, MessageChannel(mine)
 
 
-def _ending(status: int) -> str:
+def _describe_exit(status: int) -> str:
     """How a process ended that has this exit status."""
     return f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with exit status {status}"
 
 
-def _outcome(outputs: Any, rest: Any) -> Outcome:
-    """The outcome in a message of the process."""
+def _unpack_outcome(outputs: Any, rest: Any) -> Outcome:
     if outputs is None:
         return RESCHEDULED if rest is None else unpacked(rest)
     return InferenceResponse({name: decode(tensor, name=name) for name, tensor in outputs.items()}, rest)
 
 
-def _answer(done: "Future[Any]") -> tuple[InferResult | None, Any]:
-    """The result of a call, or its error, to be sent."""
+def _pack_answer(done: "Future[Any]") -> tuple[InferResult | None, Any]:
     try:
         return done.result(), None
     except WeftError as error:

@@ -137,13 +137,9 @@ class InferenceRequest:
         can_reschedule: bool = False,
         all_outputs: Sequence[str] = (),
     ) -> "InferenceRequest":
-        """The view of a request for a model.
+        """The view of a request for a model; ``can_reschedule``: the model has iterative sequences.
 
-        Args:
-            served: The request.
-            outlet: Takes its responses; None: the model returns one, or sends it, which makes a ``reply``.
-            can_reschedule: The model has iterative sequences.
-            all_outputs: Names of the model's outputs.
+        ``outlet`` takes its responses; None: the model returns one, or sends it, which makes a ``reply``.
         """
         request = cls.__new__(cls)
         request._served = served
@@ -292,7 +288,6 @@ class InferenceRequest:
         return self._served
 
     def _prepared(self) -> tuple[ModelCaller, InferCall, Sequence[ServedRequest]]:
-        """The arguments of a nested call."""
         if self._served is not None:
             raise TritonModelException("a request that execute received cannot be executed; make an InferenceRequest")
         if self._caller is None:

@@ -158,7 +158,6 @@ class InferenceResponseSender:
     """Sends the responses to one request, also after ``execute`` has returned; may be used from any thread.
 
     Args:
-        outlet: Of the request.
         is_cancelled: Whether the client has left, or the deadline has passed.
     """
 

@@ -1,8 +1,12 @@
 """Loads and runs a ``TritonPythonModel``, in the service or in a process of its own."""
 
+import asyncio
 import inspect
 import json
+import threading
 import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,13 +16,11 @@ from weft.base.observing.logs import get_logger
 from weft.base.processes.forks import end_copies
 from weft.serving.backends.base import Batch, InstanceContext, ModelContext
 from weft.serving.backends.loading import model_file
-from weft.serving.backends.python.control import InlineControl
-from weft.serving.backends.python.coroutines import Coroutines
 from weft.serving.backends.python.errors import TritonModelException, weft_error
 from weft.serving.backends.python.loader import describe, load_module, model_class_of, unload_module
 from weft.serving.backends.python.model_config import for_model
 from weft.serving.backends.python.nested import InlineCaller
-from weft.serving.backends.python.pb_utils import utils_of
+from weft.serving.backends.python.pb_utils import InlineControl, utils_of
 from weft.serving.backends.python.requests import InferenceRequest, in_work
 from weft.serving.backends.python.responses import InferenceResponse, OutputStream, Reply
 from weft.serving.request.request import RESCHEDULED, STREAMED, Outcome
@@ -28,15 +30,12 @@ from weft.serving.request.request import InferenceResponse as Response
 FILENAME = "model.py"
 
 _log = get_logger("weft.python")
+#: Time that a close waits for cancelled coroutines, in seconds.
+_CLOSE_WAIT_S = 5.0
 
 
 class PythonModelRunner:
-    """One loaded model; used by one thread.
-
-    Args:
-        model: What to load.
-        instance: Where it runs.
-    """
+    """One loaded model; used by one thread."""
 
     def __init__(self, model: ModelContext, instance: InstanceContext) -> None:
         self._context = model
@@ -114,7 +113,6 @@ class PythonModelRunner:
         return model
 
     def _execute(self, batch: Batch) -> list[Outcome]:
-        """Execute a batch of a model that answers each request once."""
         requests = [
             InferenceRequest.wrap(r, can_reschedule=self._is_iterative, all_outputs=self._output_names)
             for r in batch.requests
@@ -133,7 +131,7 @@ class PythonModelRunner:
                 if isinstance(error, TritonModelException):
                     raise self._failed(error) from error
                 raise
-            return self._but(answers, error)
+            return self._fail_unanswered(answers, error)
         finally:
             in_work.reset(token)
         again: list[bool] = []
@@ -161,7 +159,7 @@ class PythonModelRunner:
             for response, is_again in zip(responses, again, strict=True)
         ]
 
-    def _but(self, answers: list[InferenceResponse | None], error: BaseException) -> list[Outcome]:
+    def _fail_unanswered(self, answers: list[InferenceResponse | None], error: BaseException) -> list[Outcome]:
         """The answers that the model had sent before its ``execute`` raised an error; the other requests fail."""
         failure = error if isinstance(error, WeftError) else None
         if failure is None:
@@ -194,7 +192,6 @@ class PythonModelRunner:
         return reply.wait()
 
     def _execute_decoupled(self, batch: Batch) -> list[Outcome]:
-        """Execute a batch of a decoupled model."""
         outlets = [self._outlet(request) for request in batch.requests]
         requests = [
             InferenceRequest.wrap(*pair, can_reschedule=self._is_iterative, all_outputs=self._output_names)
@@ -299,3 +296,59 @@ class PythonModelRunner:
         if isinstance(outcome, InternalError):
             _log.error(outcome.message, extra={"error_id": outcome.error_id, "model": self._name})
         return outcome
+
+
+class Coroutines:
+    """An event loop on a thread."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        #: A loop knows its tasks by weak references: one that waits for what only it knows would be collected.
+        self._started: set[Future[None]] = set()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=f"{name}-loop", daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run the coroutine and return its result."""
+        return asyncio.run_coroutine_threadsafe(_guarded(coroutine), self._loop).result()
+
+    def start(self, coroutine: Coroutine[Any, Any, Any], on_end: Callable[[Any, BaseException | None], None]) -> None:
+        """Start the coroutine; ``on_end`` is called on the loop with its result, or with its error."""
+
+        async def watched() -> None:
+            try:
+                result = await _guarded(coroutine)
+            except asyncio.CancelledError as error:
+                on_end(None, error)
+                raise
+            except Exception as error:
+                on_end(None, error)
+            else:
+                on_end(result, None)
+
+        future = asyncio.run_coroutine_threadsafe(watched(), self._loop)
+        self._started.add(future)
+        future.add_done_callback(self._started.discard)
+
+    def close(self) -> None:
+        """Cancel every coroutine, and end the thread unless one of them blocks it."""
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+        self._thread.join(_CLOSE_WAIT_S)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    async def _end(self) -> None:
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest:
+            task.cancel()
+        if rest:
+            await asyncio.wait(rest, timeout=_CLOSE_WAIT_S / 2)
+        self._loop.stop()
+
+
+async def _guarded(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """The same coroutine; an exit would end the loop and is an error instead."""
+    try:
+        return await coroutine
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise RuntimeError(f"execute raised {type(error).__name__}") from error

@@ -14,13 +14,18 @@ DATATYPES = (
     "", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64",
     "FP16", "FP32", "FP64", "BYTES", "BF16",
 )  # fmt: skip
+#: ``DLDataTypeCode`` of DLPack. numpy exchanges no bfloat16, which here passes it as integers of its size.
+_UINT, _BFLOAT = 1, 4
+#: Of ``DLTensor.dtype.code``: behind a pointer, a device of two int32 and the number of dimensions.
+_TYPE_CODE_OFFSET = ctypes.sizeof(ctypes.c_void_p) + 12
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.argtypes, _pointer_of.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
 
 
 class Tensor:
     """A named array in host memory.
 
     Args:
-        name: Input or output name.
         numpy_array: Data; strings as an object array of ``bytes`` or ``str``.
 
     Raises:
@@ -86,15 +91,6 @@ class Tensor:
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return 1, 0  # kDLCPU
-
-
-#: ``DLDataTypeCode`` of DLPack. numpy exchanges no bfloat16, which here passes it as integers of its size.
-_UINT, _BFLOAT = 1, 4
-#: Of ``DLTensor.dtype.code``: behind a pointer, a device of two int32 and the number of dimensions.
-_TYPE_CODE_OFFSET = ctypes.sizeof(ctypes.c_void_p) + 12
-
-_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer_of.argtypes, _pointer_of.restype = [ctypes.py_object, ctypes.c_char_p], ctypes.c_void_p
 
 
 def _type_code(capsule: Any) -> ctypes.c_uint8:

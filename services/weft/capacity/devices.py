@@ -1,0 +1,166 @@
+"""A device as the planner sees it: its memory, how fast it moves bytes, how fast it multiplies."""
+
+import datetime
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from weft.base.errors import InvalidArgumentError, NotFoundError
+from weft.base.text.suggestion import suggestion
+
+#: Types that a peak is given for, each with what multiplies it where the device has no peak of its own.
+_INSTEAD = {
+    "fp32": (), "tf32": ("fp32",), "fp16": ("fp32",), "bf16": ("fp16", "fp32"), "int8": ("fp16", "fp32"),
+    "fp8": ("int8", "fp16", "fp32"), "fp4": ("fp8", "int8", "fp16", "fp32"),
+}  # fmt: skip
+#: Bytes of an element of each type.
+TYPE_BYTES = {"fp32": 4.0, "tf32": 4.0, "fp16": 2.0, "bf16": 2.0, "int8": 1.0, "fp8": 1.0, "fp4": 0.5}
+#: Shares of the peaks that good kernels reach: 788 of 989 TFLOP/s and 4.3 of 4.8 TB/s were measured on an H200.
+_COMPUTE_SHARE, _BANDWIDTH_SHARE = 0.8, 0.9
+#: Between the starts of two kernels of an eager program on a GPU.
+_KERNEL_S = 5e-6
+#: What CUDA, its libraries and their code take on a GPU before a model is there.
+_GPU_RUNTIME_BYTES = 600 * 2**20
+_MAX_FILE_BYTES = 1 << 20
+_FIELDS = {
+    "memory_gib", "bandwidth_gb_per_s", "tflops", "aliases", "power_w", "compute_share", "bandwidth_share",
+    "kernel_us", "runtime_mib", "is_cpu", "num_cores", "source", "read", "name",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """A device.
+
+    Attributes:
+        name: As ``--device`` gives it.
+        memory_bytes: Of the whole device.
+        bytes_per_s: Peak memory bandwidth.
+        flops_per_s: Peak floating-point or integer operations per second by type, a multiply-add counted as two.
+        is_cpu: Weights, activations and the runtime are in the memory of the host.
+        num_cores: Of a CPU; 0: unknown, or a GPU.
+        power_w: Largest electrical power, watts; 0: unknown.
+        compute_share, bandwidth_share: Part of the peaks that good kernels reach.
+        kernel_s: Time that the start of a kernel adds, seconds.
+        runtime_bytes: What the runtime takes before a model is there.
+        source, read: Where the numbers come from, and the day they were read or measured.
+    """
+
+    name: str
+    memory_bytes: int
+    bytes_per_s: float
+    flops_per_s: Mapping[str, float]
+    is_cpu: bool = False
+    num_cores: int = 0
+    power_w: float = 0.0
+    compute_share: float = _COMPUTE_SHARE
+    bandwidth_share: float = _BANDWIDTH_SHARE
+    kernel_s: float = _KERNEL_S
+    runtime_bytes: int = _GPU_RUNTIME_BYTES
+    source: str = ""
+    read: str = ""
+
+    def peak(self, kind: str) -> float:
+        """Operations per second on values of a type of ``TYPE_BYTES``; that of a wider type where it has none."""
+        return next(self.flops_per_s[each] for each in (kind, *_INSTEAD[kind]) if each in self.flops_per_s)
+
+    def ridge(self, kind: str) -> float:
+        """Operations per byte from which compute, not memory, bounds the time."""
+        return self.peak(kind) * self.compute_share / (self.bytes_per_s * self.bandwidth_share)
+
+
+def known_devices(*, with_aliases: bool = False) -> dict[str, DeviceSpec]:
+    """The devices of the table by name, or by each of their names in lower case."""
+    text = files("weft.capacity").joinpath("known.toml").read_text(encoding="utf-8")
+    found: dict[str, DeviceSpec] = {}
+    for name, values in tomllib.loads(text).items():
+        names = [alias.lower() for alias in (name, *values.get("aliases", ()))] if with_aliases else [name]
+        found |= dict.fromkeys(names, _device(name, values, "known.toml"))
+    return found
+
+
+def find_device(name: str) -> DeviceSpec:
+    """A device of the table, by name or alias in any case, or the one that a TOML file describes.
+
+    Raises:
+        NotFoundError: There is neither; the message names the nearest.
+        InvalidArgumentError: The file is no description of one device; the message says what is wrong.
+    """
+    by_name = known_devices(with_aliases=True)
+    if (found := by_name.get(name.lower())) is not None:
+        return found
+    path = Path(name)
+    if path.is_file():
+        return _read_device(path)
+    if path.suffix or path.exists() or "/" in name:
+        raise NotFoundError(
+            f"device '{name}' is no file that can be read; give a TOML file with memory_gib, bandwidth_gb_per_s and "
+            f"tflops, 'this', or one of {', '.join(known_devices())}"
+        )
+    own = ("this", "this-gpu")
+    raise NotFoundError(
+        f"device '{name}' is not known{suggestion(name.lower(), [*by_name, *own])}; known are "
+        f"{', '.join([*known_devices(), *own])}; another is described by a TOML file with memory_gib, "
+        f"bandwidth_gb_per_s and tflops"
+    )
+
+
+def _read_device(path: Path) -> DeviceSpec:
+    """A device in a file, with the fields of ``known.toml``; its name is the file's unless given."""
+    try:
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise InvalidArgumentError(f"{path} is larger than {_MAX_FILE_BYTES} bytes; it should describe one device")
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InvalidArgumentError(f"{path} is no description of a device in TOML: {error}") from error
+    if len(values) == 1 and isinstance(only := next(iter(values.values())), dict) and "memory_gib" in only:
+        return _device(next(iter(values)), only, str(path))
+    return _device(str(values.get("name", path.stem)), values, str(path))
+
+
+def _device(name: str, values: Mapping[str, Any], where: str) -> DeviceSpec:
+    for field_name in values:
+        if field_name not in _FIELDS:
+            raise InvalidArgumentError(f"{where}: unknown field '{field_name}'{suggestion(field_name, _FIELDS)}")
+    tflops = values.get("tflops")
+    if not isinstance(tflops, dict) or not tflops.keys() & {"fp32", "fp16"}:
+        raise InvalidArgumentError(
+            f"{where}: tflops must be a table with fp32 or fp16, such as {{ fp32 = 19.5 }}, got {tflops!r}"
+        )
+    for kind in tflops:
+        if kind not in TYPE_BYTES:
+            raise InvalidArgumentError(f"{where}: tflops of an unknown type '{kind}'{suggestion(kind, TYPE_BYTES)}")
+    peaks = {kind: 1e12 * _number(tflops, kind, where, 1e6) for kind in tflops}
+    peaks.setdefault("fp32", peaks.get("fp16", 0.0))
+    is_cpu = values.get("is_cpu", False)
+    if not isinstance(is_cpu, bool):
+        raise InvalidArgumentError(f"{where}: is_cpu must be true or false, got {is_cpu!r}")
+    read = values.get("read", "")
+    return DeviceSpec(
+        name,
+        int(2**30 * _number(values, "memory_gib", where, 1e6)),
+        1e9 * _number(values, "bandwidth_gb_per_s", where, 1e6),
+        peaks,
+        is_cpu=is_cpu,
+        num_cores=int(_number(values, "num_cores", where, 4096, default=0)),
+        power_w=_number(values, "power_w", where, 1e5, default=0),
+        compute_share=_number(values, "compute_share", where, 1, default=_COMPUTE_SHARE),
+        bandwidth_share=_number(values, "bandwidth_share", where, 1, default=_BANDWIDTH_SHARE),
+        kernel_s=1e-6 * _number(values, "kernel_us", where, 1e6, default=_KERNEL_S * 1e6),
+        runtime_bytes=int(2**20 * _number(values, "runtime_mib", where, 1e6, default=_GPU_RUNTIME_BYTES / 2**20)),
+        source=str(values.get("source", where)),
+        read=read.isoformat() if isinstance(read, datetime.date) else str(read),
+    )
+
+
+def _number(values: Mapping[str, Any], name: str, where: str, most: float, default: float | None = None) -> float:
+    value = values.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidArgumentError(f"{where}: {name} must be a number above 0, got {value!r}")
+    if not 0 <= value <= most or (value == 0 and default != 0):
+        raise InvalidArgumentError(f"{where}: {name} must be above 0 and at most {most:g}, got {value!r}")
+    return float(value)

@@ -1,1 +1,0 @@
-"""What each command takes on the command line; imports nothing heavy."""

@@ -1,1 +1,0 @@
-"""Commands that call a router, and ``weft key``."""

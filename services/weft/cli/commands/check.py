@@ -1,0 +1,65 @@
+"""``weft check``: every error of graph and configuration files, without a server."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from weft.base.text.pbtxt import PbtxtError
+from weft.language.description import counted
+from weft.tools.check import FILENAMES, FORMATS, check, find_files
+from weft.tools.lock import LockCatalog
+from weft.tools.offline import diagnostics_of
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``weft check``."""
+    parser.description = "Report every error of graph and configuration files, without a server."
+    parser.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="a file, or a folder to search")
+    parser.add_argument(
+        "--repository",
+        type=Path,
+        metavar="DIR",
+        help="models and other graphs; default: the repository that a graph is in, else ./model_repository",
+    )
+    parser.add_argument(
+        "--lock", type=Path, metavar="FILE", help="check graphs against the signatures in this file of weft lock"
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument(
+        "--json", action="store_const", const="json", dest="format", default="text", help="print facts as JSON"
+    )
+    form.add_argument(
+        "--github", action="store_const", const="github", dest="format", help="print annotations of GitHub's CI"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print what was found; 0 without an error, 1 with one, 2 when there is nothing to check."""
+    given = [*options.paths, *filter(None, [options.repository, options.lock])]
+    missing = [str(path) for path in given if not path.exists()]
+    if missing:
+        print(f"weft check: no such file or folder: {', '.join(missing)}", file=sys.stderr)
+        return 2
+    try:
+        files = find_files(options.paths)
+    except OSError as error:
+        print(f"weft check: cannot read '{error.filename}': {error.strerror}", file=sys.stderr)
+        return 2
+    if not files:
+        where = ", ".join(map(str, options.paths))
+        print(f"weft check: no {' or '.join(FILENAMES)} in {where}", file=sys.stderr)
+        return 2
+    try:
+        lock = None if options.lock is None else LockCatalog(options.lock)
+    except (PbtxtError, OSError) as error:
+        print(FORMATS[options.format](diagnostics_of(error, options.lock)))
+        return 1
+    found = check(files, options.repository, lock)
+    text = FORMATS[options.format](found)
+    if text:
+        print(text)
+    num_errors = sum(diagnostic.severity == "error" for diagnostic in found)
+    num_warnings = sum(diagnostic.severity == "warning" for diagnostic in found)
+    counts = {"file": len(files), "error": num_errors, "warning": num_warnings}
+    print(", ".join(counted(count, noun) for noun, count in counts.items()), file=sys.stderr)
+    return 1 if num_errors else 0

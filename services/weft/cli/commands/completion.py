@@ -1,0 +1,18 @@
+"""``weft completion``: what makes a shell complete the arguments of ``weft``."""
+
+import argparse
+
+from argcomplete.shell_integration import shellcode
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``weft completion``."""
+    parser.description = "Print a script that makes a shell complete the arguments of weft."
+    parser.epilog = 'example: eval "$(weft completion bash)"'
+    parser.add_argument("shell", choices=("bash", "zsh", "fish", "tcsh", "powershell"))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print a script for the shell; 0."""
+    print(shellcode(["weft"], shell=options.shell))
+    return 0

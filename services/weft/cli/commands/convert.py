@@ -1,0 +1,133 @@
+"""``weft convert``: read a file, find its graphs, write each."""
+
+import argparse
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from weft.base.errors import WeftError
+from weft.base.text.pbtxt import render
+from weft.tools.convert.draft import CHECK, DIFFERS
+from weft.tools.convert.graphs import KINDS, convert, kinds_of, read_source
+from weft.tools.convert.signatures import signatures_for
+from weft.tools.convert.yaml_tree import MAX_FILE_BYTES, UnreadableError
+from weft.tools.offline import GRAPH_FILENAME
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``weft convert``."""
+    parser.description = (
+        "Write graph.pbtxt for each InferenceGraph of KServe, SeldonDeployment of Seldon Core 1, and "
+        "Pipeline and Experiment of Seldon Core 2 in the file. What a person has to look at is a comment there that "
+        "begins with CHECK, and a warning. Ends with status 1 if the file has errors, or if something that changes "
+        'answers was left out: "CHECK: answers may differ".'
+    )
+    parser.epilog = (
+        "example: weft convert inference-graph.yaml --repository model_repository -o model_repository/graphs"
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="YAML or JSON; - is standard input")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="PATH",
+        help="a .pbtxt file, or a folder for FOLDER/NAME/1/graph.pbtxt; default: standard output",
+    )
+    parser.add_argument("--force", action="store_true", help="write over graphs that exist")
+    types = parser.add_mutually_exclusive_group()
+    types.add_argument(
+        "--lock",
+        type=Path,
+        metavar="FILE",
+        help="take the signatures of models from this file of weft lock",
+    )
+    types.add_argument(
+        "--repository", type=Path, metavar="DIR", help="take those of models and graphs from this repository"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the graphs.
+
+    Returns:
+        0: written; a line that says CHECK asks for what the file does not tell. 1: the file has errors and nothing is
+        written, or something that changes answers was left out, and a line says "CHECK: answers may differ". 2: nothing
+        is written, because the call is wrong: what is to be read is not there or has nothing to convert, or what is to
+        be written exists.
+    """
+    if find_spec("yaml") is None:
+        return _fail("PyYAML is not installed; install it with: pip install 'weft-mesh[convert]'")
+    is_input = str(options.file) == "-"
+    name, stem = ("standard input", "graph") if is_input else (str(options.file), options.file.stem)
+    try:
+        data = sys.stdin.buffer.read(MAX_FILE_BYTES + 1) if is_input else _head(options.file)
+        signatures = signatures_for(options.repository, options.lock)
+        source = read_source(data, name)
+    except OSError as error:
+        return _fail(f"cannot read '{error.filename}': {error.strerror}")
+    except WeftError as error:
+        return _fail(error.message)
+    try:
+        documents = source.documents()
+    except UnreadableError as error:
+        print(render([error.diagnostic]), file=sys.stderr)
+        return 1
+    graphs = convert(source, documents, signatures, stem)
+    if source.diagnostics:
+        found = sorted(dict.fromkeys(source.diagnostics), key=lambda d: (d.file, d.line, d.column))
+        print(render(found), file=sys.stderr)
+    if source.has_errors:
+        return 1
+    if not graphs:
+        kinds = ", ".join(kinds_of(documents)) or "nothing"
+        return _fail(f"{name} has no {KINDS}; it has {kinds}")
+    return _write(graphs, options.output, None if is_input else options.file, force=options.force)
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(MAX_FILE_BYTES + 1)
+
+
+def _write(graphs: Mapping[str, str], output: Path | None, converted: Path | None, *, force: bool) -> int:
+    is_folder = output is not None and output.suffix != ".pbtxt"
+    if len(graphs) > 1 and not is_folder:
+        names = ", ".join(graphs)
+        return _fail(f"the file has {len(graphs)} graphs: {names}; give a folder with -o, which gets FOLDER/NAME/1/")
+    if output is None:
+        sys.stdout.write("".join(graphs.values()))
+        return _status(graphs)
+    paths = {name: output / name / "1" / GRAPH_FILENAME if is_folder else output for name in graphs}
+    if converted is not None and converted.resolve() in [path.resolve() for path in paths.values()]:
+        return _fail(f"{converted} is the file that is converted; give another with -o")
+    existing = [str(path) for path in paths.values() if path.exists()]
+    if existing and not force:
+        return _fail(f"{', '.join(existing)} exists; nothing was written. --force writes over it")
+    try:
+        for name, path in paths.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("w" if force else "x", encoding="utf-8") as file:
+                file.write(graphs[name])
+            print(f"wrote {path}{_left(graphs[name])}; next: weft check {path}", file=sys.stderr)
+    except OSError as error:
+        return _fail(f"cannot write '{error.filename}': {error.strerror}")
+    return _status(graphs)
+
+
+def _left(text: str) -> str:
+    """How much a person has to look at."""
+    num_checks, num_differences = text.count(f"# {CHECK}"), text.count(f"# {CHECK}{DIFFERS}")
+    if not num_checks:
+        return ""
+    which = f", {num_differences} of them that answers may differ" if num_differences else ""
+    return f"; {num_checks} line{'s say' if num_checks > 1 else ' says'} CHECK{which}"
+
+
+def _status(graphs: Mapping[str, str]) -> int:
+    return int(any(f"# {CHECK}{DIFFERS}" in text for text in graphs.values()))
+
+
+def _fail(message: str) -> int:
+    print(f"weft convert: {message}", file=sys.stderr)
+    return 2

@@ -1,0 +1,45 @@
+"""``weft draw``: a graph as a picture."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from weft.cli.arguments import add_graph_arguments
+from weft.cli.plan import plan_or_status
+from weft.tools.draw import FORMATS
+from weft.tools.draw.build import build_diagram
+
+_BY_SUFFIX = {".mmd": "mermaid", ".mermaid": "mermaid", ".dot": "dot", ".gv": "dot", ".svg": "svg", ".txt": "text"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``weft draw``."""
+    parser.description = "Draw a graph: its nodes as nested boxes, its tensors as edges. No server is needed."
+    parser.epilog = "example: weft draw digits -o digits.svg"
+    add_graph_arguments(parser)
+    parser.add_argument(
+        "--format", choices=("mermaid", "dot", "svg", "text"), help="default: as the suffix of -o says, else mermaid"
+    )
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: standard output")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Draw the graph; 0 done, 1 it has errors or the file cannot be written, 2 there is no such graph or format."""
+    suffix = options.output.suffix.lower() if options.output is not None else ""
+    if suffix and options.format is None and suffix not in _BY_SUFFIX:
+        known = ", ".join(_BY_SUFFIX)
+        print(f"weft draw: no drawing is a '{suffix}' file; use one of {known}, or give --format", file=sys.stderr)
+        return 2
+    plan = plan_or_status(options)
+    if isinstance(plan, int):
+        return plan
+    drawing = FORMATS[options.format or _BY_SUFFIX.get(suffix, "mermaid")](build_diagram(plan))
+    if options.output is None:
+        sys.stdout.write(drawing)
+        return 0
+    try:
+        options.output.write_text(drawing, encoding="utf-8")
+    except OSError as error:
+        print(f"weft draw: cannot write '{options.output}': {error.strerror}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,87 @@
+"""``weft edge``: router and models in this one process, for small machines."""
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+from weft.base.repository.control import add_completion_argument
+from weft.base.security.arguments import add_server_arguments, given_to_server, server_fault
+from weft.base.text.argument_types import positive
+from weft.cli.argument_types import ROUTER_PORT, port
+from weft.cli.arguments import model_control
+from weft.mesh.fused.__main__ import main as serve
+from weft.mesh.preflight import MeshError, service_folders
+from weft.mesh.service_names import GRAPHS, MODEL_SERVICES
+from weft.router.arguments import add_arguments as add_router_arguments
+from weft.router.arguments import given, usage_fault
+from weft.v2.client.wires import add_wire_argument
+from weft.v2.server.limits import add_limit_arguments, given_limits
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``weft edge``."""
+    parser.description = (
+        "Serve graphs and models in this process, without another one that watches it; print one line of "
+        "JSON with the ports when all is ready. For small machines: pip install 'weft-mesh[edge]' is enough."
+    )
+    parser.epilog = "example: weft edge --repository models --router-port 8001"
+    parser.add_argument(
+        "--repository", type=Path, default=Path("model_repository"), metavar="DIR", help="default: ./model_repository"
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--router-port", type=port, default=ROUTER_PORT, metavar="N", help="gRPC; 0 is any free port")
+    parser.add_argument("--metrics-port", type=port, metavar="N", help="default: router port + 1")
+    add_wire_argument(parser)
+    add_completion_argument(parser)
+    parser.add_argument(
+        "--stop-with-stdin", action="store_true", help="stop when standard input ends, so as not to outlive the parent"
+    )
+    parser.add_argument(
+        "--grace-s", type=positive, default=10.0, metavar="S", help="how long stopping may take; default: 10"
+    )
+    add_router_arguments(
+        parser.add_argument_group(
+            "router",
+            "poll and explicit are for models too, all of which are loaded first; the rest is for graphs alone",
+        )
+    )
+    add_server_arguments(parser.add_argument_group("security of the ports"))
+    add_limit_arguments(parser.add_argument_group("limits of connections"), has_defaults=False)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until a signal ends it; 0 if it served until then, 1 if it could not serve, 2 for wrong usage."""
+    if fault := server_fault(options) or usage_fault(options):
+        return _failed(fault)
+    try:
+        folders = service_folders(options.repository, MODEL_SERVICES)
+    except MeshError as error:
+        return _failed(str(error))
+    control = model_control(options)
+    metrics_port = options.metrics_port
+    if metrics_port is None:
+        metrics_port = options.router_port + 1 if 0 < options.router_port < 65535 else 0
+    services = (
+        shlex.join([name, *control, f"--repository={folders[name]}"]) for name in MODEL_SERVICES if name in folders
+    )
+    return serve(
+        [
+            f"--repository={folders[GRAPHS]}",
+            f"--host={options.host}",
+            f"--grpc-port={options.router_port}",
+            f"--metrics-port={metrics_port}",
+            f"--grace-s={options.grace_s:g}",
+            f"--wire={options.wire}",
+            *(["--stop-with-stdin"] if options.stop_with_stdin else []),
+            *(f"--in-process={service}" for service in services),
+            *given(options),
+            *given_to_server(options),
+            *given_limits(options),
+        ]
+    )
+
+
+def _failed(message: str) -> int:
+    print(f"weft edge: {message}", file=sys.stderr)
+    return 2

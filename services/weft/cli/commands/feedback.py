@@ -1,0 +1,66 @@
+"""``weft feedback``: rewards the choices that the bandits of a graph made for a request."""
+
+import argparse
+import asyncio
+import json
+
+from weft.base.errors import RemoteError, UnsupportedError
+from weft.cli.answers.similar import names_similar_models
+from weft.cli.argument_types import graph_version, reward
+from weft.cli.arguments import add_json_argument, add_router_arguments
+from weft.v2.client.v2_client import V2Client
+from weft.v2.security.channel import channel_security
+from weft_protos import graph_service_pb2 as pb
+
+_TIMEOUT_S = 10.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``weft feedback``."""
+    parser.description = "Reward the steps that the bandits of a graph chose for a request."
+    parser.epilog = "example: weft feedback ranking --request-id 7f3a --reward 0.7"
+    parser.add_argument("graph", type=graph_version, metavar="GRAPH", help="NAME/VERSION for a path of one version")
+    request = parser.add_mutually_exclusive_group(required=True)
+    request.add_argument("--request-id", metavar="ID", help="id of the request")
+    request.add_argument("--path", help="the path that it took, as weft infer --trace shows it")
+    parser.add_argument("--reward", type=reward, required=True, metavar="X", help="0 (worst) to 1 (best)")
+    add_router_arguments(parser)
+    add_json_argument(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the rewarded steps and return 0; raises WeftError."""
+    response = asyncio.run(_feedback(options))
+    arms = [
+        {
+            "node": arm.node,
+            "step": arm.step,
+            "pulls": arm.num_pulls,
+            "rewards": arm.num_rewards,
+            "mean": arm.reward_sum / max(arm.num_pulls, arm.num_rewards),
+        }
+        for arm in response.arm
+    ]
+    if options.json:
+        print(json.dumps({"graph": options.graph, "arms": arms}))
+        return 0
+    for arm in arms:
+        print(f"{arm['node']}[{arm['step']}]  pulls {arm['pulls']}, rewards {arm['rewards']}, mean {arm['mean']:.3f}")
+    return 0
+
+
+async def _feedback(options: argparse.Namespace) -> pb.GraphFeedbackResponse:
+    name, _, version = options.graph.partition("/")
+    request = pb.GraphFeedbackRequest(graph=name, version=int(version or 0), reward=options.reward)
+    if options.request_id is not None:
+        request.request_id = options.request_id
+    else:
+        request.path = options.path
+    async with V2Client(options.url, security=channel_security(options)) as router:
+        try:
+            async with names_similar_models(router, name):
+                return await router.graph_feedback(request, timeout_s=_TIMEOUT_S)
+        except RemoteError as error:
+            if error.code == UnsupportedError.code:
+                raise UnsupportedError(f"'{options.url}' is no router of Weft; it has no bandits") from error
+            raise

@@ -1,1 +1,0 @@
-"""Commands that work on files, without a server."""

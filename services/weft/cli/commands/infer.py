@@ -1,0 +1,150 @@
+"""``weft infer``: sends one request and prints the answer, that of a decoupled model response by response."""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from weft.base.core import InferCall, InferResult, Parameters, RequestedOutput
+from weft.base.errors import RemoteError, UnsupportedError
+from weft.base.signature import TensorSpec
+from weft.base.text.argument_types import positive
+from weft.base.text.printable import printable
+from weft.cli.answers.similar import names_similar_models
+from weft.cli.answers.stream import ask_for_stream, print_stream
+from weft.cli.answers.tensor import render_result, result_as_json
+from weft.cli.answers.trace import painter, read_trace, render_trace, span_ms
+from weft.cli.argument_types import named_file
+from weft.cli.arguments import add_json_argument, add_request_arguments, add_router_arguments
+from weft.tools.request import build_inputs, content_of, parameter_value
+from weft.v2.client.channels import MAX_TIMEOUT_S
+from weft.v2.client.v2_client import V2Client
+from weft.v2.security.channel import channel_security
+
+#: The text of gRPC itself when the deadline passes at this end.
+_GRPC_LATE = "Deadline Exceeded"
+_TRACE_PARAMETER = "graph_trace"
+_PATH_HEADER = "x-graph-path"
+_INTERRUPTED = 128 + signal.SIGINT
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``weft infer``."""
+    parser.description = "Send one request and print the answer."
+    parser.epilog = """example: weft infer triage --text "The parcel never came." --trace"""
+    parser.add_argument("model", metavar="GRAPH", help="graph or model; NAME/VERSION for one version")
+    parser.add_argument(
+        "--text", action="append", default=[], help="fills the only text input; once for each row of a batch"
+    )
+    parser.add_argument(
+        "--file",
+        action="append",
+        default=[],
+        type=named_file,
+        metavar="[NAME=]PATH",
+        help="like --text, with the bytes of a file; NAME is the input, where there are several",
+    )
+    add_request_arguments(parser)
+    add_router_arguments(parser)
+    add_json_argument(parser)
+    parser.add_argument("--timeout-ms", type=positive, default=30_000.0, metavar="N", help="deadline; default: 30000")
+    parser.add_argument("--trace", action="store_true", help="show the path taken, and when each step ran for how long")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the answer and return 0; raises WeftError; 130 after a Ctrl-C."""
+    try:
+        elements = {"": [os.fsencode(text) for text in options.text]} if options.text else {}
+        for name, path in options.file:
+            elements.setdefault(name, []).append(path.read_bytes())
+        asyncio.run(_infer(options, {name: content_of(text) for name, text in options.input}, elements))
+    except OSError as error:
+        print(f"weft: cannot read '{error.filename}': {error.strerror}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:  # which cancels the request
+        return _INTERRUPTED
+    return 0
+
+
+async def _infer(options: argparse.Namespace, named: Mapping[str, str], elements: Mapping[str, list[bytes]]) -> None:
+    name, _, version = options.model.partition("/")
+    timeout_s = min(options.timeout_ms / 1000, MAX_TIMEOUT_S)
+    parameters = {key: parameter_value(value) for key, value in options.param}
+    if options.trace:
+        parameters[_TRACE_PARAMETER] = True
+    trailer: dict[str, str] = {}
+    async with V2Client(options.url, security=channel_security(options)) as client:
+        try:
+            async with names_similar_models(client, name):
+                specs, is_decoupled = await _describe(client, name, version, timeout_s)
+            inputs = build_inputs(specs, named, elements)
+            if is_decoupled:
+                ask_for_stream(specs, inputs)
+            outputs = tuple(RequestedOutput(output, {}) for output in options.output)
+            request = InferCall(name, version, options.request_id, parameters, inputs, outputs)
+            if is_decoupled:
+                results = client.stream(request, timeout_s=timeout_s, metadata=options.header)
+                ending, duration_ms = await print_stream(name, results, as_json=options.json)
+                if options.trace and not options.json:
+                    _print_trace(ending, duration_ms)
+                return
+            start_ns = time.perf_counter_ns()
+            result = await client.infer(request, timeout_s=timeout_s, metadata=options.header, trailer=trailer)
+            duration_ms = (time.perf_counter_ns() - start_ns) / 1e6
+        except RemoteError as error:
+            if options.trace and error.path:
+                print(printable(f"path: {error.path}"), file=sys.stderr)
+            if error.message == _GRPC_LATE:
+                text = f"'{options.url}' did not answer within {options.timeout_ms:g} ms; --timeout-ms allows longer"
+                raise error.with_message(text) from error
+            raise
+    if options.json:
+        print(json.dumps(result_as_json(result) | {"ms": round(duration_ms, 3)}))
+        return
+    _print(result, trailer, duration_ms, is_traced=options.trace)
+
+
+async def _describe(client: V2Client, name: str, version: str, timeout_s: float) -> tuple[list[TensorSpec], bool]:
+    """Inputs of a model with their full shapes, and whether it is decoupled.
+
+    Where the server has no ``ModelConfig``, which is an extension of the protocol, no input is optional and no model
+    decoupled. ``timeout_s`` is for each of two calls. Raises RemoteError.
+    """
+    metadata = await client.model_metadata(name, version, timeout_s=timeout_s)
+    specs = [TensorSpec(tensor.name, tensor.datatype, tuple(tensor.shape)) for tensor in metadata.inputs]
+    try:
+        config = await client.config(name, version, timeout_s=timeout_s)
+    except RemoteError as error:
+        if error.code == UnsupportedError.code:
+            return specs, False
+        raise
+    optional = {tensor.name for tensor in config.input if tensor.optional}
+    is_decoupled = config.model_transaction_policy.decoupled
+    return [replace(spec, is_optional=spec.name in optional) for spec in specs], is_decoupled
+
+
+def _print(result: InferResult, trailer: Mapping[str, str], duration_ms: float, *, is_traced: bool) -> None:
+    print(printable(f"{result.model_name} version {result.model_version}, {duration_ms:.1f} ms"))
+    print(render_result(result))
+    if not is_traced:
+        return
+    print(printable(f"path: {trailer.get(_PATH_HEADER, '(the answer names none)')}"))
+    _print_trace(result.parameters, duration_ms)
+
+
+def _print_trace(parameters: Parameters, duration_ms: float) -> None:
+    """Print what each step did, if the response's parameters have it."""
+    entries = read_trace(str(parameters.get(_TRACE_PARAMETER, "")))
+    if entries:
+        print(render_trace(entries, painter(is_coloured=_is_coloured())))
+        print(f"total: {span_ms(entries):.2f} ms in the graph, {duration_ms:.2f} ms as seen from here")
+
+
+def _is_coloured() -> bool:
+    """Whether standard output is a terminal with colours and NO_COLOR (https://no-color.org) is not set."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

@@ -1,1 +1,0 @@
-"""Commands that run data sets and messages through a graph."""

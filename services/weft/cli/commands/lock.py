@@ -1,0 +1,121 @@
+"""``weft lock``: what the models of all targets take and give, in a file that graphs are checked against."""
+
+import argparse
+import asyncio
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+
+from google.protobuf.json_format import MessageToDict
+
+from weft.base.errors import UnavailableError, WeftError
+from weft.base.security.arguments import add_channel_arguments
+from weft.base.text.pbtxt import PbtxtError, render
+from weft.base.text.printable import printable
+from weft.cli.argument_types import ROUTER_PORT, pair
+from weft.cli.arguments import add_json_argument
+from weft.tools.live_signatures import signatures_of_router, signatures_of_targets
+from weft.tools.lock import drift, lock_text, read_lock
+from weft.v2.security.channel import channel_security
+from weft_protos import graph_service_pb2 as pb
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``weft lock``."""
+    parser.description = "Write what the models of all targets take and give to a file, or compare them with one."
+    parser.epilog = "example: weft lock --url 127.0.0.1:8001 -o signatures.lock"
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument(
+        "--url",
+        default=f"127.0.0.1:{ROUTER_PORT}",
+        metavar="ADDRESS",
+        help=f"whose targets are asked; default: 127.0.0.1:{ROUTER_PORT}",
+    )
+    source.add_argument(
+        "--target",
+        action="append",
+        default=[],
+        type=pair,
+        metavar="NAME=ADDRESS",
+        help="ask this service, in place of a router; may be repeated, as for the router",
+    )
+    action = parser.add_mutually_exclusive_group()
+    action.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: standard output")
+    action.add_argument("--check", type=Path, metavar="FILE", help="print how the models differ from this file")
+    add_json_argument(parser)
+    add_channel_arguments(parser.add_argument_group("security"))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the signatures, or compare them with a file: 0 written or equal, 1 different or not available."""
+    try:
+        locked = read_lock(options.check) if options.check is not None else None
+        found = asyncio.run(_signatures(options))
+        if locked is not None:
+            return _compare(options.check, locked, found, as_json=options.json)
+        _write(options, found)
+    except PbtxtError as error:
+        print(render(error.diagnostics), file=sys.stderr)
+        return 1
+    except WeftError as error:
+        print(f"weft lock: {error.message}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"weft lock: '{error.filename}': {error.strerror}", file=sys.stderr)
+        return 1
+    return 0
+
+
+async def _signatures(options: argparse.Namespace) -> pb.TargetSignaturesResponse:
+    """The models of all targets that are ready; names the others on standard error.
+
+    Raises:
+        WeftError: The router or a target does not answer, or no model is ready.
+    """
+    security = channel_security(options)
+    found = await (
+        signatures_of_targets(options.target, security)
+        if options.target
+        else signatures_of_router(options.url, security)
+    )
+    if found.unreachable_target:
+        raise UnavailableError(f"no answer from {', '.join(found.unreachable_target)}; nothing was locked or compared")
+    if not found.model:
+        raise UnavailableError("no model is ready on any target; nothing was locked or compared")
+    for model in found.not_ready:
+        print(printable(f"weft lock: left out, because it is not ready: {model}"), file=sys.stderr)
+    return found
+
+
+def _compare(path: Path, locked: list[pb.ModelSignature], found: pb.TargetSignaturesResponse, *, as_json: bool) -> int:
+    lines = drift(locked, found.model)
+    if as_json:
+        print(json.dumps({"file": str(path), "differences": lines}))
+        return 1 if lines else 0
+    for line in lines:
+        print(printable(line))
+    print(f"{path}: {len(lines) or 'no'} difference{'' if len(lines) == 1 else 's'}", file=sys.stderr)
+    return 1 if lines else 0
+
+
+def _write(options: argparse.Namespace, found: pb.TargetSignaturesResponse) -> None:
+    """Write the signatures; a failure leaves the file as it was."""
+    given = [f"--target {shlex.quote(f'{name}={address}')}" for name, address in options.target]
+    source = " ".join(given) or f"--url {shlex.quote(options.url)}"
+    if options.json:
+        print(json.dumps({"models": [MessageToDict(model, preserving_proto_field_name=True) for model in found.model]}))
+        if options.output is None:
+            return
+    text = lock_text(found.model, shlex.quote(str(options.output or "FILE")), source)
+    if options.output is None:
+        print(text, end="")
+        return
+    draft = options.output.with_name(f".{options.output.name}.{os.getpid()}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(options.output)
+    finally:
+        draft.unlink(missing_ok=True)
+    print(f"{options.output}: {len(found.model)} models", file=sys.stderr)

@@ -1,1 +1,0 @@
-"""Commands that run a mesh on this machine, or watch it."""

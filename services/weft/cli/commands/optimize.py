@@ -1,0 +1,278 @@
+"""``weft optimize``: a smaller and faster version of a model, behind an accuracy gate."""
+
+import argparse
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from weft.base.errors import InvalidArgumentError, NotFoundError, UnsupportedError
+from weft.base.text.argument_types import not_negative_integer, positive, positive_integer
+from weft.base.text.printable import printable
+from weft.cli.argument_types import graph_version, pair, share
+from weft.cli.arguments import add_json_argument
+from weft.v2.client.channels import MAX_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from weft.optimize.cost import VersionCost
+    from weft.optimize.report import CandidateReport, Report
+
+_INTERRUPTED = 128 + signal.SIGINT
+_WRONG_USAGE, _NOTHING_BETTER = 2, 3
+_ENDED = 128 + signal.SIGTERM
+#: Where standard output is no terminal.
+_WIDTH = 160
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``weft optimize``."""
+    parser.description = (
+        "Build smaller and faster versions of an ONNX or torch model, send held-out rows of your data "
+        "through the graph with each, and write the fastest that loses no more than --max-loss as a new version "
+        "beside the old one. Ends with status 0 if one was written (or would be: --dry-run), 1 if the run failed, 2 if "
+        "the call is wrong, 3 if no candidate passes the gate and is faster."
+    )
+    parser.epilog = "example: weft optimize minilm --graph embed --data texts.jsonl --max-loss 0.5%% --report report"
+    parser.add_argument("model", type=graph_version, metavar="MODEL", help="NAME/VERSION for one version")
+    parser.add_argument(
+        "--data",
+        required=True,
+        metavar="PATH",
+        help="rows such as the graph gets: Parquet, JSON Lines or CSV, a file, folder or pattern",
+    )
+    parser.add_argument(
+        "--max-loss",
+        type=share,
+        required=True,
+        metavar="0.5%",
+        help="most that the upper end of the loss's 95%% interval may be; 0.005 is 0.5%%",
+    )
+    parser.add_argument(
+        "--objective",
+        default="latency",
+        choices=("latency", "throughput"),
+        help="what has to be faster: a request with 1 row (default), or rows a second in requests of 32, 4 at once",
+    )
+    parser.add_argument(
+        "--graph",
+        type=graph_version,
+        metavar="GRAPH",
+        help="graph that the data goes through; default: the one that calls the model",
+    )
+    parser.add_argument(
+        "--method", action="append", default=[], metavar="NAME", help="try only this; may be repeated; default: all"
+    )
+    parser.add_argument(
+        "--repository",
+        type=Path,
+        default=Path("model_repository"),
+        metavar="DIR",
+        help="model repository; default: model_repository",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="do all but write the version")
+    parser.add_argument("--report", type=Path, metavar="DIR", help="gets report.json, report.svg and mesh.log")
+    _add_judgement(parser)
+    add_json_argument(parser)
+
+
+def _add_judgement(parser: argparse.ArgumentParser) -> None:
+    data = parser.add_argument_group("data")
+    data.add_argument("--format", default="", choices=("parquet", "jsonl", "csv"), help="default: by suffix")
+    data.add_argument(
+        "--column",
+        action="append",
+        default=[],
+        type=pair,
+        metavar="INPUT=COLUMN",
+        help="column of an input; default: that of the same name",
+    )
+    data.add_argument(
+        "--calibration-rows", type=positive_integer, default=256, metavar="N", help="at most; default: 256"
+    )
+    data.add_argument(
+        "--held-out-rows", type=positive_integer, default=1000, metavar="N", help="at most; default: 1000"
+    )
+    data.add_argument(
+        "--seed", type=not_negative_integer, default=0, metavar="N", help="of the split into both; default: 0"
+    )
+    judgement = parser.add_argument_group("judgement")
+    judgement.add_argument(
+        "--metric",
+        default="",
+        metavar="NAME",
+        help="cosine, agreement, loss, retrieval, or FILE.py:function; default: agreement where an output is a class, "
+        "else cosine",
+    )
+    judgement.add_argument("--output", default="", metavar="OUTPUT", help="of the graph, that is judged")
+    judgement.add_argument(
+        "--label", default="", metavar="COLUMN", help="with the right class; default: the original's own"
+    )
+    judgement.add_argument(
+        "--positive", default="positive", metavar="COLUMN", help="retrieval: the text to find; default: positive"
+    )
+    judgement.add_argument(
+        "--rounds", type=positive_integer, default=5, metavar="N", help="of the measurement of the cost; default: 5"
+    )
+    judgement.add_argument(
+        "--timeout-ms", type=positive, default=60_000.0, metavar="N", help="deadline of a request; default: 60000"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Optimise and print the report.
+
+    Returns:
+        0: a better version was written, or would be but for --dry-run. 2: the call is wrong: there is no such model,
+        graph, method or data, for example. 3: no candidate passes the gate and is faster. 130: after Ctrl-C. Where the
+        run fails the error is raised, and the status is 1.
+    """
+    try:
+        return _run(options)
+    except (InvalidArgumentError, NotFoundError) as error:
+        print(printable(f"weft: {error.code}: {error.message}"), file=sys.stderr)
+        return _WRONG_USAGE
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        from weft.optimize.optimize import OptimizeOptions, optimize  # noqa: PLC0415  # torch, pyarrow
+        from weft.optimize.picture import draw  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            f"weft optimize needs '{error.name}': pip install 'weft-mesh[optimize,model,preprocess,postprocess]'"
+        ) from error
+    name, _, version = options.model.partition("/")
+    folder: Path | None = options.report
+    if folder is not None:
+        if folder.exists() and not folder.is_dir():
+            raise InvalidArgumentError(f"--report {folder} is no folder")
+        folder.mkdir(parents=True, exist_ok=True)
+    settings = OptimizeOptions(
+        model=name,
+        data=options.data,
+        max_loss=options.max_loss,
+        objective=options.objective,
+        repository=options.repository,
+        version=int(version) if version else None,
+        graph=options.graph or "",
+        methods=options.method,
+        metric=options.metric,
+        output=options.output,
+        label=options.label,
+        positive=options.positive,
+        column_of=dict(options.column),
+        format=options.format,
+        num_calibration=options.calibration_rows,
+        num_held_out=options.held_out_rows,
+        seed=options.seed,
+        num_rounds=options.rounds,
+        timeout_s=min(options.timeout_ms / 1000, MAX_TIMEOUT_S),
+        is_dry_run=options.dry_run,
+        log=None if folder is None else folder / "mesh.log",
+    )
+    console = Console(stderr=True)
+    with _ends_on_sigterm():
+        try:
+            with console.status("reading the repository") as status:
+                report = optimize(settings, status.update if console.is_terminal else _tell)
+        except KeyboardInterrupt:
+            print("weft: interrupted; nothing was written", file=sys.stderr)
+            return _INTERRUPTED
+    facts = report.as_json()
+    if folder is not None:
+        (folder / "report.json").write_text(json.dumps(facts, indent=2) + "\n")
+        (folder / "report.svg").write_text(draw(report))
+    if options.json:
+        print(json.dumps(facts))
+    else:
+        _print(report, is_dry_run=options.dry_run)
+    return 0 if report.picked else _NOTHING_BETTER
+
+
+@contextlib.contextmanager
+def _ends_on_sigterm() -> Iterator[None]:
+    """A request to end leaves nothing behind, as Ctrl-C does."""
+
+    def end(*_: Any) -> None:
+        raise SystemExit(_ENDED)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _tell(text: str) -> None:
+    print(f"weft optimize: {text}", file=sys.stderr)
+
+
+def _print(report: "Report", *, is_dry_run: bool) -> None:
+    console = Console(width=None if sys.stdout.isatty() else _WIDTH, soft_wrap=False, highlight=False)
+    through = f" through {report.graph}" if report.graph else ""
+    unanswered = f"; {report.num_unanswered_rows} more have no answer" if report.num_unanswered_rows else ""
+    console.print(
+        f"{report.model} version {report.version}{through}; {report.num_held_out_rows} held-out rows{unanswered}, "
+        f"{report.num_calibration_rows} for calibration.\n"
+        f"Loss: {report.meaning}; its interval is of 95 %, and its upper end may be {report.max_loss:.2%}. "
+        f"Objective: {report.objective}."
+    )
+    console.print(_table(report))
+    for candidate in report.candidates:
+        if candidate.reason:
+            console.print(f"{candidate.method}: {candidate.reason}", markup=False)
+    if not report.picked:
+        console.print(f"Nothing is written: {report.why_none}.", markup=False)
+    elif is_dry_run:
+        console.print(f"{report.picked} would be written; this is a dry run.", markup=False)
+    else:
+        console.print(f"{report.picked} is version {report.written} of {report.model} now.", markup=False)
+    for sentence in report.advice:
+        console.print(sentence, markup=False)
+
+
+def _table(report: "Report") -> Table:
+    table = Table()
+    is_busy = report.objective == "throughput"
+    table.add_column("candidate")
+    table.add_column("gate")
+    table.add_column("loss, %", justify="right")
+    table.add_column("interval", justify="right")
+    table.add_column("size, MB", justify="right")
+    for rows in report.costs:
+        plural = "row" if rows == 1 else "rows"
+        table.add_column(f"CPU-s/1000,\n{rows} {plural}", justify="right")
+        table.add_column("p50, ms", justify="right")
+        table.add_column("rows/s,\n4 at once" if is_busy else "p99, ms", justify="right")
+        table.add_column("time, of the\noriginal's", justify="right")
+    table.add_row("original", "", "", "", _megabytes(report.size_bytes), *_cells(report, report.costs))
+    for candidate in report.candidates:
+        table.add_row(*_row(report, candidate), style="bold" if candidate.method == report.picked else "")
+    return table
+
+
+def _row(report: "Report", candidate: "CandidateReport") -> list[str]:
+    loss = candidate.loss
+    judged = ["", ""] if loss is None else [f"{loss.value:.2%}"[:-1], f"{loss.low * 100:.2f} to {loss.high * 100:.2f}"]
+    size = _megabytes(candidate.size_bytes) if candidate.size_bytes else ""
+    return [candidate.method, candidate.state, *judged, size, *_cells(report, candidate.costs)]
+
+
+def _cells(report: "Report", costs: "Any") -> list[str]:
+    is_busy = report.objective == "throughput"
+    return [cell for rows in report.costs for cell in (_cost(costs[rows], is_busy) if rows in costs else [""] * 4)]
+
+
+def _cost(cost: "VersionCost", is_busy: bool) -> list[str]:
+    last, ratio = (cost.rows_per_s, cost.busy_time_ratio) if is_busy else (cost.p99_ms, cost.time_ratio)
+    return [f"{cost.cpu_s_per_1000:.3g}", f"{cost.p50_ms:.3g}", f"{last:.3g}", f"{ratio:.2f}"]
+
+
+def _megabytes(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.3g}"

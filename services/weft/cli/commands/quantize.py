@@ -1,0 +1,104 @@
+"""``weft quantize``: a language model with fewer bits per weight, and what that costs."""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from weft.base.errors import WeftError
+from weft.base.text.argument_types import not_negative_integer
+from weft.cli.argument_types import share
+from weft.cli.arguments import add_json_argument
+
+#: As ``weft.tools.quantize.quantize_folder`` knows them, which takes torch to import.
+QUANTIZATION_METHODS = ("int8", "int4", "nf4", "gptq")
+
+if TYPE_CHECKING:
+    from weft.tools.quantize.quantize_folder import QuantizationReport
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``weft quantize``."""
+    parser.description = (
+        "Write a copy of a language model with fewer bits per weight, and report what it costs; if that is "
+        "more than --max-loss, write nothing."
+    )
+    parser.epilog = "example: weft quantize FOLDER --output SMALLER --method int4 --data texts.jsonl --max-loss 1%%"
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="a Hugging Face folder with tokenizer.json")
+    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="must not exist")
+    parser.add_argument(
+        "--method",
+        choices=QUANTIZATION_METHODS,
+        required=True,
+        help="8 or 4 bits, each weight rounded alone; gptq: 4 bits, chosen by what the data gives each layer",
+    )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="text like that which the model is for, or .jsonl with 'text' on each line; the last fifth is held out",
+    )
+    parser.add_argument(
+        "--max-loss", type=share, default=0.05, metavar="1%", help="most that the perplexity may rise; default: 5%%"
+    )
+    parser.add_argument(
+        "--group-size",
+        type=not_negative_integer,
+        metavar="N",
+        help="inputs that share a scale, 0 for all; default: int8 all, int4 and gptq 32, nf4 64",
+    )
+    add_json_argument(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Quantise and print the report; 0, or 1 if it cannot be done or costs more than ``--max-loss``."""
+    try:
+        # imports torch, which takes seconds
+        from weft.tools.quantize.quantize_folder import LossAboveLimitError, quantize_folder  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        print(
+            f"weft quantize: {error.name} is not installed; install it with pip install 'weft-mesh[model]'",
+            file=sys.stderr,
+        )
+        return 1
+    try:
+        report = quantize_folder(
+            options.folder,
+            options.data,
+            options.output,
+            method=options.method,
+            group_size=options.group_size,
+            max_loss=options.max_loss,
+        )
+    except LossAboveLimitError as error:
+        _print(error.report, as_json=options.json)
+        print(f"weft quantize: {error.message}", file=sys.stderr)
+        return 1
+    except WeftError as error:
+        print(f"weft quantize: {error.message}", file=sys.stderr)
+        return 1
+    _print(report, as_json=options.json)
+    print(f"{options.output}: written", file=sys.stderr)
+    return 0
+
+
+def _print(report: "QuantizationReport", *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(asdict(report)))
+        return
+    groups = f"groups of {report.group_size}" if report.group_size else "one scale for each output"
+    mib = [num_bytes / 2**20 for num_bytes in (report.bytes_before, report.bytes_after)]
+    rows = [
+        ("", "before", "after", ""),
+        ("perplexity", f"{report.perplexity_before:.4g}", f"{report.perplexity_after:.4g}", f"{report.loss:+.2%}"),
+        ("size, MiB", f"{mib[0]:.1f}", f"{mib[1]:.1f}", f"{mib[1] / mib[0] - 1:+.0%}"),
+        ("greedy tokens that agree", "", f"{report.agreement:.1%}", ""),
+        ("error of the weights", "", f"{report.weight_error:.2%}", ""),
+        ("bits per quantised weight", "", f"{report.bits_per_weight:.2f}", ""),
+    ]
+    print(f"{report.method}, {groups}; measured on {report.num_held_out_tokens} held-out tokens")
+    for name, before, after, change in rows:
+        print(f"{name:<26}{before:>10}{after:>10}{change:>9}".rstrip())

@@ -1,0 +1,138 @@
+"""``weft stream``: messages of a broker through a graph, until a signal ends it."""
+
+import argparse
+import asyncio
+import signal
+
+from weft.base.errors import UnsupportedError
+from weft.base.observing.logs import configure, get_logger
+from weft.base.text.argument_types import positive, positive_integer
+from weft.cli.argument_types import pair, port
+from weft.cli.arguments import add_router_arguments
+from weft.tools.request import parameter_value
+from weft.v2.client.channels import MAX_TIMEOUT_S
+from weft.v2.client.v2_client import V2Client
+from weft.v2.security.channel import channel_security
+from weft.v2.server.metrics import serve_metrics
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``weft stream``."""
+    parser.description = (
+        "Take messages from NATS JetStream, Redis Streams or Kafka, run each through a graph or model, and "
+        "write the answers to a broker, at least once, until a signal ends it."
+    )
+    parser.epilog = (
+        "example: weft stream triage --from nats://127.0.0.1:4222/tickets --to nats://127.0.0.1:4222/answers"
+    )
+    parser.add_argument("graph", metavar="GRAPH", help="graph or model; NAME/VERSION for one version")
+    parser.add_argument(
+        "--from",
+        dest="source",
+        required=True,
+        metavar="SCHEME://HOST:PORT/TOPIC",
+        help="messages; options of the broker behind ?: docs/jobs.md",
+    )
+    parser.add_argument("--to", required=True, metavar="SCHEME://HOST:PORT/TOPIC", help="answers")
+    parser.add_argument(
+        "--dead-letters",
+        metavar="TOPIC",
+        help="messages without an answer, at the broker of --from; default: TOPIC.dead",
+    )
+    parser.add_argument(
+        "--group", default="weft", metavar="NAME", help="consumers that share the messages; default: weft"
+    )
+    parser.add_argument(
+        "--order-by", default="", metavar="FIELD", help="answer messages with an equal value one after another"
+    )
+    parser.add_argument(
+        "--column",
+        action="append",
+        default=[],
+        type=pair,
+        metavar="INPUT=FIELD",
+        help="default: the input's name",
+    )
+    parser.add_argument(
+        "--write", action="append", default=[], metavar="OUTPUT", help="write only this; may be repeated"
+    )
+    parser.add_argument(
+        "--keep", action="append", default=[], metavar="FIELD", help="write this field of the message too"
+    )
+    parser.add_argument(
+        "--param", action="append", default=[], type=pair, metavar="NAME=VALUE", help="parameter of every request"
+    )
+    parser.add_argument(
+        "--rows-per-request", type=positive_integer, default=0, metavar="N", help="default: the largest batch"
+    )
+    parser.add_argument(
+        "--max-inflight", type=positive_integer, default=256, metavar="N", help="messages in work; default: 256"
+    )
+    parser.add_argument(
+        "--max-deliveries",
+        type=positive_integer,
+        default=5,
+        metavar="N",
+        help="a message that was delivered more often is a dead letter; default: 5",
+    )
+    parser.add_argument(
+        "--ack-wait-s",
+        type=positive,
+        default=30.0,
+        metavar="N",
+        help="the broker delivers a message again after so long without a sign of life; default: 30",
+    )
+    parser.add_argument(
+        "--timeout-ms", type=positive, default=60_000.0, metavar="N", help="deadline of a request; default: 60000"
+    )
+    parser.add_argument(
+        "--grace-s", type=positive, default=10.0, metavar="N", help="for what is in work at the end; default: 10"
+    )
+    parser.add_argument("--metrics-port", type=port, metavar="PORT", help="serve metrics there; 0: a free one")
+    add_router_arguments(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until SIGINT or SIGTERM; 0 once what was in work is answered or given back."""
+    asyncio.run(_stream(options))
+    return 0
+
+
+async def _stream(options: argparse.Namespace) -> None:
+    try:
+        from weft.jobs.brokers import make_broker, parse_address  # noqa: PLC0415  # pyarrow is an extra
+        from weft.jobs.stream import MessageStream, StreamMetrics, StreamOptions  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(f"weft stream needs '{error.name}': pip install 'weft-mesh[streams]'") from error
+    source, target = parse_address(options.source), parse_address(options.to)
+    job = StreamOptions(
+        graph=options.graph,
+        source=source,
+        target=target,
+        dead_letters=options.dead_letters or f"{source.topic}.dead",
+        order_by=options.order_by,
+        column_of=dict(options.column),
+        outputs=options.write,
+        keep=options.keep,
+        parameters={name: parameter_value(value) for name, value in options.param},
+        rows_per_request=options.rows_per_request,
+        max_inflight=options.max_inflight,
+        max_deliveries=options.max_deliveries,
+        timeout_s=min(options.timeout_ms / 1000, MAX_TIMEOUT_S),
+        grace_s=options.grace_s,
+        ack_wait_s=options.ack_wait_s,
+    )
+    configure()
+    metrics = StreamMetrics()
+    source_broker = make_broker(source, options.group, options.ack_wait_s)
+    same = (source.server, source.options) == (target.server, target.options)
+    target_broker = source_broker if same else make_broker(target, options.group, options.ack_wait_s)
+    async with V2Client(options.url, security=channel_security(options)) as client:
+        stream = MessageStream(client, source_broker, target_broker, job, metrics)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stream.end)
+        if options.metrics_port is not None:
+            port = serve_metrics(metrics.registry, "127.0.0.1", options.metrics_port)
+            get_logger("weft.stream").info("serving", extra={"metrics": f"127.0.0.1:{port}"})
+        await stream.run()

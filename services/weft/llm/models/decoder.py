@@ -1,0 +1,154 @@
+"""The decoder layer over a paged KV cache: that of Llama, and what other architectures change of it.
+
+Imports no torch: configurations, which make layers, are read where there is none.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from weft.llm import ops
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from weft_kernels.blocks.layout import KVLayer
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """Inputs of a step that all layers share; T tokens of B sequences.
+
+    Attributes:
+        positions: Position of each token in its sequence, int32 ``[T]``.
+        slot_mapping: Slot in the KV cache for each token, block times block size plus offset, int64 ``[T]``.
+        block_tables: Blocks of each sequence in order, int32 ``[B, M]``.
+        q_start: First token of each sequence, and T, int32 ``[B + 1]``.
+        ctx_len: Tokens of each sequence after the step, int32 ``[B]``.
+        max_q_len: Most tokens of one sequence in the step.
+        max_ctx_len: Largest ``ctx_len``.
+        ropes: Cosines and sines by position of each rotary embedding, float32 ``[max_positions, head_dim / 2]``.
+        caches: By rotary embedding, results that operations of its first layer share with those of later layers.
+    """
+
+    positions: "Tensor"
+    slot_mapping: "Tensor"
+    block_tables: "Tensor"
+    q_start: "Tensor"
+    ctx_len: "Tensor"
+    max_q_len: int
+    max_ctx_len: int
+    ropes: "Sequence[tuple[Tensor, Tensor]]"
+    caches: defaultdict[int, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
+
+
+class LayerSettings(NamedTuple):
+    """Numbers of one layer.
+
+    Attributes:
+        prefix: Of the names of its weights.
+        num_heads: Query heads.
+        num_kv_heads: Key and value heads.
+        head_dim: Width of a head.
+        eps: Added to the mean square in norms.
+        scale: Factor on the scores of attention.
+        window: Tokens that a token attends to, itself included; 0: all.
+        rope: Index of its rotary embedding in ``StepInput.ropes``.
+        deterministic: Use operations whose rows do not depend on other rows.
+    """
+
+    prefix: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    eps: float
+    scale: float
+    window: int = 0
+    rope: int = 0
+    deterministic: bool = False
+
+
+class DecoderLayer:
+    """Pre-norm decoder layer: attention and MLP, each added to the residual stream.
+
+    Args:
+        settings: Its numbers.
+        weights: Weights of the whole model, by the names of ``TransformerConfig.weight_parts``. Not copied.
+        linear: Products with its matrices, by the same names; their biases are worked in.
+    """
+
+    #: Name of the norm before the MLP.
+    mlp_norm: ClassVar[str] = "post_attention_layernorm"
+
+    def __init__(
+        self, settings: LayerSettings, weights: "Mapping[str, Tensor]", linear: Mapping[str, ops.Linear]
+    ) -> None:
+        attention, mlp = settings.prefix + "self_attn.", settings.prefix + "mlp."
+        self._settings = settings
+        self._eps = settings.eps
+        self._head_counts = (settings.num_heads, settings.num_kv_heads, settings.num_kv_heads)
+        self._num_all_heads = sum(self._head_counts)
+        self._input_norm = weights[settings.prefix + "input_layernorm.weight"]
+        self._qkv = linear[attention + "qkv_proj.weight"]
+        self._q_norm = weights.get(attention + "q_norm.weight")
+        self._k_norm = weights.get(attention + "k_norm.weight")
+        self._output = linear[attention + "o_proj.weight"]
+        self._mlp_norm = weights[f"{settings.prefix}{self.mlp_norm}.weight"]
+        self._gate_up = linear[mlp + "gate_up_proj.weight"]
+        self._down = linear[mlp + "down_proj.weight"]
+
+    def forward(
+        self, hidden: "Tensor", residual: "Tensor | None", step: StepInput, kv_layer: "KVLayer"
+    ) -> "tuple[Tensor, Tensor]":
+        """Run the layer on the tokens of a step, and store their keys and values.
+
+        Args:
+            hidden: Output of the previous layer, not yet added to the residual stream, ``[T, hidden_size]``.
+            residual: The residual stream without it; None before the first layer.
+            step: The tokens.
+            kv_layer: This layer's part of the KV cache.
+
+        Returns:
+            The output of this layer's MLP, and the residual stream without it.
+        """
+        x, residual = ops.rms_norm(hidden, self._input_norm, self._eps, residual)
+        x = self.attend(x, step, kv_layer)
+        x, residual = ops.rms_norm(x, self._mlp_norm, self._eps, residual)
+        return self.feed_forward(x), residual
+
+    def feed_forward(self, x: "Tensor") -> "Tensor":
+        """The MLP of normed rows ``[T, hidden_size]``."""
+        return self._down(self.activate(self._gate_up(x)))
+
+    def activate(self, gate_up: "Tensor") -> "Tensor":
+        """Input of the last product of the MLP, from gates and ups side by side, ``[T, 2 * intermediate_size]``."""
+        return ops.silu_mul(gate_up)
+
+    def attend(self, x: "Tensor", step: StepInput, kv_layer: "KVLayer") -> "Tensor":
+        """Attention of normed rows ``[T, hidden_size]`` and its output projection; stores keys and values."""
+        settings, num_tokens = self._settings, x.shape[0]
+        heads = self._qkv(x).view(num_tokens, self._num_all_heads, settings.head_dim)
+        q, k, v = heads.split(self._head_counts, dim=1)
+        if self._q_norm is not None and self._k_norm is not None:
+            q, k = self._normed(q, self._q_norm), self._normed(k, self._k_norm)
+        cache, (cos, sin) = step.caches[settings.rope], step.ropes[settings.rope]
+        ops.rope_and_store(q, k, v, cos, sin, step.positions, step.slot_mapping, kv_layer, step_cache=cache)
+        out = ops.paged_attention(
+            q,
+            kv_layer,
+            step.block_tables,
+            step.q_start,
+            step.ctx_len,
+            scale=settings.scale,
+            window=settings.window,
+            max_q_len=step.max_q_len,
+            max_ctx_len=step.max_ctx_len,
+            deterministic=settings.deterministic,
+            step_cache=cache,
+        )
+        return self._output(out.reshape(num_tokens, settings.num_heads * settings.head_dim))
+
+    def _normed(self, heads: "Tensor", weight: "Tensor") -> "Tensor":
+        rows, _ = ops.rms_norm(heads.reshape(-1, heads.shape[2]), weight, self._eps)
+        return rows.view(heads.shape)

@@ -1,0 +1,56 @@
+"""The architectures that can be served, and which one a folder has."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from weft.base.errors import NotFoundError
+from weft.llm.models.gemma3 import Gemma3
+from weft.llm.models.llama import Llama
+from weft.llm.models.mistral import Mistral
+from weft.llm.models.model_config import TransformerConfig, fault
+from weft.llm.models.qwen2 import Qwen2
+from weft.llm.models.qwen3 import Qwen3
+from weft.llm.weights.gguf.container import find_gguf
+from weft.llm.weights.gguf.model_metadata import config_of_gguf
+from weft.llm.weights.parts import read_object
+
+#: A new architecture is a module beside this one, and its class here.
+ARCHITECTURES: list[type[TransformerConfig]] = [
+    Llama,
+    Qwen2,
+    Qwen3,
+    Mistral,
+    Gemma3,
+]
+
+
+def read_config(path: Path) -> TransformerConfig:
+    """Read the configuration of a Hugging Face folder, or of a folder with a GGUF file.
+
+    Args:
+        path: Folder with ``config.json``, or with one ``.gguf`` file and no safetensors. End-of-text tokens of
+            ``generation_config.json``, if present, take precedence over those of ``config.json``.
+
+    Raises:
+        NotFoundError: There is no ``config.json``.
+        InvalidArgumentError: A file is not JSON, or the model is not supported; the message names the field.
+    """
+    if (gguf := find_gguf(path)) is not None:
+        return config_from_json(config_of_gguf(gguf, [(each.gguf, each.architecture) for each in ARCHITECTURES]))
+    config = read_object(path / "config.json")
+    if config is None:
+        raise NotFoundError(f"no config.json in {path}; give the folder of a Hugging Face model")
+    return config_from_json(config, read_object(path / "generation_config.json"))
+
+
+def config_from_json(config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> TransformerConfig:
+    """Convert a parsed ``config.json`` and, optionally, a parsed ``generation_config.json``.
+
+    Raises:
+        InvalidArgumentError: The model is not supported; the message names the field.
+    """
+    named, classes = config.get("architectures"), {each.architecture: each for each in ARCHITECTURES}
+    if not isinstance(named, list) or len(named) != 1 or named[0] not in classes:
+        raise fault("architectures", f"a list with one of {', '.join(classes)}", named)
+    return classes[named[0]].from_json(config, generation)

@@ -1,1 +1,0 @@
-"""What all requests of a router share: retries and shadow copies."""

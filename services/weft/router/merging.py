@@ -1,0 +1,199 @@
+"""Items of several sources: in the order in which they arrive, or in the order of the sources."""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable
+from typing import Any, Generic, TypeVar
+
+from weft.base.cancellation import cancel_and_wait
+
+_Item = TypeVar("_Item")
+_END: Any = object()
+
+
+class Arrivals(Generic[_Item]):
+    """Runs several sources at once.
+
+    Every source is asked for one item; for a further one when that was taken, and then the next is wanted.
+
+    Args:
+        sources: Closed here.
+        limit: So many are asked at once, the next when one of them has ended; None: all.
+    """
+
+    def __init__(self, sources: Iterable[AsyncGenerator[_Item, None]], limit: int | None = None) -> None:
+        self._sources = tuple(sources)
+        self._waiting = deque(self._sources)
+        self._limit = len(self._sources) if limit is None else limit
+        self._idle: list[AsyncGenerator[_Item, None]] = []
+        self._asked: dict[asyncio.Task[_Item], AsyncGenerator[_Item, None]] = {}
+        self._arrived: deque[asyncio.Task[_Item]] = deque()
+        self._has_arrived = asyncio.Event()
+
+    @property
+    def has_one_left(self) -> bool:
+        """Whether it is known that only the source of the latest item may have another."""
+        return not self._waiting and all(map(_has_ended, self._asked))
+
+    async def settle(self, own: "asyncio.Task[bool]", timeout_s: float) -> None:
+        """Find out whether an item follows the latest, for at most so many seconds; none is lost by it.
+
+        Args:
+            own: Whether the source of the latest item has ended.
+            timeout_s: The limit.
+        """
+        end_s = asyncio.get_running_loop().time() + timeout_s
+        while not self._waiting and all(_has_ended(task) for task in self._asked if task.done()):
+            pending = [task for task in (own, *self._asked) if not task.done()]
+            left_s = end_s - asyncio.get_running_loop().time()
+            if not pending or left_s <= 0 or (own.done() and not own.result()):
+                return
+            await asyncio.wait(pending, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+
+    async def next(self) -> _Item | None:
+        """The next item; None when every source has ended.
+
+        Raises:
+            Exception: As the source raised it whose turn it is.
+
+        Cancelling the awaiting task loses no item.
+        """
+        self._ask()
+        while self._asked:
+            while not self._arrived:
+                self._has_arrived.clear()
+                await self._has_arrived.wait()
+            task = self._arrived.popleft()
+            source = self._asked.pop(task)
+            item = task.result()
+            if item is not _END:
+                self._idle.append(source)
+                return item
+            self._ask()
+        return None
+
+    async def close(self) -> None:
+        """Every source has ended, and no task is left."""
+        async with contextlib.AsyncExitStack() as closing:
+            for source in self._sources:
+                closing.push_async_callback(source.aclose)
+            tasks = [*self._asked]
+            self._asked.clear()
+            await cancel_and_wait(tasks)
+
+    def _ask(self) -> None:
+        """Every source that may be is asked for its next item."""
+        while self._waiting and len(self._asked) + len(self._idle) < self._limit:
+            self._idle.append(self._waiting.popleft())
+        for source in self._idle:
+            task = asyncio.create_task(_next(source))
+            self._asked[task] = source
+            task.add_done_callback(self._on_arrival)
+        self._idle.clear()
+
+    def _on_arrival(self, task: "asyncio.Task[_Item]") -> None:
+        self._arrived.append(task)
+        self._has_arrived.set()
+
+
+def _has_ended(task: "asyncio.Task[Any]") -> bool:
+    return task.done() and not task.cancelled() and task.exception() is None and task.result() is _END
+
+
+async def _next(source: AsyncGenerator[_Item, None]) -> _Item:
+    return await anext(source, _END)
+
+
+async def in_order(
+    sources: AsyncGenerator[AsyncGenerator[_Item, None], None], limit: int
+) -> AsyncGenerator[_Item, None]:
+    """All items of the first source, then those of the second, and so on; each as soon as it is there.
+
+    Args:
+        sources: Closed by the caller; the sources that it yields are closed here.
+        limit: Open sources at once. The first item of each is fetched; further items only of the first, and another
+            source is not opened before that one has ended.
+
+    Raises:
+        Exception: As a source raised it, in its turn; as ``sources`` raised it, after the items of those before.
+
+    Closing the generator, or cancelling the task that awaits it, closes what was opened; no task is left.
+    """
+    if limit == 1:
+        async for source in sources:
+            try:
+                async for item in source:
+                    yield item
+            finally:
+                await source.aclose()
+        return
+    window = _SourceWindow(sources, limit)
+    try:
+        while (head := await window.head()) is not None:
+            while (item := await head.first) is not _END:
+                yield item
+                head.ask()
+            window.pass_on()
+    finally:
+        await window.close()
+
+
+class _Ahead(Generic[_Item]):
+    """A source, and the task that waits for its next item."""
+
+    def __init__(self, source: AsyncGenerator[_Item, None]) -> None:
+        self.source = source
+        self.ask()
+
+    def ask(self) -> None:
+        self.first: asyncio.Task[_Item] = asyncio.create_task(_next(self.source))
+
+
+class _SourceWindow(Generic[_Item]):
+    """The sources that are in work; a task of its own opens them."""
+
+    def __init__(self, sources: AsyncGenerator[AsyncGenerator[_Item, None], None], limit: int) -> None:
+        self._ahead: deque[_Ahead[_Item]] = deque()
+        self._room = asyncio.Semaphore(limit)
+        self._is_changed = asyncio.Event()
+        self._filling: asyncio.Task[None] | None = asyncio.create_task(self._fill(sources))
+        self._filling.add_done_callback(lambda _: self._is_changed.set())
+
+    async def head(self) -> _Ahead[_Item] | None:
+        """The first source; None when all have ended. Raises what opening them raised."""
+        while not self._ahead:
+            if self._filling is None or self._filling.done():
+                if self._filling is not None:
+                    self._filling.result()
+                return None
+            self._is_changed.clear()
+            await self._is_changed.wait()
+        return self._ahead[0]
+
+    def pass_on(self) -> None:
+        """The first source has ended; another may be opened."""
+        self._ahead.popleft()
+        self._room.release()
+
+    async def close(self) -> None:
+        """Every task and every source has ended."""
+        tasks: list[asyncio.Task[Any]] = [each.first for each in self._ahead]
+        if self._filling is not None:
+            tasks.append(self._filling)
+            self._filling = None  # its error holds frames that hold it
+        try:
+            await cancel_and_wait(tasks)
+        finally:
+            for each in self._ahead:
+                await each.source.aclose()
+
+    async def _fill(self, sources: AsyncGenerator[AsyncGenerator[_Item, None], None]) -> None:
+        """All sources are in work, or have been."""
+        while True:
+            await self._room.acquire()
+            source = await _next(sources)
+            if source is _END:
+                return
+            self._ahead.append(_Ahead(source))
+            self._is_changed.set()

@@ -1,0 +1,230 @@
+"""Prometheus figures of the router, read at scrape time, on the metrics server's thread."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from weft.language.bandit_algorithms import Arm
+from weft.router.admission import AdmissionController
+from weft.router.policies import POLICIES
+from weft.router.reporting.counters import StepCounters
+from weft.router.repository.files import GraphRepository
+from weft.router.repository.table import GraphTable
+from weft.router.steps import FALLBACK_COUNTERS, SHADOW_COUNTERS
+from weft.router.target import RetryBudget
+from weft.router.targets.catalog import TargetCatalog
+from weft.router.targets.replicas import Replica
+from weft.router.targets.replicated import ReplicatedTarget
+from weft.v2.server.metrics import cumulative_buckets
+
+_ENDPOINT = ("target", "endpoint")
+_STEP_LABELS = ("graph", "version", "step")
+#: (name, help) of what steps count beside their runs.
+_COUNTERS = (
+    *FALLBACK_COUNTERS,
+    *(counter for policy in POLICIES.values() for counter in policy.counters),
+    *SHADOW_COUNTERS,
+)
+
+
+class RouterCollector(Collector):
+    """Loads that failed, graphs that lack a model, and what the bandits of graphs that serve have learned.
+
+    Args:
+        repository: Where it was found; a folder that is left out counts as a graph without a version.
+    """
+
+    def __init__(self, graphs: GraphTable, repository: GraphRepository) -> None:
+        self._graphs = graphs
+        self._repository = repository
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family."""
+        failures = CounterMetricFamily(
+            "weft_graph_load_failures", "Graph files that could not be loaded", labels=("graph", "version")
+        )
+        failed = GaugeMetricFamily(
+            "weft_graph_load_failed",
+            "1: its file could not be loaded, for another reason than a target that does not answer yet",
+            labels=("graph", "version"),
+        )
+        degraded = GaugeMetricFamily(
+            "weft_graph_degraded", "1: ready, but answers without a model that is not", labels=("graph", "version")
+        )
+        arms: dict[tuple[str, str, str], Arm] = {}
+        for entry in self._graphs:
+            if entry.is_wanted:
+                names = (entry.file.name, entry.file.version)
+                failures.add_metric(names, entry.num_load_failures)
+                failed.add_metric(names, entry.is_failing)
+                degraded.add_metric(names, bool(self._graphs.why_degraded(entry)))
+            if (serving := entry.serving) is not None:
+                arms |= {(graph, node, step): arm for graph, node, step, arm in serving.arms}
+        for name in self._repository.faults:
+            failed.add_metric((name, ""), 1)
+        yield from (failures, failed, degraded)
+        labels = ("graph", "node", "step")
+        pulls = CounterMetricFamily("weft_bandit_pulls", "Requests that a bandit sent to the step", labels=labels)
+        rewards = CounterMetricFamily("weft_bandit_rewards", "Rewards that the step was given", labels=labels)
+        sums = CounterMetricFamily("weft_bandit_reward_sum", "Sum of the rewards", labels=labels)
+        for key, arm in arms.items():
+            for family, value in ((pulls, arm.num_pulls), (rewards, arm.num_rewards), (sums, arm.reward_sum)):
+                family.add_metric(key, value)
+        yield from (pulls, rewards, sums)
+
+
+class TargetCollector(Collector):
+    """How far each target is there, by its name; every series exists from the start, so that ``rate()`` sees the first.
+
+    Args:
+        catalog: Knows the targets.
+    """
+
+    def __init__(self, catalog: TargetCatalog) -> None:
+        self._catalog = catalog
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family."""
+        serving = GaugeMetricFamily(
+            "weft_target_serving_replicas",
+            "Replicas that take calls; of a target that is one server 1 while it answers",
+            labels=("target",),
+        )
+        unavailable = CounterMetricFamily(
+            "weft_target_unavailable",
+            "Requests that the target was not there for: calls that ended UNAVAILABLE, and, while it does not answer, "
+            "requests for graphs and models that are not known",
+            labels=("target",),
+        )
+        for target, num_serving, num_unavailable in self._catalog.availability():
+            serving.add_metric((target,), num_serving)
+            unavailable.add_metric((target,), num_unavailable)
+        yield from (serving, unavailable)
+
+
+class ReplicaCollector(Collector):
+    """Families ``weft_endpoint_*`` of the replicas that are there now, and ``weft_target_*``.
+
+    Args:
+        targets: Those with replicas.
+        budgets: By target.
+    """
+
+    def __init__(self, targets: Sequence[ReplicatedTarget], budgets: Mapping[str, RetryBudget]) -> None:
+        self._targets = targets
+        self._budgets = budgets
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family."""
+        inflight = GaugeMetricFamily("weft_endpoint_inflight", "Calls that wait for an answer", labels=_ENDPOINT)
+        state = GaugeMetricFamily(
+            "weft_endpoint_state", "1 for the state that the replica is in", labels=(*_ENDPOINT, "state")
+        )
+        picks = CounterMetricFamily("weft_endpoint_picks", "Calls that the replica was chosen for", labels=_ENDPOINT)
+        ejections = CounterMetricFamily(
+            "weft_endpoint_ejections", "Times that the replica was left out because it answered badly", labels=_ENDPOINT
+        )
+        requests = CounterMetricFamily(
+            "weft_endpoint_requests", "Calls that are over by gRPC status", labels=(*_ENDPOINT, "status")
+        )
+        moved = CounterMetricFamily(
+            "weft_target_moved_calls",
+            "Calls that a replica had not begun and that another one was given",
+            labels=("target",),
+        )
+        refused = CounterMetricFamily(
+            "weft_target_retries_refused",
+            "Retries, hedges and calls that a replica had not begun that the target's budget did not allow",
+            labels=("target",),
+        )
+        for target in self._targets:
+            moved.add_metric((target.name,), target.num_moved)
+            for replica in target.replicas:
+                labels = (target.name, replica.address)
+                inflight.add_metric(labels, replica.num_inflight)
+                state.add_metric((*labels, _state_of(target, replica)), 1)
+                picks.add_metric(labels, replica.num_picks)
+                ejections.add_metric(labels, replica.record.num_ejected)
+                for status, count in list(replica.num_by_status.items()):
+                    requests.add_metric((*labels, status), count)
+        for name, budget in self._budgets.items():
+            refused.add_metric((name,), budget.num_refused)
+        yield from (inflight, state, picks, ejections, requests, moved, refused)
+
+
+def _state_of(target: ReplicatedTarget, replica: Replica) -> str:
+    if replica.is_leaving:
+        return "leaving"
+    return "ejected" if target.is_ejected(replica) else replica.health.value
+
+
+class StepCollector(Collector):
+    """Families ``weft_graph_step_*`` with the labels graph, version and step, the step's path.
+
+    A step has figures of the policies that it has used, and no zeros of the others.
+
+    Args:
+        counters: Gives those of every step; called at each scrape.
+    """
+
+    def __init__(self, counters: Callable[[], Iterable[StepCounters]]) -> None:
+        self._counters = counters
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family."""
+        steps = [(one, (one.graph, one.version, one.path)) for one in self._counters()]
+        requests = CounterMetricFamily(
+            "weft_graph_step_requests",
+            "Runs by gRPC status; SKIPPED where 'when' does not hold",
+            labels=(*_STEP_LABELS, "status"),
+        )
+        latency = HistogramMetricFamily(
+            "weft_graph_step_latency_seconds", "Time of the runs with status OK, attempts included", labels=_STEP_LABELS
+        )
+        for one, labels in steps:
+            num_ok = sum(one.latency.counts)
+            requests.add_metric((*labels, "OK"), num_ok)
+            for status, count in ({"UNAVAILABLE": 0} | one.failures).items():
+                requests.add_metric((*labels, status), count)
+            latency.add_metric(labels, cumulative_buckets(one.latency), one.latency.sum_s)
+        yield requests
+        yield latency
+        for name, text in _COUNTERS:
+            family = CounterMetricFamily(f"weft_graph_step_{name}", text, labels=_STEP_LABELS)
+            for one, labels in steps:
+                if num_events := one.events[name]:
+                    family.add_metric(labels, num_events)
+            yield family
+
+
+class AdmissionCollector(Collector):
+    """Families ``weft_admission_*`` by graph, or model that is called by its name; "" is the router as a whole.
+
+    A refusal counts at the graph that the request was for, whatever limit it met.
+
+    Args:
+        admission: Of the router.
+    """
+
+    def __init__(self, admission: AdmissionController) -> None:
+        self._admission = admission
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family."""
+        inflight = GaugeMetricFamily("weft_admission_inflight", "Requests in flight", labels=("graph",))
+        limits = GaugeMetricFamily("weft_admission_limit", "Requests that may be in flight", labels=("graph",))
+        waiting = GaugeMetricFamily("weft_admission_waiting", "Requests that wait for a place", labels=("graph",))
+        refusals = CounterMetricFamily(
+            "weft_admission_refusals", "Requests refused before any work", labels=("graph", "reason", "priority")
+        )
+        for name, limit in [("", self._admission.router), *self._admission.limits.items()]:
+            inflight.add_metric((name,), limit.num_inflight)
+            if limit.is_adaptive:
+                waiting.add_metric((name,), limit.queue.num_waiting)
+            if limit.limit:
+                limits.add_metric((name,), limit.limit)
+            for (reason, level), count in list(limit.refusals.items()):
+                refusals.add_metric((name, reason, str(level)), count)
+        yield from (inflight, limits, waiting, refusals)

@@ -1,1 +1,0 @@
-"""Prometheus collectors of the router."""

@@ -1,1 +1,0 @@
-"""What one request wants of a graph: its outputs, its route, and kept answers."""

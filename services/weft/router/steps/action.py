@@ -1,0 +1,287 @@
+"""What a step does: the action of its plan, and the wrappers around it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from typing_extensions import override
+
+from weft.base.errors import DeadlineExceededError, InternalError, InvalidArgumentError, RemoteError, WeftError
+from weft.base.observing import telemetry
+from weft.base.observing.logs import get_logger
+from weft.base.tensors import WireTensor
+from weft.language.plan import Condition, Frame, NodePlan, PolicyPlan, StepPlan
+from weft.router.admission import InflightLimit
+from weft.router.reporting.counters import StepCounters
+from weft.router.reporting.path import StepRecord
+from weft.router.reporting.spans import Attributes, end_span, start_step_span, step_attributes
+from weft.router.runtime import Runtime
+from weft.router.steps.responses import StepStream, stream_of
+from weft.router.steps.run import Run
+
+_NS_PER_MS = 1_000_000
+
+_log = get_logger("weft.router")
+
+
+class ConditionFailedError(InvalidArgumentError):
+    """A condition of a step cannot be evaluated; this fails the request, whatever the step's policies are."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorContext:
+    """The graph, for error messages and counters.
+
+    Attributes:
+        prefix: ``"sentiment/1: "``, or ``"in ensemble 'sentiment', "`` where Triton Inference Server's texts are kept.
+        is_batching: Whether tensors of the graph have a batch dimension.
+    """
+
+    prefix: str
+    is_batching: bool
+    graph: str = ""
+    version: str = ""
+
+    def wrap(self, error: WeftError, where: str) -> WeftError:
+        """The same error, its message telling where in the graph it happened."""
+        placed = error.with_message(f"{self.prefix}{where}: {error.message}")
+        placed.is_refused = placed.is_refused and isinstance(placed, RemoteError)  # a graph that has run was begun
+        if isinstance(placed, InternalError):
+            _log.error("%s", placed.message, extra={"error_id": placed.error_id})
+        return placed
+
+    def holds(self, test: Condition, run: Run, where: str) -> bool:
+        """Whether a test holds. Raises ConditionFailedError, its message placed at ``where``."""
+        try:
+            return test.evaluate(run.frame, run.request.scope) is True
+        except InvalidArgumentError as error:
+            raise self.failed(error, where) from error
+
+    def text(self, condition: Condition, run: Run, where: str) -> str:
+        """Text of a condition that is no test; errors as of ``holds``."""
+        try:
+            return str(condition.evaluate(run.frame, run.request.scope))
+        except InvalidArgumentError as error:
+            raise self.failed(error, where) from error
+
+    def failed(self, error: InvalidArgumentError, where: str) -> ConditionFailedError:
+        """The error of a condition, placed at ``where``."""
+        return ConditionFailedError(f"{self.prefix}{where}: {error.message}")
+
+
+class Defaults:
+    """Puts the default outputs of a step into frames, where it gave no answer or left them out of it.
+
+    Args:
+        node: The node around it; it says what gives the number of rows.
+    """
+
+    def __init__(self, plan: StepPlan, node: NodePlan) -> None:
+        self._absent = {slot for _, slot in plan.outputs} | {slot for slot, _, _ in plan.defaults}
+        if plan.ok_slot >= 0:
+            self._absent.add(plan.ok_slot)
+        self._defaults = plan.defaults
+        specs = node.specs
+        self._inputs = [(slot, len(specs[slot].dims) + 1 if slot in specs else 0) for slot in node.counting_slots]
+
+    def fill(self, frame: Frame) -> None:
+        """Set the step's outputs to their defaults, or to absent, and its ok slot to absent."""
+        for slot in self._absent:
+            frame[slot] = None
+        self.complete(frame)
+
+    def complete(self, frame: Frame) -> None:
+        """Set those of the step's outputs that its answer has left out to their defaults."""
+        for slot, tensor, is_batched in self._defaults:
+            if frame[slot] is None:
+                frame[slot] = _repeated(tensor, self._num_rows(frame)) if is_batched else tensor
+
+    def _num_rows(self, frame: Frame) -> int:
+        """Rows of the request: those of the first input that has a batch dimension; 1 where none has."""
+        for slot, rank in self._inputs:
+            tensor = frame[slot]
+            if tensor is not None and tensor.shape and rank in (0, len(tensor.shape)):
+                return tensor.shape[0]
+        return 1
+
+
+def _repeated(row: WireTensor, num_rows: int) -> WireTensor:
+    if num_rows == 1:
+        return row
+    return WireTensor(row.datatype, (num_rows, *row.shape[1:]), row.data * num_rows)
+
+
+class Action(ABC):
+    """What a step does: a call, a node, or a wrapper around another action.
+
+    Attributes:
+        kind: Of the span.
+        target, model, version: Of a call, for reports; "" elsewhere.
+        where: Path of the step, and model, for messages.
+        span_attributes: Attributes of its span, in addition to the step's name and path.
+    """
+
+    kind = telemetry.INTERNAL
+
+    def __init__(
+        self, where: str, *, target: str = "", model: str = "", version: str = "", attributes: Attributes | None = None
+    ) -> None:
+        self.where = where
+        self.target = target
+        self.model = model
+        self.version = version
+        self.span_attributes: Attributes = attributes or {}
+
+    @abstractmethod
+    async def act(self, run: Run, record: StepRecord) -> None:
+        """Write the step's outputs into the frame, response parameters into the request, and the rest into ``record``.
+
+        Args:
+            run: Of the node around the step, the step's own timeout worked in; of its frame nothing but the step's
+                output slots is written.
+            record: Of the step.
+
+        Raises:
+            WeftError: It failed; the message says where in the graph.
+
+        Where it streams, its first response is written, and the request has the rest: close that unless this raises.
+
+        Cancelling the awaiting task cancels every call in work; no task is left.
+        """
+
+
+class PolicyParts(NamedTuple):
+    """What the action of a policy is made of, beside the policy's plan.
+
+    Attributes:
+        runtime: Clock, chance and budgets.
+    """
+
+    step: StepPlan
+    error_context: ErrorContext
+    runtime: Runtime
+    counters: StepCounters
+
+
+class StepPolicyPlan(PolicyPlan):
+    """What a policy of ``weft.router.policies`` says of one step."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def wrap(self, action: Action, parts: PolicyParts) -> Action:
+        """The action with this policy around it; made once, when the graph is loaded."""
+
+
+class PolicyAction(Action):
+    """A wrapper: decides when and how often another action acts.
+
+    Args:
+        action: The other one.
+    """
+
+    def __init__(self, action: Action) -> None:
+        super().__init__(
+            action.where,
+            target=action.target,
+            model=action.model,
+            version=action.version,
+            attributes=action.span_attributes,
+        )
+        self._action = action
+
+
+class Attempt(PolicyAction):
+    """Acts as one attempt among several: counts it in the step's record, and gives it a span of its own.
+
+    Args:
+        action: What is attempted.
+    """
+
+    def __init__(self, action: Action, name: str, path: str) -> None:
+        super().__init__(action)
+        self._path = path
+        self._attributes = step_attributes(name, path) | action.span_attributes
+
+    @override
+    async def act(self, run: Run, record: StepRecord) -> None:
+        record.attempts += 1
+        if record.tried is None:
+            record.tried = []
+        if not run.request.is_traced:
+            await self._action.act(run, record)
+            return
+        attributes = self._attributes | {"weft.attempt": record.attempts}
+        span = start_step_span(f"{self._path} attempt", self._action.kind, attributes, run.context)
+        try:
+            await self._action.act(run.under(telemetry.context_of(span, run.context)), record)
+        except BaseException as error:
+            end_span(span, error)
+            raise
+        stream = stream_of(record, run)
+        if stream is None:
+            end_span(span)
+        else:
+            stream.when_over(partial(end_span, span))
+
+
+class Limited(PolicyAction):
+    """Acts within the limits of a step or of a node.
+
+    Args:
+        action: What is limited.
+        clock_ns: What deadlines are measured on.
+        inflight: Counts the runs, a stream as long as it is open; None: there may be any number.
+        min_remaining_ms: With less time left it fails without acting; 0: no limit.
+        timeout_ms: Of the action; 0: none.
+    """
+
+    def __init__(
+        self,
+        action: Action,
+        error_context: ErrorContext,
+        clock_ns: Callable[[], int],
+        inflight: InflightLimit | None,
+        min_remaining_ms: int = 0,
+        timeout_ms: int = 0,
+    ) -> None:
+        super().__init__(action)
+        self.kind = action.kind
+        self._error_context = error_context
+        self._clock_ns = clock_ns
+        self._inflight = inflight
+        self._min_remaining_ms = min_remaining_ms
+        self._timeout_ns = timeout_ms * _NS_PER_MS
+
+    @override
+    async def act(self, run: Run, record: StepRecord) -> None:
+        start_ns, inflight = self._clock_ns(), self._inflight
+        if inflight is not None:
+            try:
+                inflight.enter()
+            except WeftError as error:
+                raise self._error_context.wrap(error, self.where) from error
+        stream: StepStream | None = None
+        try:
+            if self._min_remaining_ms and run.deadline_ns is not None:
+                self._check_remaining(run.deadline_ns - start_ns)
+            if self._timeout_ns:
+                run = run.until(start_ns + self._timeout_ns)
+            await self._action.act(run, record)
+            stream = stream_of(record, run)
+        finally:
+            if inflight is not None:
+                if stream is None:
+                    inflight.leave(self._clock_ns() - start_ns)
+                else:
+                    stream.when_over(lambda _: inflight.leave(self._clock_ns() - start_ns))
+
+    def _check_remaining(self, remaining_ns: int) -> None:
+        if remaining_ns < self._min_remaining_ms * _NS_PER_MS:
+            error = DeadlineExceededError(
+                f"{max(remaining_ns, 0) / _NS_PER_MS:.0f} ms are left, and 'min_remaining_ms' of the step asks for "
+                f"{self._min_remaining_ms}; it was not called"
+            )
+            raise self._error_context.wrap(error, self.where)

@@ -1,1 +1,0 @@
-"""Tasks that start and end together."""

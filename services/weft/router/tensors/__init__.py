@@ -1,1 +1,0 @@
-"""Shapes and rows of the tensors that pass through."""

@@ -1,1 +1,0 @@
-"""Calls that models make of other models."""

@@ -1,0 +1,168 @@
+"""Prometheus metrics of a serving process, read at scrape time: of backends, inline models, loads on demand, GPUs."""
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, UnknownMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from weft.base.observing.logs import get_logger
+from weft.base.statistics import ModelStatistics
+from weft.serving.lifecycle.warm_pool import WarmPool
+from weft.v2.server.metrics import cumulative_buckets
+
+_log = get_logger("weft.serving.metrics")
+_FIGURES: Sequence[tuple[str, str, type[Metric], Callable[[Any, Any], float]]] = (
+    ("nv_gpu_utilization", "Share of time that it computed, 0 to 1", GaugeMetricFamily,
+     lambda nvml, gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
+    ("nv_gpu_memory_total_bytes", "Memory", GaugeMetricFamily,
+     lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).total),
+    ("nv_gpu_memory_used_bytes", "Memory in use", GaugeMetricFamily,
+     lambda nvml, gpu: nvml.nvmlDeviceGetMemoryInfo(gpu).used),
+    ("nv_gpu_power_usage", "Power drawn, watts", GaugeMetricFamily,
+     lambda nvml, gpu: nvml.nvmlDeviceGetPowerUsage(gpu) / 1e3),
+    ("nv_gpu_power_limit", "Power allowed, watts", GaugeMetricFamily,
+     lambda nvml, gpu: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1e3),
+    ("nv_energy_consumption", "Energy drawn, joules", UnknownMetricFamily,
+     lambda nvml, gpu: nvml.nvmlDeviceGetTotalEnergyConsumption(gpu) / 1e3),
+)  # fmt: skip
+
+
+class ExportedMetrics(Collector):
+    """The families of all backends of a service; may be used from any thread.
+
+    A family of several backends is exported once. Samples with the same labels, as of the old and the new load of a
+    model while the old one drains, are added for counters and histograms; of a gauge the latest attached counts.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sources: dict[str, Callable[[], Iterable[Metric]]] = {}
+
+    def attach(self, owner: str, read: Callable[[], Iterable[Metric]]) -> None:
+        """Call ``read`` at every scrape; it replaces what the owner attached before."""
+        with self._lock:
+            self._sources.pop(owner, None)
+            self._sources[owner] = read
+
+    def detach(self, owner: str) -> None:
+        """Remove what the owner attached."""
+        with self._lock:
+            self._sources.pop(owner, None)
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family once; a backend that fails does not affect the others."""
+        with self._lock:
+            sources = list(self._sources.items())
+        families: dict[str, Metric] = {}
+        for owner, read in sources:
+            try:
+                for family in read():
+                    _merge(families.setdefault(family.name, _empty(family)), family)
+            except Exception:  # one backend must not fail the scrape
+                _log.exception("the metrics of %s cannot be read", owner)
+        return iter(families.values())
+
+
+def _empty(family: Metric) -> Metric:
+    return Metric(family.name, family.documentation, family.type, family.unit)
+
+
+def _merge(shown: Metric, family: Metric) -> None:
+    places = {(sample.name, tuple(sorted(sample.labels.items()))): i for i, sample in enumerate(shown.samples)}
+    for sample in family.samples:
+        place = places.get((sample.name, tuple(sorted(sample.labels.items()))))
+        if place is None:
+            shown.samples.append(sample)
+        elif family.type == "gauge":
+            shown.samples[place] = sample
+        else:
+            shown.samples[place] = sample._replace(value=shown.samples[place].value + sample.value)
+
+
+class InlineCollector(Collector):
+    """How often they held the event loop for too long.
+
+    Args:
+        statistics: Returns the counters of all models.
+    """
+
+    def __init__(self, statistics: Callable[[], Iterable[ModelStatistics]]) -> None:
+        self._statistics = statistics
+
+    def collect(self) -> Iterator[Metric]:
+        """The one family, with a sample for each such model."""
+        overruns = CounterMetricFamily(
+            "weft_inline_overruns", "Inline executions that took longer than they may", labels=("model", "version")
+        )
+        for entry in self._statistics():
+            if entry.inline_overrun_count is not None:
+                overruns.add_metric((entry.name, entry.version), entry.inline_overrun_count)
+        yield overruns
+
+
+class WarmPoolCollector(Collector):
+    """Loaded models, durations of loads, and reasons of unloads."""
+
+    def __init__(self, pool: WarmPool) -> None:
+        self._pool = pool
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family."""
+        yield GaugeMetricFamily("weft_warm_models", "Model versions that are loaded", value=self._pool.num_warm)
+        yield GaugeMetricFamily("weft_warm_model_bytes", "Size of their files", value=self._pool.num_warm_bytes)
+        starts = HistogramMetricFamily(
+            "weft_cold_start_seconds", "Loads because a request asked for the model", labels=("model", "version")
+        )
+        failures = CounterMetricFamily(
+            "weft_cold_start_failures", "Such loads that failed", labels=("model", "version")
+        )
+        unloads = CounterMetricFamily(
+            "weft_warm_model_unloads", "Unloads to make room, or after idle time", labels=("model", "version", "reason")
+        )
+        for labels, counters in list(self._pool.cold_starts.items()):
+            starts.add_metric(labels, cumulative_buckets(counters.seconds), counters.seconds.sum_s)
+            failures.add_metric(labels, counters.num_failed)
+            unloads.add_metric((*labels, "evicted"), counters.num_evicted)
+            unloads.add_metric((*labels, "idle"), counters.num_idled)
+        yield from (starts, failures, unloads)
+
+
+class GpuCollector(Collector):
+    """Reads the metrics of each GPU at scrape time, without those that a GPU does not have.
+
+    Args:
+        nvml: The package ``pynvml``, initialised.
+    """
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family, each with one sample a GPU."""
+        nvml = self._nvml
+        with suppress(nvml.NVMLError):  # a driver that is gone takes no other figures along
+            yield from self._families([nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())])
+
+    def _families(self, gpus: Sequence[Any]) -> Iterator[Metric]:
+        nvml = self._nvml
+        for name, text, family, value in _FIGURES:
+            metric = family(name, text, labels=("gpu_uuid",))  # type: ignore[call-arg]  # those of the families
+            for gpu in gpus:
+                with suppress(nvml.NVMLError):
+                    metric.add_metric((nvml.nvmlDeviceGetUUID(gpu),), value(nvml, gpu))  # type: ignore[attr-defined]
+            yield metric
+
+
+def gpu_collectors() -> tuple[Collector, ...]:
+    """One collector where the package ``nvidia-ml-py`` and NVIDIA's driver are installed; else none."""
+    try:
+        import pynvml  # noqa: PLC0415  # optional
+
+        pynvml.nvmlInit()
+    except Exception:  # not installed, or the driver is not
+        return ()
+    return (GpuCollector(pynvml),)

@@ -1,0 +1,272 @@
+"""How the requests of one model wait and share batches: ``dynamic_batching`` and ``sequence_batching``."""
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from weft.base.core import Parameters
+from weft.base.errors import InvalidArgumentError
+
+#: Longest wait for the next request of a sequence, where the configuration names none, in microseconds.
+DEFAULT_MAX_IDLE_US = 1_000_000
+#: Longest name of a sequence in bytes.
+MAX_ID_BYTES = 128
+
+_ID_RANGES = {
+    "INT32": (-(2**31), 2**31 - 1),
+    "UINT32": (0, 2**32 - 1),
+    "INT64": (-(2**63), 2**63 - 1),
+    "UINT64": (0, 2**64 - 1),
+}
+_HOLD_VARIABLES = ("WEFT_DELAY_SCHEDULER", "TRITONSERVER_DELAY_SCHEDULER")
+#: Longest load of an instance, in seconds.
+DEFAULT_LOAD_TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSettings:
+    """Field meanings are those of ``ModelSequenceBatching``.
+
+    Attributes:
+        is_direct: A sequence owns one row of the batches of its instance; otherwise the oldest requests are batched.
+        num_slots: Sequences in progress on one instance; for ``is_direct``, rows of a batch.
+        max_idle_us: A sequence that waits longer than this for its next request is ended; microseconds.
+        max_queue_delay_us: Direct only: longest time in microseconds that a request waits for other rows to be ready.
+        minimum_slot_utilization: Direct only: share of the rows, 0 to 1, that ends this wait.
+        id_datatype: Of the input that gets the sequence's id; "": there is none, and any id is accepted.
+        has_varying_state: States may differ in shape; only those of one shape share a batch.
+        is_iterative: Each request is a sequence, executed until the model releases it.
+        max_backlog: Sequences that may wait for a slot; 0: any number.
+    """
+
+    is_direct: bool = True
+    num_slots: int = 1
+    max_idle_us: int = DEFAULT_MAX_IDLE_US
+    max_queue_delay_us: int = 0
+    minimum_slot_utilization: float = 0.0
+    id_datatype: str = ""
+    has_varying_state: bool = False
+    is_iterative: bool = False
+    max_backlog: int = 0
+
+
+def sequence_parameters(parameters: Parameters, model: str, id_datatype: str) -> tuple[int | str, bool, bool]:
+    """Id of the sequence of a request, and whether the request starts and ends it.
+
+    Args:
+        parameters: Of the request: ``sequence_id``, ``sequence_start`` and ``sequence_end``.
+        model: Name, for errors.
+        id_datatype: Datatype of the id; "": any.
+
+    Raises:
+        InvalidArgumentError: The id is missing or of a wrong type, or a flag is no bool.
+    """
+    given = parameters.get("sequence_id", 0)
+    if isinstance(given, bool) or not isinstance(given, int | str):
+        raise InvalidArgumentError(
+            f"invalid value type for 'sequence_id' parameter, expected int64_param or string_param, got {given!r}"
+        )
+    if not given:
+        raise InvalidArgumentError(
+            f"inference request to model '{model}' must specify a non-zero or non-empty correlation ID; send parameter "
+            "'sequence_id'"
+        )
+    _check_id(given, model, id_datatype)
+    return given, _flag(parameters, "sequence_start"), _flag(parameters, "sequence_end")
+
+
+def _check_id(given: int | str, model: str, id_datatype: str) -> None:
+    if isinstance(given, str):
+        num_bytes = len(given.encode())
+        if num_bytes > MAX_ID_BYTES:
+            raise InvalidArgumentError(
+                f"string correlation ID cannot be longer than {MAX_ID_BYTES} characters, got {num_bytes} bytes"
+            )
+        if id_datatype not in ("", "BYTES"):
+            raise InvalidArgumentError(
+                f"model '{model}' takes its correlation ID as {id_datatype}, got the string {given!r}; send a number "
+                "as 'sequence_id'"
+            )
+        return
+    if id_datatype == "BYTES":
+        raise InvalidArgumentError(
+            f"model '{model}' takes its correlation ID as a string, got the number {given}; send a string as "
+            "'sequence_id'"
+        )
+    low, high = _ID_RANGES.get(id_datatype, (-(2**63), 2**64 - 1))
+    if not low <= given <= high:
+        raise InvalidArgumentError(
+            f"model '{model}' takes its correlation ID as {id_datatype or 'UINT64'}, {low} to {high}, got {given}"
+        )
+
+
+def _flag(parameters: Parameters, key: str) -> bool:
+    value = parameters.get(key, False)
+    if not isinstance(value, bool):
+        raise InvalidArgumentError(f"invalid value type for '{key}' parameter, expected bool_param, got {value!r}")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class WaitPolicy:
+    """How long requests of a level wait, and how many: ``ModelQueuePolicy``.
+
+    Attributes:
+        timeout_action: ``"REJECT"``: a request that waited too long fails; ``"DELAY"``: it goes behind the others of
+            its level.
+        default_timeout_us: Longest wait in microseconds; 0 means no limit.
+        allow_timeout_override: A request may ask for a shorter wait than the default, never for a longer one.
+        max_queue_size: Most requests that wait in one level; 0 means no limit.
+    """
+
+    timeout_action: str = "REJECT"
+    default_timeout_us: int = 0
+    allow_timeout_override: bool = False
+    max_queue_size: int = 0
+
+    def timeout_us(self, asked_us: int) -> int:
+        """Longest wait in microseconds (0 = no limit) of a request with timeout ``asked_us`` (0 = none)."""
+        if self.allow_timeout_override and 0 < asked_us < self.default_timeout_us:
+            return asked_us
+        return self.default_timeout_us
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """Queue and batching of one model; field meanings and load-time rules are those of ``ModelDynamicBatching``.
+
+    Attributes:
+        max_batch_size: Most rows in one execution; 0 for a model without batch dimension.
+        is_batching: ``dynamic_batching`` is present; otherwise each request is executed alone.
+        preferred_batch_sizes: Rows at which a batch is sent without waiting; empty means ``max_batch_size``.
+        max_queue_delay_us: Longest time in microseconds that a request waits for others to fill its batch.
+        preserve_ordering: Answers leave in the order of arrival.
+        priority_levels: Number of levels, 1 is served first; 0 means that priorities are not used.
+        default_priority_level: Level of a request that names none, or one that does not exist.
+        default_policy: Policy of each level that ``policies`` does not name.
+        policies: Policy by level.
+        execution_timeout_us: An instance that executes for longer counts as hung; 0: never.
+        load_timeout_s: An instance that loads for longer is given up; 0: never.
+        priority_aging_us: A request is served as one of the next better level that came so many microseconds later;
+            0: levels are strict.
+        can_split: A request of more than ``max_batch_size`` rows is executed in parts.
+        queue_policy: Order of service; a name of ``QUEUES``.
+        sequences: How stateful sequences share the instances; None: the model has none.
+    """
+
+    max_batch_size: int
+    is_batching: bool = False
+    preferred_batch_sizes: tuple[int, ...] = ()
+    max_queue_delay_us: int = 0
+    preserve_ordering: bool = False
+    priority_levels: int = 0
+    default_priority_level: int = 0
+    default_policy: WaitPolicy = field(default_factory=WaitPolicy)
+    policies: Mapping[int, WaitPolicy] = field(default_factory=dict)
+    priority_aging_us: int = 0
+    execution_timeout_us: int = 0
+    load_timeout_s: float = DEFAULT_LOAD_TIMEOUT_S
+    can_split: bool = False
+    queue_policy: str = "priority_levels"
+    sequences: SequenceSettings | None = None
+
+    def level_of(self, priority: int) -> int:
+        """Level that a request with ``priority`` waits in; 0 where the model has no levels."""
+        if not self.priority_levels:
+            return 0
+        return priority if 1 <= priority <= self.priority_levels else self.default_priority_level
+
+    @property
+    def background_level(self) -> int:
+        """The level whose requests may run in the background; 0: none.
+
+        It is the lowest of several, unless requests that name no priority have it. With ``priority_aging_us`` none must
+        wait for ever, and with ``execution_timeout_us`` one that waits for a processor would count as hung.
+        """
+        is_apart = self.is_batching and 0 < self.default_priority_level < self.priority_levels
+        is_limited = self.priority_aging_us or self.execution_timeout_us or self.sequences is not None
+        return self.priority_levels if is_apart and not is_limited else 0
+
+    def policy_of(self, level: int) -> WaitPolicy:
+        """Policy of a level."""
+        return self.policies.get(level, self.default_policy)
+
+    def validate(self, model_name: str) -> None:
+        """Check that a model can be served with these settings.
+
+        Raises:
+            InvalidArgumentError: Names every fault, with the value got and the values allowed.
+        """
+        faults = [f"{path}: {message}" for path, message in self.faults()]
+        if faults:
+            raise InvalidArgumentError(f"model '{model_name}': {'; '.join(faults)}")
+
+    def faults(self) -> Iterator[tuple[str, str]]:
+        """Every fault: field of ``config.pbtxt``, and message."""
+        if self.max_batch_size < 0:
+            yield "max_batch_size", f"must be at least 0, got {self.max_batch_size}"
+        if self.can_split and not self.max_batch_size:
+            yield "parameters[split_large_requests]", "needs max_batch_size > 0: without rows there is nothing to split"
+        if self.priority_aging_us and not (self.is_batching and self.priority_levels > 1):
+            yield (
+                "parameters[priority_aging_us]",
+                f"needs dynamic_batching with priority_levels > 1, got {self.priority_levels}",
+            )
+        if not self.is_batching:
+            return
+        if self.max_queue_delay_us < 0:
+            yield "dynamic_batching.max_queue_delay_microseconds", f"must be at least 0, got {self.max_queue_delay_us}"
+        for size in self.preferred_batch_sizes:
+            if not 1 <= size <= self.max_batch_size:
+                yield (
+                    "dynamic_batching.preferred_batch_size",
+                    f"dynamic batching preferred size must be in 1..max_batch_size ({self.max_batch_size}), got {size}",
+                )
+        yield from self._level_faults()
+        policies = {"default_queue_policy": self.default_policy}
+        policies |= {f"priority_queue_policy[{level}]": policy for level, policy in self.policies.items()}
+        for name, policy in policies.items():
+            yield from self._policy_faults(f"dynamic_batching.{name}", policy)
+
+    def _level_faults(self) -> Iterator[tuple[str, str]]:
+        levels = self.priority_levels
+        if levels and not 1 <= self.default_priority_level <= levels:
+            yield (
+                "dynamic_batching.default_priority_level",
+                f"default priority level must be provided and in range [1, {levels}], "
+                f"got {self.default_priority_level}",
+            )
+        for level in self.policies:
+            if not 1 <= level <= levels:
+                allowed = f"must be in range [1, {levels}]" if levels else "needs priority_levels > 0"
+                yield "dynamic_batching.priority_queue_policy", f"priority level {allowed}, got {level}"
+        if self.preserve_ordering and levels > 1:
+            yield (
+                "dynamic_batching.preserve_ordering",
+                f"Only one priority level is allowed when 'preserve_ordering' is true, got {levels}",
+            )
+
+    def _policy_faults(self, path: str, policy: WaitPolicy) -> Iterator[tuple[str, str]]:
+        if policy.timeout_action not in ("REJECT", "DELAY"):
+            yield f"{path}.timeout_action", f"must be REJECT or DELAY, got {policy.timeout_action!r}"
+        if policy.default_timeout_us < 0 or policy.max_queue_size < 0:
+            yield path, f"default_timeout_microseconds and max_queue_size must be at least 0, got {policy}"
+        if self.preserve_ordering and policy.timeout_action == "DELAY" and policy.default_timeout_us:
+            yield path, "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true; use REJECT"
+
+
+def num_to_hold(environment: Mapping[str, str] = os.environ) -> int:
+    """Requests that must be queued before the first batch of each model is formed; 0 (off) unless a test asks for it.
+
+    ``WEFT_DELAY_SCHEDULER``, or the name that Triton Inference Server uses, ``TRITONSERVER_DELAY_SCHEDULER``.
+
+    Raises:
+        InvalidArgumentError: The value is not a whole number of at least 0.
+    """
+    for name in _HOLD_VARIABLES:
+        value = environment.get(name)
+        if value:
+            if not value.isdecimal():
+                raise InvalidArgumentError(f"{name} must be a whole number of at least 0, got {value!r}")
+            return int(value)
+    return 0

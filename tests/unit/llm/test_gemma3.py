@@ -1,0 +1,155 @@
+"""Gemma 3 in the engine: tokens are those of transformers with the same random weights, however they are computed."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.unit.llm.engine_fixture import Answer, assert_clean
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from weft.backends.llm.loading import load_engine
+from weft.backends.llm.settings import Settings
+from weft.cli.__main__ import main
+from weft.llm.config import EngineConfig
+from weft.llm.engine import Engine
+from weft.llm.kv_window import kv_window
+from weft.llm.models.registry import read_config
+
+torch.set_num_threads(1)
+
+_VOCAB_SIZE, _NUM_NEW = 96, 12
+#: Longest and shortest; the window of five layers of six is longer than some and shorter than others.
+_LENGTHS = (70, 5, 33, 19, 48, 1)
+_SHAPE: dict[str, Any] = {
+    "vocab_size": _VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 7,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": 24,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e5},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e3},
+    },
+    "eos_token_id": None,
+}
+
+
+@pytest.fixture(scope="module")
+def theirs() -> Any:
+    """A random model of transformers, the same every time."""
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    torch.manual_seed(11)
+    model = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**_SHAPE, attn_implementation="eager"))
+    for parameter in model.parameters():
+        parameter.data.mul_(6.0) if parameter.dim() == 2 else parameter.data.add_(torch.randn_like(parameter) * 0.2)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def folder(theirs: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its folder, with a tokenizer of words and a text."""
+    path = tmp_path_factory.mktemp("gemma3")
+    theirs.save_pretrained(path)
+    tokenizer = Tokenizer(models.WordLevel({f"w{number}": number for number in range(_VOCAB_SIZE)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(path / "tokenizer.json"))
+    (path / "text.txt").write_text(" ".join(f"w{number}" for number in torch.randint(0, _VOCAB_SIZE, (400,)).tolist()))
+    return path
+
+
+def _prompts() -> list[list[int]]:
+    """Prompts of all lengths, the longer ones with a common beginning."""
+    text = torch.randint(0, _VOCAB_SIZE, (128,), generator=torch.Generator().manual_seed(2)).tolist()
+    return [text[:16] + text[count : 2 * count - 16] if count > 30 else text[:count] for count in _LENGTHS]
+
+
+@pytest.fixture(scope="module")
+def expected(theirs: Any) -> list[list[int]]:
+    """Greedy tokens of transformers."""
+    tokens = []
+    for prompt in _prompts():
+        ids = torch.tensor([prompt])
+        for _ in range(_NUM_NEW):
+            with torch.no_grad():
+                ids = torch.cat((ids, theirs(ids).logits[:, -1:].argmax(-1)), 1)
+        tokens.append(ids[0, len(prompt) :].tolist())
+    return tokens
+
+
+def _serve(folder: Path, rounds: list[list[Answer]], **settings: Any) -> Engine:
+    options: dict[str, Any] = {"dtype": "float32", "num_blocks": 200, "block_size": 4} | settings
+    config = EngineConfig(**options)
+    engine = load_engine(
+        folder, Settings(config, 1 << 20, has_weights=True), after_deltas=lambda: None, on_lost=lambda error: None
+    )
+    engine.start()
+    for answers in rounds:
+        for answer in answers:
+            engine.submit(answer.request)
+        for answer in answers:
+            answer.wait()
+    assert engine.stop(grace_s=5.0)
+    assert_clean(engine)
+    return engine
+
+
+def _answers(prompts: list[list[int]], **options: Any) -> list[Answer]:
+    return [Answer(prompt, max_tokens=_NUM_NEW, **options) for prompt in prompts]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("step_tokens", [8, 128])
+def test_tokens_are_those_of_transformers(
+    folder: Path, expected: list[list[int]], step_tokens: int, deterministic: bool
+) -> None:
+    """Prompts of mixed lengths in one batch, whole and in chunks, and again from the prefix cache."""
+    first, again = _answers(_prompts()), _answers(_prompts())
+    engine = _serve(
+        folder, [first, again], max_num_seqs=6, max_num_batched_tokens=step_tokens, deterministic=deterministic
+    )
+    assert expected == [answer.text for answer in first]
+    assert expected == [answer.text for answer in again]
+    assert engine.metrics.num_cached_tokens > sum(_LENGTHS) / 2
+
+
+def test_layers_without_a_window_keep_all_blocks(folder: Path) -> None:
+    """Windows in some layers free no blocks, which hold keys and values of all layers."""
+    config = read_config(folder)
+    assert [24] * 5 + [0, 24] == list(config.windows)
+    assert 0 == kv_window(EngineConfig(), config).num_tokens
+
+
+@pytest.mark.parametrize("speculation", ["ngram", "draft"])
+def test_speculation_changes_nothing(folder: Path, expected: list[list[int]], speculation: str) -> None:
+    """With drafts of a proposer, the model itself for one, the tokens are the same."""
+    answers = _answers(_prompts())
+    _serve(folder, [answers], speculation=speculation, draft_model=str(folder) if speculation == "draft" else "")
+    assert expected == [answer.text for answer in answers]
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_rounded_weights(folder: Path, quantization: str) -> None:
+    """A sequence has the same log probabilities alone and beside others."""
+    together, alone = _answers(_prompts(), logprobs=1), _answers(_prompts()[:1], logprobs=1)
+    options: dict[str, Any] = {"deterministic": True, "quantization": quantization}
+    _serve(folder, [together], **options)
+    _serve(folder, [alone], max_num_batched_tokens=64, **options)
+    assert alone[0].logprobs == together[0].logprobs
+
+
+def test_a_quantised_folder(folder: Path, tmp_path: Path) -> None:
+    """GPTQ, which walks through the layers, writes a folder that is served; its text is as likely as before."""
+    small = tmp_path / "small"
+    arguments = ["--output", str(small), "--method", "gptq", "--group-size", "16", "--data", str(folder / "text.txt")]
+    assert 0 == main(["quantize", str(folder), *arguments, "--max-loss", "20%"])
+    answers = _answers(_prompts())
+    _serve(small, [answers])
+    assert [_NUM_NEW] * len(_LENGTHS) == [len(answer.text) for answer in answers]
