@@ -7,15 +7,14 @@ protobuf first, which also refuses what is no message. What is written is byte f
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 from google.protobuf.message import DecodeError
-from typing_extensions import override
 
-from weft.base.core import InferCall, InferResult, Parameters, RequestedOutput
+from weft.base.core import InferCall, InferResult, RequestedOutput
 from weft.base.errors import InvalidArgumentError
 from weft.base.limits import MAX_NAME_CHARS, MAX_TENSORS, check_call
 from weft.base.tensors import WireTensor
@@ -26,27 +25,21 @@ from weft_protos import grpc_service_pb2 as pb
 Body: TypeAlias = bytes | memoryview | Parts
 Read = TypeVar("Read", bound=Callable[..., Any])
 
-#: Messages with as many bytes of tensors are sent in pieces, which are not copied.
-LARGE_BYTES: Final = 64 << 10
-_MIN_PIECE_BYTES: Final = 4096
 #: Descriptions and other parts of messages that are kept, of each kind, and the longest of them.
-_MAX_KNOWN: Final = 1024
+MAX_KNOWN: Final = 1024
 _MAX_KNOWN_BYTES: Final = 1024
 #: Of a length; below 128 it has one.
 _MAX_LENGTH_BYTES: Final = 5
-_ONE_BYTE: Final = 128
+ONE_BYTE: Final = 128
 
 # Tags of fields: number and type, which is bytes for all. Those of contents differ.
-_NAME, _VERSION, _ID, _PARAMETER, _TENSOR, _OUTPUT = 0x0A, 0x12, 0x1A, 0x22, 0x2A, 0x32
-_INPUT_CONTENT, _OUTPUT_CONTENT = 0x3A, 0x32
+_NAME, _VERSION, ID, _PARAMETER, _TENSOR, _OUTPUT = 0x0A, 0x12, 0x1A, 0x22, 0x2A, 0x32
+INPUT_CONTENT, OUTPUT_CONTENT = 0x3A, 0x32
 _DESCRIPTION: Final = frozenset((_PARAMETER, _TENSOR, _OUTPUT))
-_STREAM_ERROR, _STREAM_RESPONSE = 0x0A, 0x12
+STREAM_ERROR, STREAM_RESPONSE = 0x0A, 0x12
 
 #: The constructor of a named tuple would be a Python call.
 _new: Final = tuple.__new__
-_NO_PARAMETERS: Parameters = {}
-#: Types of values that take little memory, and are equal only where they are the same.
-_SMALL: Final = frozenset((bool, int))
 
 
 class TensorHead(NamedTuple):
@@ -90,9 +83,6 @@ class InferMessage:
     contents: list[bytes] = field(default_factory=list)
 
 
-# From bytes.
-
-
 class _UnusualError(Exception):
     """The message is not as every client writes it: protobuf puts it in order, or refuses it."""
 
@@ -103,7 +93,7 @@ def _read_length(data: bytes, position: int) -> tuple[int, int]:
     for byte in data[position : position + _MAX_LENGTH_BYTES]:
         position += 1
         size |= (byte & 0x7F) << shift
-        if byte < _ONE_BYTE:
+        if byte < ONE_BYTE:
             return size, position
         shift += 7
     raise _UnusualError
@@ -131,7 +121,7 @@ def _cut(pieces: Sequence[bytes | bytearray | memoryview], tag: int, contents: l
         return b"".join(found)
 
     while head := take(1):
-        while len(head) == 1 or head[-1] >= _ONE_BYTE:
+        while len(head) == 1 or head[-1] >= ONE_BYTE:
             byte = take(1)
             if not byte or len(head) > _MAX_LENGTH_BYTES:
                 raise _UnusualError
@@ -201,7 +191,7 @@ class _Reader:
         self._class = message_class
         self._content_tag = content_tag
         self._describe = describe
-        self._known = functools.lru_cache(_MAX_KNOWN)(describe)
+        self._known = functools.lru_cache(MAX_KNOWN)(describe)
 
     def read(self, data: Body) -> tuple[str, str, str, _Description, list[bytes]]:
         """Name and version of the model, id, description, contents. Raises DecodeError, as protobuf does."""
@@ -223,16 +213,16 @@ class _Reader:
         if not isinstance(data, bytes):
             data = _cut(data.pieces if isinstance(data, Parts) else (data,), content_tag, contents)
         position, end = 0, len(data)
-        while position < end and (tag := data[position]) <= _ID:
+        while position < end and (tag := data[position]) <= ID:
             size = data[position + 1]
             position += 2
-            if size >= _ONE_BYTE:
+            if size >= ONE_BYTE:
                 size, position = _read_length(data, position - 1)
             text = data[position : position + size].decode()
             position += size
             if tag == _NAME:
                 name = text
-            elif tag == _ID:
+            elif tag == ID:
                 request_id = text
             elif tag == _VERSION:
                 version = text
@@ -244,7 +234,7 @@ class _Reader:
                 raise _UnusualError
             size = data[position + 1]
             position += 2
-            if size >= _ONE_BYTE:
+            if size >= ONE_BYTE:
                 size, position = _read_length(data, position - 1)
             position += size
         description = data[begin:position]
@@ -253,7 +243,7 @@ class _Reader:
                 raise _UnusualError
             size = data[position + 1]
             position += 2
-            if size >= _ONE_BYTE:
+            if size >= ONE_BYTE:
                 size, position = _read_length(data, position - 1)
             contents.append(data[position : position + size])
             position += size
@@ -268,8 +258,8 @@ def _message(name: str, version: str, request_id: str, about: _Description, cont
     return InferMessage(name, version, request_id, dict(parameters), list(tensors), list(outputs), contents)
 
 
-_requests: Final = _Reader(pb.ModelInferRequest, _INPUT_CONTENT, _described_request)
-_responses: Final = _Reader(pb.ModelInferResponse, _OUTPUT_CONTENT, _described_response)
+_requests: Final = _Reader(pb.ModelInferRequest, INPUT_CONTENT, _described_request)
+_responses: Final = _Reader(pb.ModelInferResponse, OUTPUT_CONTENT, _described_response)
 
 
 def values_of(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -336,7 +326,7 @@ def deserialize_response(data: Body) -> InferMessage:
 def deserialize_stream_answer(data: bytes) -> tuple[str, InferMessage]:
     """The error message of an answer of ``ModelStreamInfer``, "" for none, and its response."""
     try:
-        if data[0] == _STREAM_RESPONSE:  # and nothing else
+        if data[0] == STREAM_RESPONSE:  # and nothing else
             size, begin = _read_length(data, 1)
             if begin + size == len(data):
                 return "", _responses.message(data[begin:])
@@ -344,155 +334,3 @@ def deserialize_stream_answer(data: bytes) -> tuple[str, InferMessage]:
         pass
     answer = pb.ModelStreamInferResponse.FromString(data)
     return answer.error_message, _responses.message(answer.infer_response.SerializeToString())
-
-
-# To bytes.
-
-
-class Serializer:
-    """Makes bytes of a call or result, of its message, or of one of protobuf.
-
-    On Weft's own wire it makes pieces of a large one, whose tensors are not copied. It raises InvalidArgumentError,
-    TypeError or ValueError for what the protocol cannot carry.
-
-    Args:
-        content_tag: Tag of contents.
-    """
-
-    def __init__(self, content_tag: int) -> None:
-        self._content_tag = content_tag
-
-    def __call__(self, value: Any) -> bytes:
-        """In one piece."""
-        body = self.to_parts(value)
-        return body if isinstance(body, bytes) else body.joined()
-
-    def to_parts(self, value: Any) -> bytes | Parts:
-        """In pieces if it is large."""
-        kind = type(value)
-        if kind is InferMessage:
-            heads = [_head_field(*one[:3]) if not one.parameters else _head_bytes(*one[:4]) for one in value.tensors]
-            contents = value.contents
-        elif kind is InferCall or kind is InferResult:
-            tensors = value.inputs if kind is InferCall else value.outputs
-            heads, contents = [], []
-            for name, (datatype, shape, data) in tensors.items():
-                heads.append(_head_field(name, datatype, shape))
-                contents.append(data)
-        else:
-            return value.SerializeToString()  # type: ignore[no-any-return]
-        pieces = [_model_fields(value.model_name, value.model_version)]
-        if value.request_id:
-            encoded = value.request_id.encode()
-            pieces += (_prefix(_ID, len(encoded)), encoded)
-        for key, parameter in value.parameters.items():
-            if type(parameter) in _SMALL and len(key) < _ONE_BYTE:
-                pieces.append(_parameter_field(key, parameter))
-            elif parameter is not None:
-                pieces.append(_parameter_bytes(key, parameter))
-        pieces += heads
-        if kind is not InferResult:
-            for output in value.outputs:
-                pieces.append(_output_bytes(*output) if output.parameters else _output_field(output.name))
-        num_bytes = 0
-        for content in contents:
-            size = len(content)
-            num_bytes += size
-            pieces += (_prefix(self._content_tag, size), content)
-        return b"".join(pieces) if num_bytes < LARGE_BYTES else Parts(_gathered(pieces))
-
-
-def _gathered(pieces: Iterable[bytes]) -> list[bytes]:
-    """The same bytes in fewer pieces: small ones are joined, for each piece that is sent costs as much as some kB."""
-    gathered: list[bytes] = []
-    small: list[bytes] = []
-    for piece in pieces:
-        if len(piece) < _MIN_PIECE_BYTES:
-            small.append(piece)
-        else:
-            gathered += (b"".join(small), piece)
-            small = []
-    return [*gathered, b"".join(small)] if small else gathered
-
-
-class StreamAnswerSerializer(Serializer):
-    """Makes bytes of the error message of an answer of ``ModelStreamInfer``, "" for none, and its response."""
-
-    @override
-    def to_parts(self, value: tuple[str, InferMessage]) -> bytes | Parts:
-        body = super().to_parts(value[1])
-        error = value[0].encode()
-        head = (_prefix(_STREAM_ERROR, len(error)) + error if error else b"") + _prefix(_STREAM_RESPONSE, len(body))
-        return head + body if isinstance(body, bytes) else Parts((head, *body.pieces))
-
-
-serialize_call: Final = Serializer(_INPUT_CONTENT)
-serialize_result: Final = Serializer(_OUTPUT_CONTENT)
-serialize_stream_answer: Final = StreamAnswerSerializer(_OUTPUT_CONTENT)
-
-
-def fill_parameters(message: Any, parameters: Mapping[str, Any]) -> None:
-    """Write plain values into a parameter map of a message.
-
-    ``priority`` is written as uint64, as tritonclient does; other integers as int64.
-
-    Raises:
-        InvalidArgumentError: An integer does not fit, or a value is of another type.
-    """
-    for key, value in parameters.items():
-        target = message[key]
-        try:
-            if isinstance(value, bool):
-                target.bool_param = value
-            elif isinstance(value, int):
-                if key == "priority" or value > 0x7FFF_FFFF_FFFF_FFFF:
-                    target.uint64_param = value
-                else:
-                    target.int64_param = value
-            elif isinstance(value, float):
-                target.double_param = value
-            else:
-                target.string_param = value
-        except (ValueError, OverflowError, TypeError) as error:
-            raise InvalidArgumentError(
-                f"parameter '{key}' has value {value!r}, which the protocol cannot carry"
-            ) from error
-
-
-@functools.lru_cache(_MAX_KNOWN)
-def _model_fields(name: str, version: str) -> bytes:
-    return pb.ModelInferRequest(model_name=name, model_version=version).SerializeToString()
-
-
-def _head_bytes(name: str, datatype: str, shape: Sequence[int], parameters: Parameters = _NO_PARAMETERS) -> bytes:
-    message = pb.ModelInferRequest()
-    fill_parameters(message.inputs.add(name=name, datatype=datatype, shape=shape).parameters, given(parameters))
-    return message.SerializeToString()
-
-
-def _output_bytes(name: str, parameters: Parameters = _NO_PARAMETERS) -> bytes:
-    message = pb.ModelInferRequest()
-    fill_parameters(message.outputs.add(name=name).parameters, given(parameters))
-    return message.SerializeToString()
-
-
-def _parameter_bytes(key: str, value: Any) -> bytes:
-    message = pb.ModelInferRequest()
-    fill_parameters(message.parameters, {key: value})
-    return message.SerializeToString()
-
-
-_head_field = functools.lru_cache(_MAX_KNOWN)(_head_bytes)
-_parameter_field = functools.lru_cache(_MAX_KNOWN, typed=True)(_parameter_bytes)
-_output_field = functools.lru_cache(_MAX_KNOWN)(_output_bytes)
-
-
-@functools.lru_cache(_MAX_KNOWN)
-def _prefix(tag: int, num_bytes: int) -> bytes:
-    """A tag, and the length of the value that follows."""
-    prefix = bytearray((tag,))
-    while num_bytes >= _ONE_BYTE:
-        prefix.append(num_bytes & 0x7F | 0x80)
-        num_bytes >>= 7
-    prefix.append(num_bytes)
-    return bytes(prefix)
