@@ -1,4 +1,4 @@
-"""The codec of ``ModelInfer`` and ``ModelStreamInfer``, the other way: bytes of calls and results, as protobuf has them."""
+"""The codec of ``ModelInfer`` and ``ModelStreamInfer``: from calls and results to bytes, those that protobuf writes."""
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
