@@ -193,64 +193,66 @@ class _Reader:
         self._describe = describe
         self._known = functools.lru_cache(MAX_KNOWN)(describe)
 
-    def read(self, data: Body) -> tuple[str, str, str, _Description, list[bytes]]:
+    def read(  # noqa: PLR0915  # a function a field costs more than its field
+        self, data: Body, *, is_ordered: bool = False
+    ) -> tuple[str, str, str, _Description, list[bytes]]:
         """Name and version of the model, id, description, contents. Raises DecodeError, as protobuf does."""
         try:
-            return self._read_ordered(data)
+            name = version = request_id = ""
+            contents: list[bytes] = []
+            content_tag = self._content_tag
+            rest = data
+            if not isinstance(rest, bytes):
+                rest = _cut(rest.pieces if isinstance(rest, Parts) else (rest,), content_tag, contents)
+            position, end = 0, len(rest)
+            while position < end and (tag := rest[position]) <= ID:
+                size = rest[position + 1]
+                position += 2
+                if size >= ONE_BYTE:
+                    size, position = _read_length(rest, position - 1)
+                text = rest[position : position + size].decode()
+                position += size
+                if tag == _NAME:
+                    name = text
+                elif tag == ID:
+                    request_id = text
+                elif tag == _VERSION:
+                    version = text
+                else:
+                    raise _UnusualError
+            begin = position
+            while position < end and (tag := rest[position]) != content_tag:
+                if tag not in _DESCRIPTION:
+                    raise _UnusualError
+                size = rest[position + 1]
+                position += 2
+                if size >= ONE_BYTE:
+                    size, position = _read_length(rest, position - 1)
+                position += size
+            description = rest[begin:position]
+            while position < end:
+                if rest[position] != content_tag:
+                    raise _UnusualError
+                size = rest[position + 1]
+                position += 2
+                if size >= ONE_BYTE:
+                    size, position = _read_length(rest, position - 1)
+                contents.append(rest[position : position + size])
+                position += size
+            if position != end:
+                raise _UnusualError
+            known = self._known if len(description) <= _MAX_KNOWN_BYTES else self._describe
+            return name, version, request_id, known(description), contents
         except (_UnusualError, DecodeError, IndexError, UnicodeDecodeError):
+            if is_ordered:
+                raise
             message = self._class.FromString(data.joined() if isinstance(data, Parts) else data)
         message.DiscardUnknownFields()
-        return self._read_ordered(message.SerializeToString())
+        return self.read(message.SerializeToString(), is_ordered=True)
 
     def message(self, data: Body) -> InferMessage:
         """The message; raises as ``read``."""
         return _message(*self.read(data))
-
-    def _read_ordered(self, data: Body) -> tuple[str, str, str, _Description, list[bytes]]:
-        name = version = request_id = ""
-        contents: list[bytes] = []
-        content_tag = self._content_tag
-        if not isinstance(data, bytes):
-            data = _cut(data.pieces if isinstance(data, Parts) else (data,), content_tag, contents)
-        position, end = 0, len(data)
-        while position < end and (tag := data[position]) <= ID:
-            size = data[position + 1]
-            position += 2
-            if size >= ONE_BYTE:
-                size, position = _read_length(data, position - 1)
-            text = data[position : position + size].decode()
-            position += size
-            if tag == _NAME:
-                name = text
-            elif tag == ID:
-                request_id = text
-            elif tag == _VERSION:
-                version = text
-            else:
-                raise _UnusualError
-        begin = position
-        while position < end and (tag := data[position]) != content_tag:
-            if tag not in _DESCRIPTION:
-                raise _UnusualError
-            size = data[position + 1]
-            position += 2
-            if size >= ONE_BYTE:
-                size, position = _read_length(data, position - 1)
-            position += size
-        description = data[begin:position]
-        while position < end:
-            if data[position] != content_tag:
-                raise _UnusualError
-            size = data[position + 1]
-            position += 2
-            if size >= ONE_BYTE:
-                size, position = _read_length(data, position - 1)
-            contents.append(data[position : position + size])
-            position += size
-        if position != end:
-            raise _UnusualError
-        known = self._known if len(description) <= _MAX_KNOWN_BYTES else self._describe
-        return name, version, request_id, known(description), contents
 
 
 def _message(name: str, version: str, request_id: str, about: _Description, contents: list[bytes]) -> InferMessage:
