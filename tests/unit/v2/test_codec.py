@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from weft.base.core import InferCall, InferResult, RequestedOutput
 from weft.base.errors import WeftError
 from weft.base.tensors import WireTensor
-from weft.v2.protocol import codec
+from weft.v2.protocol import codec, encoding
 from weft.v2.protocol.codec import (
     InferMessage,
     TensorHead,
@@ -21,10 +21,8 @@ from weft.v2.protocol.codec import (
     deserialize_response,
     deserialize_result,
     deserialize_stream_answer,
-    serialize_call,
-    serialize_result,
-    serialize_stream_answer,
 )
+from weft.v2.protocol.encoding import serialize_call, serialize_result, serialize_stream_answer
 from weft.v2.protocol.wire import call_of, message_of_call, message_of_result, result_of
 from weft.wire.connection.parts import Parts
 from weft_protos import grpc_service_pb2 as pb
@@ -36,12 +34,12 @@ _FIELD_NUMBERS = {pb.ModelInferRequest: 7, pb.ModelInferResponse: 6}
 def _filled(message: Any, tensors: Any, contents: Any, value: InferCall | InferResult) -> Any:
     """The message of a call or a result, by protobuf alone."""
     message.model_name, message.model_version, message.id = value.model_name, value.model_version, value.request_id
-    codec.fill_parameters(message.parameters, value.parameters)
+    encoding.fill_parameters(message.parameters, value.parameters)
     for name, tensor in (value.inputs if isinstance(value, InferCall) else value.outputs).items():
         tensors.add(name=name, datatype=tensor.datatype, shape=tensor.shape)
         contents.append(tensor.data)
     for output in value.outputs if isinstance(value, InferCall) else ():
-        codec.fill_parameters(message.outputs.add(name=output.name).parameters, output.parameters)
+        encoding.fill_parameters(message.outputs.add(name=output.name).parameters, output.parameters)
     return message
 
 
@@ -169,8 +167,6 @@ def test_whatever_comes_means_what_protobuf_says(seed: int, make: Any, message_c
         num_refused += isinstance(expected, str)
         for form in (data, memoryview(data), _cut(rng, data)):
             found = _outcome(deserialize, form)
-            if isinstance(found, InferMessage):
-                found.tensors = [head._replace(is_plain=False) for head in found.tensors]
             assert expected == found
     assert 20 < num_refused < 180
 
@@ -209,7 +205,7 @@ def test_what_is_more_than_tensors_is_a_message(change: str) -> None:
     for _ in range(2):
         found = deserialize_call(request.SerializeToString())
         assert isinstance(found, InferMessage)
-        assert _message_of(request) == replace(found, tensors=[head._replace(is_plain=False) for head in found.tensors])
+        assert _message_of(request) == found
 
 
 def test_tensors_are_sent_without_a_copy() -> None:
@@ -225,7 +221,7 @@ def test_descriptions_of_tensors_are_read_once() -> None:
     """A second request with the same inputs is read and written without protobuf, whatever its id and its data."""
     call = InferCall("m", "1", "first", {}, {"once": WireTensor("FP32", (1, 2), b"12345678")})
     assert call == deserialize_call(serialize_call(call))
-    caches = (codec._known_head, codec._head_field, codec._model_fields)
+    caches = (codec._requests._known, encoding._head_field, encoding._model_fields)
     misses = [cache.cache_info().misses for cache in caches]
     other = replace(call, request_id="the second", inputs={"once": WireTensor("FP32", (1, 2), b"abcdefgh")})
     assert other == deserialize_call(serialize_call(other))
@@ -237,12 +233,12 @@ def test_what_is_kept_and_made_is_bounded() -> None:
     for number in range(3000):
         call = InferCall("m", inputs={f"I{number}": WireTensor("UINT8", (number,), b"x" * number)})
         assert call == deserialize_call(serialize_call(call))
-    for cache in (codec._known_head, codec._head_field, codec._prefix):
-        assert cache.cache_info().currsize <= codec._MAX_KNOWN
-    before = codec._known_head.cache_info().misses
-    long = InferCall("m", inputs={"n" * 600: WireTensor("UINT8", (1,), b"x")})
+    for cache in (codec._requests._known, encoding._head_field, encoding._prefix):
+        assert cache.cache_info().currsize <= codec.MAX_KNOWN
+    before = codec._requests._known.cache_info().misses
+    long = InferCall("m", inputs={"n" * 1024: WireTensor("UINT8", (1,), b"x")})
     assert long == deserialize_call(serialize_call(long))
-    assert before == codec._known_head.cache_info().misses
+    assert before == codec._requests._known.cache_info().misses
     many = deserialize_request(b"".join(b"\x2a\x05\x0a\x03%03x" % (number % 4096) for number in range(100_000)))
     assert (100_000, 1024) == (len(many.tensors), len(set(map(id, many.tensors))) - 1)
     assert "100000 inputs; at most 1024 are allowed" in str(_outcome(call_of, many))
@@ -265,9 +261,7 @@ def test_answers_of_streams_are_those_of_protobuf(error: str) -> None:
         if isinstance(expected, str):
             assert expected == found
         else:
-            heads = [head._replace(is_plain=False) for head in found[1].tensors]
-            expected = expected.error_message, _message_of(expected.infer_response)
-            assert expected == (found[0], replace(found[1], tensors=heads))
+            assert (expected.error_message, _message_of(expected.infer_response)) == found
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from weft.base.core import InferCall
 from weft.base.tensors import WireTensor
 from weft.v2.client.local_tensors import LocalTensors
 from weft.v2.client.v2_client import V2Client
-from weft.v2.protocol.codec import serialize_call
+from weft.v2.protocol.encoding import serialize_call
 from weft.v2.protocol.tensor_memory import PARAMETER, UNKNOWN, tensors_path
 from weft.v2.protocol.wire import result_of
 from weft.v2.server.unix_socket import address_of

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from weft.base.core import InferCall, InferResult, RequestedOutput
 from weft.base.errors import InvalidArgumentError, RemoteError, UnsupportedError
 from weft.base.tensors import NUMPY_BY_DATATYPE, WireTensor, decode, encode_bytes
-from weft.v2.protocol.codec import fill_parameters
+from weft.v2.protocol.encoding import fill_parameters
 from weft.v2.protocol.wire import (
     call_from_request,
     parameters_from,

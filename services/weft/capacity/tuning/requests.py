@@ -13,7 +13,7 @@ from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import INTEGERS, NUMPY_BY_DATATYPE, Array, WireTensor, encode
 from weft.capacity.tuning.load import Bounds, arrivals_s
-from weft.v2.protocol.codec import serialize_call
+from weft.v2.protocol.encoding import serialize_call
 
 if TYPE_CHECKING:
     from weft.jobs.dataset import Dataset

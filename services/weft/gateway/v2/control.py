@@ -16,7 +16,7 @@ from weft.gateway.http.disconnect import run_until_disconnect
 from weft.gateway.http.request_context import RequestContext
 from weft.gateway.http.resources import Resources
 from weft.gateway.json_text import is_large, json_type, parse_json, whole
-from weft.v2.protocol.codec import fill_parameters
+from weft.v2.protocol.encoding import fill_parameters
 from weft_protos import grpc_service_pb2 as pb
 
 _FILE_PREFIX = "file:"

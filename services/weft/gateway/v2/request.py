@@ -10,7 +10,8 @@ from weft.base.tensors import WireTensor
 from weft.gateway.errors import RequestError
 from weft.gateway.json_text import json_type, parse_json, whole
 from weft.gateway.v2.values import bytes_of, elements
-from weft.v2.protocol.codec import InferMessage, TensorHead, fill_parameters
+from weft.v2.protocol.codec import InferMessage, TensorHead
+from weft.v2.protocol.encoding import fill_parameters
 from weft.v2.protocol.wire import check_sendable
 from weft_protos import grpc_service_pb2 as pb
 

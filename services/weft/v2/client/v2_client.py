@@ -11,14 +11,8 @@ from weft.base.errors import RemoteError, UnavailableError, WeftError
 from weft.base.observing import telemetry
 from weft.v2.client.channels import open_channel
 from weft.v2.client.wires import WireName
-from weft.v2.protocol.codec import (
-    InferMessage,
-    deserialize_response,
-    deserialize_result,
-    deserialize_stream_answer,
-    fill_parameters,
-    serialize_call,
-)
+from weft.v2.protocol.codec import InferMessage, deserialize_response, deserialize_result, deserialize_stream_answer
+from weft.v2.protocol.encoding import fill_parameters, serialize_call
 from weft.v2.protocol.rpc import (
     EOF,
     SEND_EMPTY_FINAL,

@@ -25,17 +25,8 @@ from weft.base.tensors import (
     encode_bytes,
     num_elements,
 )
-from weft.v2.protocol.codec import (
-    InferMessage,
-    TensorHead,
-    deserialize_request,
-    deserialize_response,
-    fill_parameters,
-    given,
-    serialize_call,
-    serialize_result,
-    values_of,
-)
+from weft.v2.protocol.codec import InferMessage, TensorHead, deserialize_request, deserialize_response, given, values_of
+from weft.v2.protocol.encoding import fill_parameters, serialize_call, serialize_result
 from weft.v2.protocol.shared_memory import DISABLED, REGION_PARAMETER, SharedMemory, TensorLocation, location_of
 from weft_protos import grpc_service_pb2 as pb
 

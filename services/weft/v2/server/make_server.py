@@ -9,7 +9,8 @@ from typing import Any
 from weft.base.errors import UnsupportedError
 from weft.v2.client.channels import server_options
 from weft.v2.client.wires import WireName, default_wire
-from weft.v2.protocol.codec import deserialize_call, serialize_result, serialize_stream_answer
+from weft.v2.protocol.codec import deserialize_call
+from weft.v2.protocol.encoding import serialize_result, serialize_stream_answer
 from weft.v2.protocol.services import add_service, method_handlers
 from weft.v2.security.tls import ServerTls
 from weft.v2.server.limits import grpcio_limits, limits_of
