@@ -20,7 +20,7 @@ from weft.llm.models.model import TransformerModel
 from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder
 from weft.llm.runner import ModelRunner
-from weft.llm.speculation.depth import AdaptiveDepth, CostCurve, Depth, FixedDepth
+from weft.llm.speculation.depth import AdaptiveDepth, CostCurve, FixedDepth
 from weft.llm.speculation.device_proposer import DeviceProposer
 from weft.llm.speculation.draft_model import DraftModelProposer
 from weft.llm.speculation.head_training import HeadTraining, train_heads
@@ -58,7 +58,7 @@ class _Way(NamedTuple):
     make: Callable[[], DeviceProposer] | None
     costs: tuple[CostCurve, ...] = ()
 
-    def driver(self, model: Model, config: EngineConfig, depth: Depth, temperature: float) -> Driver:
+    def driver(self, model: Model, config: EngineConfig, depth: AdaptiveDepth, temperature: float) -> Driver:
         """An engine with this proposer, and with a depth of its own."""
         speculator = Speculator(self.name, depth, HOST_PROPOSERS.get(self.name))
         proposer = None if self.make is None else self.make()
@@ -192,7 +192,7 @@ def _turns(
     jobs: Sequence[Job],
     ways: Sequence[_Way],
     num_rounds: int,
-    make_depth: Callable[[_Way], Depth],
+    make_depth: Callable[[_Way], AdaptiveDepth],
     temperature: float = 0.0,
 ) -> Iterator[dict[str, tuple[Run, Speculator | None]]]:
     """In each round a run without speculation, under the name "", and one with each proposer."""

@@ -59,50 +59,11 @@ _BOUNDS: dict[str, tuple[float, float]] = {
 class EngineConfig:
     """How an engine runs a model. A default of 0 stands for a value that is computed here or in ``resolved``.
 
+    What each field means, its unit and its default are in docs/language-models.md, "Parameters of the engine"; besides:
+
     Attributes:
-        block_size: Tokens in a block of the KV cache: 4, 8, 16, 32, 64, 128 or 256. 0: 8 on a CPU, 16 on a GPU.
-        num_blocks: Blocks in the KV cache, including the null block. 0: as many as ``kv_cache_bytes`` holds.
-        kv_cache_bytes: Size of the KV cache if ``num_blocks`` is 0. 0: 256 MiB on a CPU; on a GPU 90 % of the memory
-            that is free once the weights are loaded.
-        kv_offload_bytes: Size of a second tier of the cache, for blocks that the first evicts. 0: none. On a CPU a
-            file, on a GPU pinned host memory.
-        kv_offload_path: Folder of that file; empty: the folder of temporary files. On a CPU alone.
-        max_num_seqs: Sequences that run concurrently.
-        max_num_batched_tokens: Tokens that a step computes, at least ``max_num_seqs``. 0: 128 on a CPU, 2048 on a GPU,
-            or twice ``max_num_seqs`` if that is more, so that prefill progresses while every other slot decodes.
-        max_model_len: Longest sequence, prompt and output, in tokens. 0: the context length of the model.
-        enable_prefix_caching: Keep the blocks of finished sequences and reuse them for prompts with the same prefix.
-        deterministic: A sequence's logits are bitwise the same alone, in any batch, in any chunks, after a preemption.
-        dtype: ``float32``, ``float16`` or ``bfloat16``, for weights and KV cache; ``auto``: that of the model, on a CPU
-            ``float32`` where that is faster.
-        kv_cache_dtype: Of keys and values. ``auto``: ``dtype``; ``int8``: 8-bit codes with a float32 scale for each
-            token and key-value head; ``fp8``: likewise with 8-bit floating-point codes (e4m3), on a GPU alone.
-        quantization: Of weights that the model has as numbers. ``none``; ``int8``: linear layers and the LM head round
-            weights to 8 bits per output channel; ``int4``: linear layers round weights to 4 bits in groups of 32
-            inputs, the LM head as ``int8``. On a CPU they round activations to 8 bits too.
-        long_prefill_token_threshold: Most tokens of one prompt in a step; a prompt with more tokens left to compute is
-            long. 0: ``max_num_batched_tokens``.
-        max_long_prefills: Long prompts that progress in the same step.
-        watermark: Share of the blocks that admission keeps free, 0 to 0.5.
-        max_queued: Waiting requests; further ones fail with RESOURCE_EXHAUSTED. 0: no limit.
         aging_ns: Waiting time that counts as one priority level, in nanoseconds. 0: levels are strict.
-        num_threads: Torch's threads on a CPU. Applies to the whole process.
-        seed: Seeds the generator that draws seeds for requests without one; -1: entropy of the system, so that two
-            instances, or two runs, draw differently.
-        enable_cuda_graphs: On a GPU, capture decode steps as CUDA graphs at load, and repeat them.
-        speculation: Proposer of drafts: ``none``, ``ngram`` (what followed the last tokens before), ``draft`` (a
-            smaller model), ``medusa`` (heads on hidden states) or ``lookahead``. Tokens are the same with each.
-        num_speculative_tokens: Most drafts of a sequence in a step, 1 to 16.
-        async_scheduling: Plan a step before the tokens of the one in flight are known, so that the host works while the
-            device computes: ``true``, ``false``, or ``auto``: on a GPU, without speculation. ``true`` is refused
-            with speculation, a second tier or a model of windows. Tokens are the same.
-        draft_model: Folder of the draft model for ``draft``, or of the heads for ``medusa``; a relative path begins at
-            the model's own folder. Empty for other proposers.
         device: ``cpu``, ``cuda`` or ``cuda:N``.
-        slo_ttft_ms: Time-to-first-token objective for requests without one, in milliseconds. 0: no objective.
-        slo_tpot_ms: Time-per-output-token objective for requests without one, in milliseconds. 0: no objective.
-        peak_flops_per_s: Peak floating-point operations per second of the device, for MFU. 0: unknown.
-        peak_bytes_per_s: Peak memory bandwidth of the device in bytes per second, for MBU. 0: unknown.
 
     Raises:
         InvalidArgumentError: A field is out of its range; the message has its name, the value and the range.

@@ -79,9 +79,8 @@ def test_every_tensor_is_listed_with_its_type() -> None:
 
 def test_every_metric_is_listed() -> None:
     """Counters with the suffix that they are scraped with."""
-    source = Path(metrics.__file__).read_text()
-    counters = {name for name, *_ in (*metrics._COUNTERS, *metrics._DRAFT_COUNTERS)} | {"weft_llm_requests"}
-    expected = {f"{name}_total" if name in counters else name for name in re.findall(r'"(weft_llm_\w+)"', source)}
+    families = (*metrics._FAMILIES, *metrics._OF_SPECULATION, *metrics._RATES)
+    expected = {f"weft_llm_{name}{'_total' * (kind is metrics._COUNT)}" for kind, name, *_ in families}
     assert expected == {name for cells in rows("Metrics") for name in names(cells[0])}
 
 

@@ -173,19 +173,7 @@ def load_proposer(
     """
     folder = directory / config.draft_model
     if draft_config is not None:
-        dtype = getattr(torch, config.dtype)
-        if has_weights:
-            weights = load_folder(folder, draft_config, dtype=dtype, device=config.device)
-        else:
-            weights = dict(random_weights(draft_config, max(config.seed, 0), dtype=dtype, device=config.device))
-        draft = TransformerModel(
-            draft_config,
-            weights,
-            dtype=dtype,
-            device=config.device,
-            max_model_len=config.max_model_len,
-            num_bits=config.num_bits,
-        )
+        draft = _load_model(folder, draft_config, config, has_weights=has_weights, deterministic=False)
         return DraftModelProposer(draft, config.max_num_batched_tokens)
     if config.speculation != "medusa":
         return None
@@ -352,19 +340,8 @@ def load_engine(
     config = _with_dtype(settings.engine, model_config)
     draft_config = read_draft_config(directory, config, model_config)
     config = config.resolved(model_config, draft_config)
-    dtype = getattr(torch, config.dtype)
-    if settings.has_weights:
-        weights = load_folder(directory, model_config, dtype=dtype, device=config.device)
-    else:
-        weights = random_weights(model_config, max(config.seed, 0), dtype=dtype, device=config.device)
-    model = TransformerModel(
-        model_config,
-        weights,
-        dtype=dtype,
-        device=config.device,
-        deterministic=config.deterministic,
-        max_model_len=config.max_model_len,
-        num_bits=config.num_bits,
+    model = _load_model(
+        directory, model_config, config, has_weights=settings.has_weights, deterministic=config.deterministic
     )
     give_back_freed_memory()  # what was packed leaves holes as large as the weights
     proposer = load_proposer(directory, config, model, draft_config, has_weights=settings.has_weights)
@@ -379,6 +356,25 @@ def load_engine(
         after_deltas=after_deltas,
         on_lost=on_lost,
         speculator=make_speculator(config, runner),
+    )
+
+
+def _load_model(
+    folder: Path, model: TransformerConfig, config: EngineConfig, *, has_weights: bool, deterministic: bool
+) -> TransformerModel:
+    dtype = getattr(torch, config.dtype)
+    if has_weights:
+        weights = load_folder(folder, model, dtype=dtype, device=config.device)
+    else:
+        weights = dict(random_weights(model, max(config.seed, 0), dtype=dtype, device=config.device))
+    return TransformerModel(
+        model,
+        weights,
+        dtype=dtype,
+        device=config.device,
+        deterministic=deterministic,
+        max_model_len=config.max_model_len,
+        num_bits=config.num_bits,
     )
 
 

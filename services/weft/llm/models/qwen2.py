@@ -19,12 +19,12 @@ class Qwen2(TransformerConfig):
     @classmethod
     @override
     def fields_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        window, sliding_layers = sliding_layers_of(values)
-        own = {"has_qkv_bias": True, "has_output_bias": False}
-        return super().fields_of(values) | own | {"sliding_window": window, "sliding_layers": sliding_layers}
+        window, layers = _sliding_layers(values)
+        own = {"has_qkv_bias": True, "has_output_bias": False, "sliding_window": window, "sliding_layers": layers}
+        return super().fields_of(values) | own
 
 
-def sliding_layers_of(values: Mapping[str, Any]) -> tuple[int, tuple[bool, ...]]:
+def _sliding_layers(values: Mapping[str, Any]) -> tuple[int, tuple[bool, ...]]:
     """The window, and the layers that use it: as listed, or those from ``max_window_layers`` on."""
     types, num_layers = layer_types(values), count(values, "num_hidden_layers")
     window = count(values, "sliding_window", 4096) if values.get("use_sliding_window", False) else 0

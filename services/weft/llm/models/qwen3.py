@@ -5,12 +5,11 @@ from typing import Any, ClassVar
 
 from typing_extensions import override
 
-from weft.llm.models.model_config import TransformerConfig
-from weft.llm.models.qwen2 import sliding_layers_of
+from weft.llm.models.qwen2 import Qwen2
 from weft.llm.weights.gguf.model_metadata import GgufLayout
 
 
-class Qwen3(TransformerConfig):
+class Qwen3(Qwen2):
     """See the module."""
 
     architecture = "Qwen3ForCausalLM"
@@ -20,6 +19,6 @@ class Qwen3(TransformerConfig):
     @classmethod
     @override
     def fields_of(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        window, sliding_layers = sliding_layers_of(values)
-        own = {"has_qk_norm": True, "sliding_window": window, "sliding_layers": sliding_layers}
+        has_bias = bool(values.get("attention_bias", False))
+        own = {"has_qk_norm": True, "has_qkv_bias": has_bias, "has_output_bias": has_bias}
         return super().fields_of(values) | own

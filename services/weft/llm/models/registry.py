@@ -1,11 +1,10 @@
 """The architectures that can be served, and which one a folder has."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from weft.base.errors import InvalidArgumentError, NotFoundError
+from weft.base.errors import NotFoundError
 from weft.llm.models.gemma3 import Gemma3
 from weft.llm.models.llama import Llama
 from weft.llm.models.mistral import Mistral
@@ -14,6 +13,7 @@ from weft.llm.models.qwen2 import Qwen2
 from weft.llm.models.qwen3 import Qwen3
 from weft.llm.weights.gguf.container import find_gguf
 from weft.llm.weights.gguf.model_metadata import config_of_gguf
+from weft.llm.weights.parts import read_object
 
 #: A new architecture is a module beside this one, and its class here.
 ARCHITECTURES: list[type[TransformerConfig]] = [
@@ -38,10 +38,10 @@ def read_config(path: Path) -> TransformerConfig:
     """
     if (gguf := find_gguf(path)) is not None:
         return config_from_json(config_of_gguf(gguf, [(each.gguf, each.architecture) for each in ARCHITECTURES]))
-    generation = path / "generation_config.json"
-    return config_from_json(
-        _read_object(path / "config.json"), _read_object(generation) if generation.is_file() else {}
-    )
+    config = read_object(path / "config.json")
+    if config is None:
+        raise NotFoundError(f"no config.json in {path}; give the folder of a Hugging Face model")
+    return config_from_json(config, read_object(path / "generation_config.json"))
 
 
 def config_from_json(config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> TransformerConfig:
@@ -54,15 +54,3 @@ def config_from_json(config: Mapping[str, Any], generation: Mapping[str, Any] | 
     if not isinstance(named, list) or len(named) != 1 or named[0] not in classes:
         raise fault("architectures", f"a list with one of {', '.join(classes)}", named)
     return classes[named[0]].from_json(config, generation)
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        parsed = json.loads(path.read_bytes())
-    except FileNotFoundError as error:
-        raise NotFoundError(f"no {path.name} in {path.parent}; give the folder of a Hugging Face model") from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgumentError(f"{path} is not JSON: {error}") from error
-    if not isinstance(parsed, dict):
-        raise InvalidArgumentError(f"{path} must hold a JSON object, got {type(parsed).__name__}")
-    return parsed

@@ -18,7 +18,7 @@ _NO_ROWS = (_NO_INT32, np.empty((0, len(PARAM_COLUMNS)), np.float32), _NO_INT32,
 
 def build_plan(
     decodes: Decodes,
-    chunks: Seq[Sequence],
+    prefills: Seq[Sequence],
     *,
     changed: Seq[Sequence],
     has_sampling_extras: bool,
@@ -28,15 +28,15 @@ def build_plan(
 
     Args:
         decodes: Each computes its one token and samples the next.
-        chunks: Other sequences with ``num_scheduled`` tokens, drafts included, to compute and blocks for them; those
+        prefills: Other sequences with ``num_scheduled`` tokens, drafts included, to compute and blocks for them; those
             that compute all they have sample after the last known token and after each draft.
         changed: Those of both whose block table or slot is not uploaded.
         has_sampling_extras: Some sequences need log probabilities or penalties.
         block_size: Tokens of a block.
     """
     num_decodes = len(decodes)
-    counts = [seq.num_scheduled for seq in chunks]
-    q_start = np.arange(num_decodes + len(chunks) + 1, dtype=np.int32)
+    counts = [seq.num_scheduled for seq in prefills]
+    q_start = np.arange(num_decodes + len(prefills) + 1, dtype=np.int32)
     q_start[num_decodes + 1 :] = [num_decodes + end for end in accumulate(counts)]
     slots, ctx_len = (np.empty(len(q_start) - 1, np.int32) for _ in range(2))
     positions, token_ids, slot_mapping = (np.empty(q_start[-1], dtype) for dtype in (np.int32, np.int32, np.int64))
@@ -44,18 +44,18 @@ def build_plan(
     slots[:num_decodes], token_ids[:num_decodes] = decodes.slots, decodes.tokens
     positions[:num_decodes], ctx_len[:num_decodes] = decodes.positions, decodes.positions + 1
     slot_mapping[:num_decodes] = decodes.last_blocks.astype(np.int64) * block_size + decodes.positions % block_size
-    for row, seq in enumerate(chunks, num_decodes):
+    for row, seq in enumerate(prefills, num_decodes):
         slots[row], ctx_len[row] = seq.slot, seq.num_computed_tokens + seq.num_scheduled
         num_drafts[row], num_samples[row] = len(seq.drafts), 1 + len(seq.drafts) if seq.is_sampled else 0
         tokens = slice(q_start[row], q_start[row + 1])
         positions[tokens], token_ids[tokens], slot_mapping[tokens] = _chunk(seq, block_size)
     sample_rows, sample_slots, sample_positions = q_start[1:] - 1, slots, ctx_len
-    if chunks and (num_samples != 1).any():
+    if prefills and (num_samples != 1).any():
         ends = np.cumsum(num_samples, dtype=np.int32)
         first_rows = q_start[1:] - ends  # minus the rows of sequences before it
         sample_rows = np.repeat(first_rows, num_samples) + np.arange(ends[-1], dtype=np.int32)
         sample_slots, sample_positions = np.repeat(slots, num_samples), positions[sample_rows] + 1
-    asking = [*decodes.seqs, *(seq for seq in chunks if seq.is_sampled)] if has_sampling_extras else []
+    asking = [*decodes.seqs, *(seq for seq in prefills if seq.is_sampled)] if has_sampling_extras else []
     table_delta, copies = _table_changes(changed, block_size)
     new_slots, new_params, new_top_k, new_seeds = _new_rows([seq for seq in changed if seq.num_uploaded_blocks < 0])
     for seq in changed:

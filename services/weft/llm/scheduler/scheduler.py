@@ -203,7 +203,7 @@ class Scheduler:
         cancelled = self._cancelled()
         step = self._take_step()
         if draft_ids is not None:
-            _fill_in(step.chunks, draft_ids.tolist())
+            _fill_in(step.prefills, draft_ids.tolist())
         step.lost = self._allocator.loads.finish(failed_loads)
         num_decodes = len(step.decodes)
         if step.is_advanced:
@@ -220,10 +220,10 @@ class Scheduler:
                     seq.penalties.append(token)
         row = num_decodes
         sampled: list[tuple[Sequence, list[int], int]] = []
-        for seq, (first_block, num_rows) in zip(step.chunks, step.progress, strict=True):
+        for seq, (first_block, num_rows) in zip(step.prefills, step.progress, strict=True):
             if step.lost and seq in step.lost:
                 self._recompute(seq)
-            elif new_tokens := self._complete_chunk(seq, tokens[row : row + num_rows], first_block):
+            elif new_tokens := self._complete_prefill(seq, tokens[row : row + num_rows], first_block):
                 sampled.append((seq, new_tokens, row))
             row += num_rows
         self._commit(step)
@@ -255,11 +255,11 @@ class Scheduler:
         cancelled = self._cancelled()
         step = self._take_step()
         self._allocator.end_step()
-        failed = dict.fromkeys((*step.decodes, *step.chunks))
+        failed = dict.fromkeys((*step.decodes, *step.prefills))
         for later in self._steps:
-            for seq in later.chunks:
+            for seq in later.prefills:
                 seq.num_scheduled = 0
-            for seq in (*later.decodes, *later.chunks):
+            for seq in (*later.decodes, *later.prefills):
                 if seq not in failed:
                     self._allocator.upload_again(seq)
         self._steps.clear()
@@ -280,23 +280,23 @@ class Scheduler:
         partial = []
         if len(running) > len(decodes):
             partial = [seq for seq in running if seq.row < 0 and seq.remaining and not seq.is_cancelled]
-        chunks = self._prefill.schedule(partial, self._config.max_num_batched_tokens - len(decodes))
-        chunks = [seq for seq in chunks if seq.num_scheduled]  # others were preempted by those behind them
-        if not decodes and not chunks:
+        prefills = self._prefill.schedule(partial, self._config.max_num_batched_tokens - len(decodes))
+        prefills = [seq for seq in prefills if seq.num_scheduled]  # others were preempted by those behind them
+        if not decodes and not prefills:
             return None
         if self._draft_source is not None:
-            chunks = self._add_drafts(self._draft_source, sum(seq.num_scheduled for seq in chunks)) + chunks
+            prefills = self._add_drafts(self._draft_source, sum(seq.num_scheduled for seq in prefills)) + prefills
         changed = [seq for seq in allocator.changed if seq.num_scheduled]
         for seq in changed:
             del allocator.changed[seq]
         plan = build_plan(
             decodes,
-            chunks,
+            prefills,
             changed=changed,
             has_sampling_extras=allocator.num_with_sampling_extras > 0,
             block_size=self._pool.block_size,
         )
-        self._steps.append(_Step(decodes.seqs[:], chunks, len(plan.sample_rows)))
+        self._steps.append(_Step(decodes.seqs[:], prefills, len(plan.sample_rows)))
         transfers = self._pool.tier.take()
         return plan if transfers is None else plan._replace(transfers=transfers)
 
@@ -326,7 +326,7 @@ class Scheduler:
         step.is_advanced = True
         self._allocator.end_step()
         step.held = self._decodes.advance(len(step.decodes), token_ids)
-        for seq in step.chunks:
+        for seq in step.prefills:
             step.progress.append(
                 (seq.num_computed_tokens // self._pool.block_size, seq.is_sampled * (1 + len(seq.drafts)))
             )
@@ -350,7 +350,7 @@ class Scheduler:
                 self._allocator.commit(seq, seq.num_computed_tokens // self._pool.block_size - 1)
 
     def _add_drafts(self, source: DraftSource, num_others: int) -> list[Sequence]:
-        """Give drafts to some decodes from what is left of the step and of the blocks; returns these, now chunks."""
+        """Give drafts to some decodes from what is left of the step and of the blocks; returns these, now prefills."""
         num_rows = len(self._decodes) + num_others
         num_left = self._config.max_num_batched_tokens - num_rows
         if num_left <= 0 or not self._decodes:
@@ -366,7 +366,7 @@ class Scheduler:
                 drafted.append(seq)
         return drafted
 
-    def _complete_chunk(self, seq: Sequence, samples: list[int], first_block: int) -> list[int]:
+    def _complete_prefill(self, seq: Sequence, samples: list[int], first_block: int) -> list[int]:
         """Apply the tokens of a step to ``seq``, which was not among its decodes; returns its new tokens.
 
         Of drafts the accepted ones and one more token are appended, up to one that ends the sequence. Nothing of a
@@ -446,17 +446,17 @@ class _Step:
 
     Attributes:
         decodes: Sequences of its first rows, which compute one token each and sample the next.
-        chunks: Its other sequences.
+        prefills: Its other sequences.
         num_sample_rows: Tokens that it samples.
         cancelled: Running sequences to end after it.
         is_advanced: All was applied but the sampled tokens.
         held: Indices of ``decodes`` without a row among the decodes since then: their token may end them.
-        lost: Those of ``chunks`` that were computed from invalid blocks.
-        progress: Of each of ``chunks``, the first block written to, and how many tokens are sampled for it.
+        lost: Those of ``prefills`` that were computed from invalid blocks.
+        progress: Of each of ``prefills``, the first block written to, and how many tokens are sampled for it.
     """
 
     decodes: list[Sequence]
-    chunks: list[Sequence]
+    prefills: list[Sequence]
     num_sample_rows: int
     cancelled: list[Sequence] = field(default_factory=list)
     is_advanced: bool = False

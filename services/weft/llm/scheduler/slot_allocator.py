@@ -294,7 +294,7 @@ class SlotAllocator:
         return any(self._ranking.preemptible_by(seq, self.running) for seq in self.waiting.first(1))
 
     def upload_again(self, seq: Sequence) -> None:
-        """The runner may not know what the last plan said of the running ``seq``."""
+        """Mark the block table of ``seq`` for upload after a failed step."""
         seq.num_uploaded_blocks, seq.num_uploaded_behind = -1, 0
         self.changed[seq] = None
 

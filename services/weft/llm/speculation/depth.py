@@ -3,7 +3,8 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Protocol
+
+from typing_extensions import override
 
 #: Weight of a draft in the moving average of acceptance: of the first one, and of each after a number of them.
 _FIRST_WEIGHT, _LAST_WEIGHT = 1 / 3, 0.1
@@ -89,61 +90,6 @@ class CostCurve:
         return seconds[right - 1] + share * (seconds[right] - seconds[right - 1])
 
 
-class Depth(Protocol):
-    """Policy of one engine; a step calls ``begin``, then ``choose`` for each sequence in the order of service.
-
-    Attributes:
-        is_full: No further sequence of the step gets drafts.
-    """
-
-    is_full: bool
-
-    def begin(self, num_rows: int, *, is_greedy: bool = True) -> None:
-        """A step starts that computes ``num_rows`` tokens without drafts, all of them at temperature 0 or not."""
-
-    def choose(self, acceptance: Acceptance) -> int:
-        """Most drafts for the next sequence, 0 or more."""
-
-    def add(self, acceptance: Acceptance, num_drafts: int) -> None:
-        """The sequence of the last ``choose`` gets ``num_drafts``, at most as many as chosen."""
-
-    def new_acceptance(self) -> Acceptance:
-        """State of a new sequence."""
-
-    def observe(self, acceptance: Acceptance, num_drafts: int, num_accepted: int) -> None:
-        """Of the ``num_drafts`` of a sequence, ``num_accepted`` were accepted."""
-
-
-class FixedDepth:
-    """The same number of drafts for all sequences at all times, for tests and measurements.
-
-    Args:
-        num_drafts: Drafts of each sequence in each step.
-    """
-
-    is_full = False
-
-    def __init__(self, num_drafts: int) -> None:
-        self._num_drafts = num_drafts
-
-    def begin(self, num_rows: int, *, is_greedy: bool = True) -> None:
-        """See ``Depth``."""
-
-    def choose(self, acceptance: Acceptance) -> int:
-        """See ``Depth``."""
-        return self._num_drafts
-
-    def add(self, acceptance: Acceptance, num_drafts: int) -> None:
-        """See ``Depth``."""
-
-    def new_acceptance(self) -> Acceptance:
-        """See ``Depth``."""
-        return Acceptance(_PRIOR)
-
-    def observe(self, acceptance: Acceptance, num_drafts: int, num_accepted: int) -> None:
-        """See ``Depth``."""
-
-
 class AdaptiveDepth:
     """As many drafts as make tokens cheaper: by each sequence's acceptance and the cost of the step's further rows.
 
@@ -160,6 +106,9 @@ class AdaptiveDepth:
         max_drafts: Most drafts of a sequence.
         cost: Time of a greedy step.
         sampled_cost: Time of a step at a temperature above 0, whose rows cost more; None: the same.
+
+    Attributes:
+        is_full: No further sequence of the step gets drafts.
     """
 
     def __init__(self, max_drafts: int, cost: CostCurve, sampled_cost: CostCurve | None = None) -> None:
@@ -171,14 +120,17 @@ class AdaptiveDepth:
         self._least_rates = (self._least_paying(is_greedy=True), self._least_paying(is_greedy=False))
 
     def begin(self, num_rows: int, *, is_greedy: bool = True) -> None:
-        """See ``Depth``."""
+        """A step starts that computes ``num_rows`` tokens without drafts, all of them at temperature 0 or not.
+
+        ``choose`` follows for each sequence in the order of service.
+        """
         self._is_greedy = is_greedy
         self._cost = self._costs[not is_greedy]
         self._num_rows, self._num_tokens, self._seconds = num_rows, float(num_rows), self._cost(num_rows)
         self._set_prices()
 
     def choose(self, acceptance: Acceptance) -> int:
-        """See ``Depth``."""
+        """Most drafts for the next sequence, 0 or more."""
         if self.is_full:
             return 0
         if acceptance.rate >= self._least_rates[not self._is_greedy]:
@@ -189,18 +141,18 @@ class AdaptiveDepth:
         return int(self._prices[0] * _MARGIN <= 1.0)
 
     def add(self, acceptance: Acceptance, num_drafts: int) -> None:
-        """See ``Depth``."""
+        """The sequence of the last ``choose`` gets ``num_drafts``, at most as many as chosen."""
         self._seconds += self._added_s(num_drafts)
         self._num_rows += num_drafts
         self._num_tokens += sum(acceptance.rate**place for place in range(1, num_drafts + 1))
         self._set_prices()
 
     def new_acceptance(self) -> Acceptance:
-        """See ``Depth``."""
+        """State of a new sequence."""
         return Acceptance(max(self._overall.rate, min(*self._least_rates, _PRIOR)))
 
     def observe(self, acceptance: Acceptance, num_drafts: int, num_accepted: int) -> None:
-        """See ``Depth``."""
+        """Of the ``num_drafts`` of a sequence, ``num_accepted`` were accepted."""
         acceptance.add(num_drafts, num_accepted)
         self._overall.add(num_drafts, num_accepted)
 
@@ -229,3 +181,31 @@ class AdaptiveDepth:
             if gain >= price * _MARGIN and gain - price > best_surplus:
                 best, best_surplus = number, gain - price
         return best
+
+
+class FixedDepth(AdaptiveDepth):
+    """The same number of drafts for all sequences at all times, for tests and measurements."""
+
+    def __init__(self, num_drafts: int) -> None:
+        self.is_full = False
+        self._num_drafts = num_drafts
+
+    @override
+    def begin(self, num_rows: int, *, is_greedy: bool = True) -> None:
+        pass
+
+    @override
+    def choose(self, acceptance: Acceptance) -> int:
+        return self._num_drafts
+
+    @override
+    def add(self, acceptance: Acceptance, num_drafts: int) -> None:
+        pass
+
+    @override
+    def new_acceptance(self) -> Acceptance:
+        return Acceptance(_PRIOR)
+
+    @override
+    def observe(self, acceptance: Acceptance, num_drafts: int, num_accepted: int) -> None:
+        pass

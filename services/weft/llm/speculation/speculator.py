@@ -6,7 +6,7 @@ from typing import cast
 
 from weft.llm.scheduler.acceptance import UNKNOWN_TOKEN
 from weft.llm.scheduler.sequence import Sequence
-from weft.llm.speculation.depth import Acceptance, Depth
+from weft.llm.speculation.depth import Acceptance, AdaptiveDepth
 from weft.llm.speculation.proposer import Proposer, ProposerFactory
 
 #: Sampling parameter ``speculation`` of a request without it.
@@ -45,7 +45,7 @@ class Speculator:
         num_checks: Times that a sequence had drafts in a step.
     """
 
-    def __init__(self, name: str, depth: Depth, factory: ProposerFactory | None = None) -> None:
+    def __init__(self, name: str, depth: AdaptiveDepth, factory: ProposerFactory | None = None) -> None:
         self.name = name
         self.num_drafts = self.num_accepted = self.num_checks = 0
         self._depth = depth

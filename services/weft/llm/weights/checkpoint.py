@@ -1,6 +1,5 @@
 """Reader of the safetensors files of a Hugging Face folder."""
 
-import json
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
@@ -10,12 +9,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
+from weft.llm.weights.parts import listed, read_object
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _SUFFIX = ".safetensors"
 #: Types of weights that are not quantised, as safetensors names them.
 FLOATS = ("F64", "F32", "F16", "BF16")
-_NUM_NAMED = 5
 
 
 class StoredTensor(NamedTuple):
@@ -89,9 +88,9 @@ class Checkpoint:
         """
         cure = "config.json and the weights are of different models"
         if missing := sorted(wanted.keys() - self._files):
-            raise InvalidArgumentError(f"weights: {_listed(missing)} missing; {cure}, or a file was left out")
+            raise InvalidArgumentError(f"weights: {listed(missing)} missing; {cure}, or a file was left out")
         if surplus := sorted(self._files.keys() - wanted - set(ignored)):
-            raise InvalidArgumentError(f"weights: {_listed(surplus)} not part of the model; {cure}")
+            raise InvalidArgumentError(f"weights: {listed(surplus)} not part of the model; {cure}")
         for name, (shape, dtypes) in wanted.items():
             handle, file = self._files[name]
             tensor = handle.get_slice(name)
@@ -121,15 +120,12 @@ class Checkpoint:
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    try:
-        parsed = json.loads((path / _INDEX).read_bytes())
-    except FileNotFoundError as error:
+    parsed = read_object(path / _INDEX)
+    if parsed is None:
         pickles = " Pickled weights (*.bin, *.pt) can run code and are not read; save them as safetensors."
         has_pickles = any(file.suffix in (".bin", ".pt", ".pth") for file in path.glob("*"))
-        raise NotFoundError(f"no {_SINGLE} or {_INDEX} in {path}.{pickles if has_pickles else ''}") from error
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgumentError(f"{path / _INDEX} is not JSON: {error}") from error
-    index = parsed.get("weight_map") if isinstance(parsed, dict) else None
+        raise NotFoundError(f"no {_SINGLE} or {_INDEX} in {path}.{pickles if has_pickles else ''}")
+    index = parsed.get("weight_map")
     if not isinstance(index, dict) or not index or not all(isinstance(name, str) for name in index.values()):
         raise InvalidArgumentError(f"{path / _INDEX} must have 'weight_map' with a file name for each tensor")
     for tensor, name in index.items():
@@ -151,9 +147,3 @@ def _open(path: Path) -> Any:
         raise InvalidArgumentError(
             f"{path} ({size} bytes) is torn or no safetensors file: {error}; fetch it again"
         ) from error
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _NUM_NAMED} more" if len(names) > _NUM_NAMED else ""
-    verb = "is" if len(names) == 1 else "are"
-    return f"{', '.join(repr(name) for name in names[:_NUM_NAMED])}{more} {verb}"

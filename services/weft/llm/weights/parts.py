@@ -4,8 +4,13 @@ Projections with the same input are fused into one weight, because one large mat
 ones: queries, keys and values (``qkv_proj``), gate and up (``gate_up_proj``).
 """
 
-from typing import NamedTuple
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from weft.base.errors import InvalidArgumentError
+
+_NUM_LISTED = 5
 EMBEDDING, FINAL_NORM, LM_HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
 
@@ -39,3 +44,27 @@ def bias_of(name: str) -> str:
 def fused_shape(parts: list[Part]) -> tuple[int, ...]:
     """Shape of the weight that the parts make up."""
     return (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+
+
+def listed(names: list[str]) -> str:
+    """The first of some names with the number of the others, and the verb, for an error message."""
+    more = f" and {len(names) - _NUM_LISTED} more" if len(names) > _NUM_LISTED else ""
+    verb = "is" if len(names) == 1 else "are"
+    return f"{', '.join(repr(name) for name in names[:_NUM_LISTED])}{more} {verb}"
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file of a model's folder; None where there is no such file.
+
+    Raises:
+        InvalidArgumentError: It holds something else.
+    """
+    try:
+        parsed = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgumentError(f"{path} is not JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise InvalidArgumentError(f"{path} must hold a JSON object, got {type(parsed).__name__}")
+    return parsed

@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from tests.unit.llm.engine_fixture import MODEL, SHAPES
 from tests.unit.llm.permutation_model import permutation
+from typing_extensions import override
 
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
-from weft.llm.speculation.depth import Depth, FixedDepth
+from weft.llm.speculation.depth import AdaptiveDepth, FixedDepth
 from weft.llm.speculation.draft_model import DraftModelProposer
 from weft.llm.speculation.head_training import HeadTraining, train_heads
 from weft.llm.speculation.lookahead import LookaheadProposer
@@ -65,15 +66,15 @@ class Scripted(FixedDepth):
         super().__init__(script[-1])
         self._script = list(script)
 
+    @override
     def begin(self, num_rows: int, *, is_greedy: bool = True) -> None:
-        """See ``Depth``."""
         if self._script:
             self._num_drafts = self._script.pop(0)
         self.is_full = not self._num_drafts
 
 
 def options(
-    name: str, depth: int | Depth, *, model: TransformerModel | None = None, max_num_tokens: int = 64
+    name: str, depth: int | AdaptiveDepth, *, model: TransformerModel | None = None, max_num_tokens: int = 64
 ) -> dict[str, Any]:
     """Options of ``make_engine`` for a proposer.
 

@@ -1,6 +1,5 @@
 """The format of a folder's weights, by ``quantization_config`` in its ``config.json``."""
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from weft.llm.weights.formats.compressed_tensors import CompressedTensors
 from weft.llm.weights.formats.float8 import Float8
 from weft.llm.weights.formats.gptq import Gptq
 from weft.llm.weights.formats.weight_format import WeightFormat
+from weft.llm.weights.parts import read_object
 from weft_kernels.linear.quantized import NUM_BITS
 
 #: AutoGPTQ's file beside ``config.json``, which early versions did not write to.
@@ -26,9 +26,9 @@ def weight_format(path: Path) -> WeightFormat | None:
     Raises:
         InvalidArgumentError: A file is not JSON, the method is not supported, or has a setting that is not.
     """
-    config = _object(path / "config.json").get("quantization_config")
-    if config is None and (path / _GPTQ_FILE).is_file():
-        config = {"quant_method": "gptq", **_object(path / _GPTQ_FILE)}
+    config = (read_object(path / "config.json") or {}).get("quantization_config")
+    if config is None and (own := read_object(path / _GPTQ_FILE)) is not None:
+        config = {"quant_method": "gptq", **own}
     if config is None:
         return None
     if not isinstance(config, Mapping):
@@ -111,18 +111,6 @@ def _bits(config: Mapping[str, Any], name: str, allowed: tuple[int, ...]) -> int
 def _one_of(config: Mapping[str, Any], name: str, allowed: tuple[str, ...], got: object) -> None:
     if got not in allowed:
         raise _fault(f"quantization_config.{name}", f"one of {', '.join(allowed)}", got)
-
-
-def _object(path: Path) -> Mapping[str, Any]:
-    try:
-        parsed = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgumentError(f"{path} is not JSON: {error}") from error
-    if not isinstance(parsed, dict):
-        raise InvalidArgumentError(f"{path} must hold a JSON object, got {type(parsed).__name__}")
-    return parsed
 
 
 def _fault(name: str, allowed: str, got: object) -> InvalidArgumentError:

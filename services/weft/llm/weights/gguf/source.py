@@ -13,7 +13,7 @@ from torch import Tensor
 from weft.base.errors import InvalidArgumentError
 from weft.llm.weights.gguf.container import GgufFile
 from weft.llm.weights.gguf.model_metadata import ROPE_FACTORS, GgufLayout
-from weft.llm.weights.parts import Part, is_norm
+from weft.llm.weights.parts import Part, is_norm, listed
 from weft_kernels.linear.quantized import QuantizedWeight, pack
 
 #: Codes of one group, uint8 ``[N, groups, group_size]``; scales float32 ``[N, groups]``; minima alike, or None.
@@ -184,7 +184,6 @@ _OF_LAYER = {
     "mlp.down_proj": "ffn_down",
 }
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
-_NUM_NAMED = 5
 
 
 class GgufSource:
@@ -230,10 +229,10 @@ class GgufSource:
         """
         wanted = {self._name(part.name): part.shape for part in parts}
         if missing := sorted(wanted.keys() - self._file.tensors):
-            raise self._fault(f"{_listed(missing)} missing; it is not the whole model: fetch it again")
+            raise self._fault(f"{listed(missing)} missing; it is not the whole model: fetch it again")
         allowed = {ROPE_FACTORS, *map(self._name, ignored)}
         if surplus := sorted(self._file.tensors.keys() - wanted - allowed):
-            raise self._fault(f"{_listed(surplus)} not part of the model, which is of a kind that is not supported")
+            raise self._fault(f"{listed(surplus)} not part of the model, which is of a kind that is not supported")
         for name, shape in wanted.items():
             tensor = self._file.tensors[name]
             if tensor.shape != shape:
@@ -290,8 +289,3 @@ class GgufSource:
 
 def _num_bytes(block_type: BlockType, shape: tuple[int, ...]) -> int:
     return prod(shape) // block_type.num_elements * block_type.num_bytes
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _NUM_NAMED} more" if len(names) > _NUM_NAMED else ""
-    return f"{', '.join(repr(name) for name in names[:_NUM_NAMED])}{more} {'is' if len(names) == 1 else 'are'}"
