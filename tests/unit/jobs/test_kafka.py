@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.protocol.admin import SaslAuthenticateResponse_v0, SaslAuthenticateResponse_v1, SaslHandShakeResponse_v1
 from benchmarks.jobs.brokers import Kafka
 from tests.certificates import Authority
+from tests.unit.jobs.test_resume import Echo
 
 from weft.base.errors import FailedPreconditionError, InvalidArgumentError, UnauthenticatedError, UnavailableError
 from weft.jobs.brokers import make_broker, parse_address
 from weft.jobs.brokers.broker import Broker, Message, Publication
 from weft.jobs.brokers.kafka_progress import PartitionProgress
+from weft.jobs.stream import MessageStream, StreamMetrics, StreamOptions
 
 TOPIC = "orders"
 #: Keys of the protocol's requests.
@@ -108,6 +110,31 @@ async def test_deliveries_are_counted_and_what_is_answered_does_not_come_again(h
                 assert await third.receive(100, 0.3) == []
     async with consumer(hosts) as fourth:
         assert await fourth.receive(100, 1.0) == []
+
+
+async def test_a_message_that_ends_its_consumers_is_a_dead_letter(hosts: str) -> None:
+    """It was delivered to two that left it; the third stream, which allows as many, answers the one behind it alone."""
+    await write(hosts, [b'{"X": "bad"}'])
+    for _ in range(2):
+        async with consumer(hosts) as left:
+            await take(left, 1)
+    await write(hosts, [b'{"X": "good"}'])
+    address = parse_address(f"kafka://{hosts}/{TOPIC}")
+    options = StreamOptions("echo", address, address._replace(topic="out"), "dead", max_deliveries=2, ack_wait_s=6.0)
+    broker = make_broker(address, "group", 6.0)
+    stream = MessageStream(Echo(), broker, broker, options, StreamMetrics())  # type: ignore[arg-type]
+    running = asyncio.create_task(stream.run())
+    async with AIOKafkaConsumer("out", "dead", bootstrap_servers=hosts, auto_offset_reset="earliest") as reader:
+        records = {}
+        async with asyncio.timeout(30):
+            while len(records) < 2:
+                record = await reader.getone()
+                records[record.topic] = record
+    stream.end()
+    await running
+    assert (records["out"].value, records["out"].key) == (b'{"Y": "good"}', b"key")
+    assert (records["dead"].value, records["dead"].key) == (b'{"X": "bad"}', b"key")
+    assert ("weft-message", b"delivered 3 times without an answer") in records["dead"].headers
 
 
 async def test_what_is_given_back_comes_again_at_once(hosts: str) -> None:

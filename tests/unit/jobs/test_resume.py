@@ -25,7 +25,7 @@ from weft_protos.model_config_pb2 import ModelConfig
 NUM_ROWS, ROWS_PER_SHARD = 40, 4
 
 
-class _Echo:
+class Echo:
     """A server of one model, which answers with its input."""
 
     async def config(self, *_: Any, **__: Any) -> ModelConfig:
@@ -59,7 +59,7 @@ def test_the_files_are_those_of_a_job_that_nobody_disturbed(
     pq.write_table(pa.table({"X": rows, "id": range(NUM_ROWS)}), data / "a.parquet", row_group_size=7)
     (data / "b.jsonl").write_text("".join(f'{{"X": "{row}", "id": {row}}}\n' for row in range(NUM_ROWS)))
     options = BatchOptions("echo", str(data), tmp_path / "whole", rows_per_shard=ROWS_PER_SHARD, keep=["id"])
-    asyncio.run(run_batch(_Echo(), options))  # type: ignore[arg-type]
+    asyncio.run(run_batch(Echo(), options))  # type: ignore[arg-type]
     whole = _files(tmp_path / "whole")
     shutil.copytree(tmp_path / "whole", tmp_path / "killed")
     for index in missing:
@@ -73,7 +73,7 @@ def test_the_files_are_those_of_a_job_that_nobody_disturbed(
         return shard
 
     monkeypatch.setattr(dataset_module, "_shard", counted)
-    end = asyncio.run(run_batch(_Echo(), replace(options, output=tmp_path / "killed", resume=True)))  # type: ignore[arg-type]
+    end = asyncio.run(run_batch(Echo(), replace(options, output=tmp_path / "killed", resume=True)))  # type: ignore[arg-type]
     assert _files(tmp_path / "killed") == whole
     assert (end.num_rows, end.num_skipped) == (2 * NUM_ROWS, 2 * NUM_ROWS - ROWS_PER_SHARD * len(missing))
     per_file = NUM_ROWS // ROWS_PER_SHARD
@@ -83,7 +83,7 @@ def test_the_files_are_those_of_a_job_that_nobody_disturbed(
     ]
 
 
-class _EchoWithLevels(_Echo):
+class _EchoWithLevels(Echo):
     """Takes batches of 8 with priority levels; its index is empty while it starts."""
 
     is_ready = True
@@ -112,7 +112,7 @@ def test_the_rows_of_a_request_are_those_of_the_job_that_was_begun(tmp_path: Pat
     assert whole == _files(tmp_path / "out")
 
 
-class _Failing(_Echo):
+class _Failing(Echo):
     """Answers so many requests, and is gone then; counts what it is asked."""
 
     def __init__(self, num_answers: int) -> None:
@@ -160,7 +160,7 @@ def test_progress_is_told_while_a_shard_is_in_work(tmp_path: Path, monkeypatch: 
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(f'{{"X": "{row}"}}\n' for row in range(4)))
     told: list[Progress] = []
-    asyncio.run(run_batch(_Echo(), BatchOptions("echo", str(data), tmp_path / "out"), told.append))  # type: ignore[arg-type]
+    asyncio.run(run_batch(Echo(), BatchOptions("echo", str(data), tmp_path / "out"), told.append))  # type: ignore[arg-type]
     assert [(0, 0, 0.0), (0, 1, 0.25), (0, 2, 0.5), (0, 3, 0.75), (0, 4, 1.0), (4, 0, 0.0)] == [
         (progress.num_rows, progress.num_open, progress.share_open) for progress in told
     ]
@@ -178,13 +178,13 @@ def test_columns_that_are_kept_keep_their_types(tmp_path: Path) -> None:
     )
     pq.write_table(table, tmp_path / "a.parquet")
     options = BatchOptions("echo", str(tmp_path / "a.parquet"), tmp_path / "out", keep=["id", "at", "tags"])
-    asyncio.run(run_batch(_Echo(), options))  # type: ignore[arg-type]
+    asyncio.run(run_batch(Echo(), options))  # type: ignore[arg-type]
     kept = pq.read_table(tmp_path / "out/rows").select(["id", "at", "tags"])
     assert kept.equals(table.select(["id", "at", "tags"]).take([0, 2]))
     (failed,) = (tmp_path / "out/failed/part-000000.jsonl").read_text().splitlines()
     assert json.loads(failed)["kept"] == {"id": 2, "at": "1970-01-01 00:00:00.000001+00:00", "tags": []}
     lines = replace(options, output=tmp_path / "lines", output_format="jsonl")
-    asyncio.run(run_batch(_Echo(), lines))  # type: ignore[arg-type]
+    asyncio.run(run_batch(Echo(), lines))  # type: ignore[arg-type]
     rows = [json.loads(line) for line in (tmp_path / "lines/rows/part-000000.jsonl").read_text().splitlines()]
     assert [(row["id"], row["at"], row["tags"]) for row in rows] == [
         (1, "1970-01-01 00:00:00+00:00", ["x"]),
@@ -196,9 +196,9 @@ def test_shards_of_wide_rows_have_fewer_of_them(tmp_path: Path) -> None:
     """So many that they fit into memory, unless the job says how many; a resumed job has as many as before."""
     pq.write_table(pa.table({"X": ["x" * 3_000_000] * 100}), tmp_path / "a.parquet", use_dictionary=False)
     options = BatchOptions("echo", str(tmp_path / "a.parquet"), tmp_path / "out")
-    asyncio.run(run_batch(_Echo(), options))  # type: ignore[arg-type]
+    asyncio.run(run_batch(Echo(), options))  # type: ignore[arg-type]
     parts = sorted((tmp_path / "out/rows").iterdir())
     assert [pq.read_metadata(part).num_rows for part in parts] == [44, 44, 12]
     parts[1].unlink()
-    end = asyncio.run(run_batch(_Echo(), replace(options, resume=True)))  # type: ignore[arg-type]
+    end = asyncio.run(run_batch(Echo(), replace(options, resume=True)))  # type: ignore[arg-type]
     assert (end.num_rows, end.num_skipped) == (100, 56)
