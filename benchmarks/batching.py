@@ -17,10 +17,10 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks import machine, requests
-from benchmarks.load import Bounds, caller, closed_loop
 from benchmarks.report import Row, make_row, render, write_json
 from benchmarks.service import running_model_service
 from weft.base.processes.process import Endpoint
+from weft.capacity.tuning.load import Bounds, caller, closed_loop
 from weft.v2.client.channels import open_channel
 
 ROOT = Path(__file__).resolve().parents[1]

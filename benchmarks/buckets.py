@@ -27,9 +27,9 @@ import grpc
 import numpy as np
 
 from benchmarks import machine, requests
-from benchmarks.load import Bounds, Load, caller, closed_loop
 from benchmarks.report import machine_lines, table, write_json
 from weft.base.processes.process import Endpoint
+from weft.capacity.tuning.load import Bounds, Load, caller, closed_loop
 from weft.mesh.preflight import MeshError
 from weft.mesh.running import running_mesh
 from weft.v2.client.channels import open_channel

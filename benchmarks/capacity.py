@@ -24,11 +24,11 @@ from benchmarks import machine
 from benchmarks.report import table
 from weft.backends.llm.settings import read_settings
 from weft.base.text.pbtxt import parse
-from weft.capacity.costs.formats import FILENAMES, cost_model
 from weft.capacity.costs.language_model import LanguageModel, read_language_model
 from weft.capacity.machine.model_service import ModelService, call_of, running_service, settled_rss_bytes
 from weft.capacity.machine.profile import ENGINE, LINEAR, ONNX, RUNTIMES, TORCH, MachineProfile
 from weft.capacity.machine.runtimes import generation_call
+from weft.capacity.plan.estimates import FILENAMES, cost_model
 from weft.capacity.plan.subjects import Subject, find_subjects
 from weft.capacity.plan.target import ThisMachine
 from weft_protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
@@ -169,7 +169,7 @@ def _batches(subject: Subject, service: ModelService, profile: MachineProfile, n
     for case, cost in costs.items():
         answered = answers[case].best(service.answered(calls[case]))  # the machine may have been slow for a moment
         predicted_s = path_s[subject.backend] + runtimes.byte_s * (cost.input_bytes + cost.output_bytes)
-        predicted_s += timer.batch(cost, model.weights).seconds
+        predicted_s += timer.batch(cost).seconds
         measured_s = answered.cpu_s if num_threads == 1 else answered.wall_s
         yield Compared(subject.name, num_threads, "time", case, predicted_s, measured_s)
 

@@ -9,10 +9,10 @@ import grpc
 
 from benchmarks.floor import running_floor, wire_channel, wire_server
 from benchmarks.framed import FramedClient
-from benchmarks.load import caller
 from benchmarks.transport_services import running
 from weft.base.core import CallContext, InferCall
 from weft.base.tensors import WireTensor
+from weft.capacity.tuning.load import caller
 from weft.router.targets.grpc_target import GrpcTarget
 from weft.v2.client.channels import open_channel
 from weft.v2.protocol.wire import request_from_call

@@ -63,7 +63,7 @@ def schedule(problem: Problem, rng: random.Random, *, packs: bool = False) -> So
                 waiting.append(workload)
         pending = waiting
     left = Counter(workload.name for workload in pending)
-    return Solution(tuple(placed), tuple(Unplaced(name, number, "") for name, number in left.items()), "kubernetes")
+    return Solution(tuple(placed), tuple(Unplaced(name, number, "") for name, number in left.items()))
 
 
 def _choose(

@@ -22,12 +22,12 @@ import numpy as np
 
 from benchmarks import machine
 from benchmarks.floor import METHOD, SERVICE
-from benchmarks.load import Bounds, Call, closed_loop, open_loop
 from benchmarks.report import machine_lines, table, write_json
 from benchmarks.requests import SEED
 from weft.base.core import InferCall
 from weft.base.processes.process import Endpoint
 from weft.base.tensors import encode
+from weft.capacity.tuning.load import Bounds, Call, closed_loop, open_loop
 from weft.mesh.preflight import MeshError
 from weft.mesh.running import running_mesh
 from weft.tools.chart import Line, Plot, render_svg

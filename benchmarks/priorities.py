@@ -17,13 +17,13 @@ import grpc
 import numpy as np
 
 from benchmarks import machine
-from benchmarks.load import Bounds, Load, caller, closed_loop, open_loop
 from benchmarks.report import Row, make_row, render, write_json
 from benchmarks.requests import SEED
 from benchmarks.service import running_model_service
 from weft.base.core import InferCall
 from weft.base.processes.process import Endpoint
 from weft.base.tensors import encode
+from weft.capacity.tuning.load import Bounds, Load, caller, closed_loop, open_loop
 from weft.v2.client.channels import open_channel
 from weft.v2.protocol.wire import request_from_call
 

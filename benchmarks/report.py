@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load import Load
+from weft.capacity.tuning.load import Load
 
 PERCENTILES = (50, 90, 99)
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from benchmarks import machine, requests
 from benchmarks.floor import running_floor
-from benchmarks.load import Bounds, caller, closed_loop, open_loop
 from benchmarks.report import Row, make_row, render, write_json
 from weft.base.processes.process import Endpoint
+from weft.capacity.tuning.load import Bounds, caller, closed_loop, open_loop
 from weft.mesh.preflight import MeshError
 from weft.mesh.running import running_mesh
 from weft.v2.client.channels import open_channel

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks import machine
-from benchmarks.load import caller
 from weft.base.processes.process import Endpoint
 from weft.base.tensors import Array, decode
+from weft.capacity.tuning.load import caller
 from weft.v2.client.channels import open_channel
 from weft.v2.client.wires import WireName
 from weft.v2.protocol.wire import result_from_response

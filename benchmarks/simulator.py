@@ -16,10 +16,10 @@ from itertools import count
 from math import inf
 from typing import NamedTuple
 
-from benchmarks import load
-from benchmarks.load import Bounds
 from benchmarks.report import table
 from weft.base.core import CallContext, InferCall
+from weft.capacity.tuning import load
+from weft.capacity.tuning.load import Bounds
 from weft.router.targets.balancing import POLICIES
 from weft.router.targets.balancing.rule import ResponseTime, Rule
 from weft.serving.queues.priority_levels import PriorityQueue

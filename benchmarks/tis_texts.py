@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import buckets, requests
-from benchmarks.load import Bounds, caller, closed_loop
 from benchmarks.report import table
 from benchmarks.retrieval_pairs import pairs
 from benchmarks.servers import Server, answers, differences, mesh_server
 from benchmarks.tis import running_tis
+from weft.capacity.tuning.load import Bounds, caller, closed_loop
 from weft.mesh.running import running_mesh
 from weft.v2.client.channels import open_channel
 

@@ -23,16 +23,14 @@ import pyarrow.parquet as pq
 
 from benchmarks.requests import texts
 from weft.base.signature import ModelSignature
-from weft.capacity.tuning.contest import Bench, Comparison, Contest, Load, TrialError
 from weft.capacity.tuning.graph_models import read_graph
-from weft.capacity.tuning.measurement import Goal, parse_limit
-from weft.capacity.tuning.mesh_bench import MeshBench
-from weft.capacity.tuning.report import machine, text
+from weft.capacity.tuning.measurement import Bench, Comparison, Contest, Goal, TrialError, TrialLoad, parse_limit
+from weft.capacity.tuning.mesh import MeshBench
 from weft.capacity.tuning.requests import RequestSet, from_data, generated
 from weft.capacity.tuning.settings import Machine
 from weft.capacity.tuning.space import IN_PROCESS, SEPARATE, Configuration, SearchSpace, make_space
 from weft.capacity.tuning.trials import TrialRecord
-from weft.capacity.tuning.tune import TuneOptions, tune
+from weft.capacity.tuning.tune import TuneOptions, machine, text, tune
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Far above what any configuration takes: CPU decides.
@@ -121,7 +119,7 @@ def _measured(case: Case, repository: Path, folder: Path, budget_s: float, asked
     graph = read_graph(case.graph, repository)
     space = make_space(list(graph.models.values()), Machine(len(os.sched_getaffinity(0)), 50.0))
     goal = Goal((parse_limit(SLO),), "cpu")
-    contest = Contest(goal, Load(levels_vary=False, level=CONCURRENCY, duration_s=run_s))
+    contest = Contest(goal, TrialLoad(levels_vary=False, level=CONCURRENCY, duration_s=run_s))
     own = folder / f"bench-{case.graph}"
     own.mkdir()
     bench = MeshBench(graph, space, own, make_requests=partial(_requests, case), warm_up_s=run_s)

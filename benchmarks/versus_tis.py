@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import machine, requests
-from benchmarks.load import Bounds, caller, closed_loop
 from benchmarks.report import machine_lines, table, write_json
 from benchmarks.servers import Server, answers, differences
 from benchmarks.tis import PACKAGES, running_tis
 from benchmarks.tis_texts import measure_texts, misses_goal, render_texts
+from weft.capacity.tuning.load import Bounds, caller, closed_loop
 from weft.mesh.running import running_mesh
 from weft.v2.client.channels import open_channel
 

@@ -19,10 +19,10 @@ import numpy as np
 from benchmarks.jobs.datasets import write_texts
 from benchmarks.jobs.mesh import ROOT, write_repository
 from benchmarks.language_model.figures import Figure, Target, figure
-from benchmarks.load import Bounds, Load, caller, open_loop
 from benchmarks.requests import SEED, texts
 from weft.base.core import InferCall
 from weft.base.tensors import encode
+from weft.capacity.tuning.load import Bounds, Load, caller, open_loop
 from weft.mesh.running import running_mesh
 from weft.v2.client.channels import open_channel
 from weft.v2.protocol.wire import request_from_call

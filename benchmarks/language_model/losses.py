@@ -21,7 +21,7 @@ from weft.llm.models.model import TransformerModel
 from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder
 from weft.llm.weights.parts import LM_HEAD, is_matrix
-from weft.tools.quantize.predictions import Predictions, evaluate
+from weft.tools.quantize.calibration import Predictions, evaluate
 from weft.tools.quantize.quantize_folder import quantize_folder
 from weft_kernels.linear.quantized import QuantizedWeight
 from weft_kernels.linear.quantizers import quantize_linear, quantize_nf4

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import grpc
 
-from benchmarks.load import CALL_TIMEOUT_S, Call, caller
 from benchmarks.report import table
 from benchmarks.wire.candidates import BARE, Candidate
 from benchmarks.wire.senders import OWN_CONNECTION
 from benchmarks.wire.workloads import IDENTITY
+from weft.capacity.tuning.load import CALL_TIMEOUT_S, Call, caller
 from weft.v2.client.channels import open_channel
 from weft.v2.client.wires import WireName
 from weft_protos import grpc_service_pb2 as pb

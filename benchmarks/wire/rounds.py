@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from benchmarks.load import caller
 from benchmarks.servers import answers, differences
 from benchmarks.wire.candidates import BARE, Candidate
 from benchmarks.wire.senders import PREFIX_BYTES, TRITONCLIENT, Sender, Sent
 from benchmarks.wire.workloads import Payload, Shape, Workload
+from weft.capacity.tuning.load import caller
 from weft.v2.client.channels import open_channel
 from weft.v2.client.wires import WireName
 from weft_protos import grpc_service_pb2 as pb

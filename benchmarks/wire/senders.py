@@ -17,8 +17,8 @@ from tritonclient.grpc import aio as triton_aio
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from benchmarks.floor import METHOD, SERVICE
-from benchmarks.load import CALL_TIMEOUT_S, Bounds, Load, Request, caller, closed_loop
 from benchmarks.wire.workloads import Payload, Shape
+from weft.capacity.tuning.load import CALL_TIMEOUT_S, Bounds, Load, Request, caller, closed_loop
 from weft.v2.client.channels import open_channel
 from weft.v2.client.wires import WireName
 

@@ -51,7 +51,7 @@ class LatencyHistogram:
         self.exemplars: list[tuple[str, float, float] | None] = [None] * len(self.counts)
         self.sum_s = 0.0
 
-    def observe(self, seconds: float, trace_id: str = "", unix_time_s: float = 0.0, *, count: int = 1) -> None:
+    def observe(self, seconds: float, trace_id: str = "", unix_time_s: float = 0.0, count: int = 1) -> None:
         """Count ``count`` latencies of ``seconds`` each; ``trace_id`` (32 hex digits), if given, is the exemplar."""
         bucket = bisect_left(self.bounds_s, seconds)
         self.counts[bucket] += count

@@ -15,13 +15,8 @@ _TEMPORARY = ".tmp"
 def replace_file(path: Path, content: bytes, writer: str = "") -> None:
     """Write a file so that whoever reads it, at any moment and after a crash, finds the old content or the new.
 
-    Args:
-        path: The file.
-        content: What it is to have.
-        writer: Of several processes that may write the file at the same time, the name of this one.
-
-    Raises:
-        OSError: It cannot be written; the old content stays.
+    ``writer`` is the name of this process, where several may write the file at the same time. Raises OSError where it
+    cannot be written; the old content stays.
     """
     temporary = path.with_name(f"{path.name}{writer and '.' + writer}{_TEMPORARY}")
     try:

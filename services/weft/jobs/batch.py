@@ -32,15 +32,8 @@ async def run_batch(
     """Run a job until every row is written.
 
     At any moment, also after a crash, the job can be resumed: what is written stays, the rest is done again, and the
-    files are those of a job that was never interrupted. Cancelling leaves it in that state too.
-
-    Args:
-        client: To the router, or to any V2 server.
-        options: What to do.
-        on_progress: Called after each shard, and while one is in work every half second in which a row is answered.
-
-    Returns:
-        How far it came, which is the end.
+    files are those of a job that was never interrupted. Cancelling leaves it in that state too. ``on_progress`` is
+    called after each shard, and while one is in work every half second in which a row is answered.
 
     Raises:
         WeftError: The job cannot begin, or go on.

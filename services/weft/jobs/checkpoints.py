@@ -1,8 +1,10 @@
 """Answers of shards that are not done: what an interrupted job need not ask again."""
 
+import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,3 +92,29 @@ class Checkpoints:
 
     def _paths(self, index: int) -> list[Path]:
         return sorted(self._folder.glob(f"{index:06}-*.arrow"))
+
+
+@dataclass(frozen=True)
+class Journal:
+    """Keeps answers of a shard that is not done, and hears how far it is.
+
+    Attributes:
+        checkpoints: Where they are kept.
+        index: Of the shard.
+        check: Raises if answers are of another graph than those before.
+        tell: Called with how many rows are answered or have failed, and how many of them before the job was resumed.
+    """
+
+    checkpoints: Checkpoints
+    index: int
+    check: Callable[[], Awaitable[None]]
+    tell: Callable[[int, int], None]
+
+    def read(self) -> tuple[list[Answered], dict[int, FailedRow]]:
+        """What was kept, by whoever began the shard. Raises OSError."""
+        return self.checkpoints.read(self.index)
+
+    async def write(self, answered: Sequence[Answered], failed: Mapping[int, FailedRow]) -> None:
+        """Keep some more. Raises OSError."""
+        await self.check()
+        await asyncio.to_thread(self.checkpoints.write, self.index, answered, failed)

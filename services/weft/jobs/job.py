@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from weft.base.core import Parameters
 from weft.base.errors import InvalidArgumentError
 from weft.base.observing.logs import get_logger
 from weft.base.tensors import Array
-from weft.jobs.checkpoints import Answered, Checkpoints
+from weft.jobs.checkpoints import Checkpoints, Journal
 from weft.jobs.columns import InputValues
 from weft.jobs.dataset import CONTENT_COLUMN, Dataset, Shard
 from weft.jobs.layout import Layout, make_layout
@@ -166,10 +167,6 @@ class JobPlan(NamedTuple):
 async def plan_job(client: V2Client, options: BatchOptions) -> tuple[JobTarget, JobPlan]:
     """Ask what the graph is, and lay out the columns.
 
-    Args:
-        client: To the router.
-        options: What to do.
-
     Returns:
         Where the requests go, with the lowest priority that all models know, and what was found.
 
@@ -256,40 +253,10 @@ def begin_job(options: BatchOptions, plan: JobPlan, dataset: Dataset, folder: Ou
     folder.remove_unfinished()
 
 
-class _ShardJournal:
-    """Keeps answers of a shard in a job's folder."""
-
-    def __init__(
-        self,
-        checkpoints: Checkpoints,
-        shard: Shard,
-        check: Callable[[], Awaitable[None]],
-        on_rows: Callable[[Shard, int, int], None],
-    ) -> None:
-        self._checkpoints = checkpoints
-        self._shard = shard
-        self._check = check
-        self._on_rows = on_rows
-
-    def read(self) -> tuple[list[Answered], dict[int, FailedRow]]:
-        return self._checkpoints.read(self._shard.index)
-
-    async def write(self, answered: Sequence[Answered], failed: Mapping[int, FailedRow]) -> None:
-        await self._check()
-        await asyncio.to_thread(self._checkpoints.write, self._shard.index, answered, failed)
-
-    def tell(self, num_rows: int, num_restored: int) -> None:
-        self._on_rows(self._shard, num_rows, num_restored)
-
-
 class ShardWorker:
     """Answers and writes shards, several at once; owned by one event loop.
 
     Args:
-        options: What to do; ``max_inflight`` is for this worker.
-        target: Where requests go.
-        plan: What the job runs.
-        folder: What it writes.
         num_failed: Rows that have failed before.
         on_rows: Called with a shard, how many of its rows are answered, and how many of these were before this worker.
     """
@@ -327,7 +294,7 @@ class ShardWorker:
             WeftError: Too many rows have failed, the graph is another by now, or no request can be answered.
             OSError: The shard cannot be written.
         """
-        journal = _ShardJournal(self._checkpoints, shard, self._check_same, self._on_rows)
+        journal = Journal(self._checkpoints, shard.index, self._check_same, partial(self._on_rows, shard))
         result = await run_shard(shard, self._plan.layout, self._send, self._window, journal)
         check_failures(self._options, self._num_failed, result.failed)
         await self._check_same()
@@ -351,16 +318,7 @@ class ShardWorker:
 
 
 def check_failures(options: BatchOptions, num_failed: int, failed: Sequence[FailedRow]) -> None:
-    """End the job if more rows have failed than may.
-
-    Args:
-        options: Of the job.
-        num_failed: Rows that have failed before.
-        failed: And these.
-
-    Raises:
-        InvalidArgumentError: They are too many.
-    """
+    """Raise InvalidArgumentError if more rows have failed, with the ``num_failed`` before, than may."""
     limit = options.max_failures
     if limit is not None and failed and num_failed + len(failed) > limit:
         first = failed[0]

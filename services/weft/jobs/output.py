@@ -54,9 +54,6 @@ class OutputFolder:
         format: ``parquet`` or ``jsonl``.
         schema: Columns of the parts.
         writer: Name of this process, where others of the same job write too.
-
-    Attributes:
-        writer: As given.
     """
 
     def __init__(

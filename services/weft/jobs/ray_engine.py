@@ -7,6 +7,7 @@ data set, sends the requests and writes the shard's files. The driver holds the 
 import asyncio
 import logging
 import os
+import pickle
 import socket
 import sys
 import threading
@@ -80,32 +81,24 @@ class _SharedJob:
 
 
 class _SpanReport(NamedTuple):
-    """What a worker says of a shard, or why the job cannot go on; plain values, which Ray Data keeps as columns."""
+    """What a worker says of a span, or why the job cannot go on: a status and a message."""
 
     num_rows: int = 0
     share: float = 0.0
     num_failed: int = 0
+    first_failed: FailedRow | None = None
     window: int = 0
-    failed_row: int = -1  # the first that failed
-    failed_file: str = ""
-    failed_status: str = ""
-    message: str = ""
-    error: str = ""
-    bad_file: str = ""  # that is damaged in this span
-    damage: str = ""
+    error: tuple[str, str] | None = None
+    damage: tuple[str, str] | None = None  # a file that is passed over, and why
 
     def plus(self, shard: Shard, failed: Sequence[FailedRow], window: int) -> "_SpanReport":
-        report = self._replace(
+        return self._replace(
             num_rows=self.num_rows + shard.num_rows,
             share=self.share + shard.share,
             num_failed=self.num_failed + len(failed),
+            first_failed=self.first_failed or next(iter(failed), None),
             window=window,
         )
-        for row in failed[:1]:
-            return report._replace(
-                failed_row=row.row, failed_file=row.file, failed_status=row.status, message=row.message
-            )
-        return report
 
 
 def run_batch_on_ray(
@@ -177,15 +170,15 @@ def _run(
     with redirect_stdout(sys.stderr), _cluster(ray_options.address):
         for report in _reports(job, tasks, ray_options.num_workers):
             if report.error:
-                raise RemoteError(report.error, report.message)
-            if report.bad_file and report.bad_file not in job.dataset.bad_files:
-                job.dataset.bad_files[report.bad_file] = report.damage
-                _log.warning("rows of '%s' are passed over: %s", report.bad_file, report.damage)
+                raise RemoteError(*report.error)
+            if report.damage:
+                path, message = report.damage
+                job.dataset.bad_files[path] = message
+                _log.warning("rows of '%s' are passed over: %s", path, message)
+            if report.first_failed:
+                check_failures(job.options, progress.num_failed + report.num_failed - 1, [report.first_failed])
             if not report.num_rows:
                 continue
-            if report.num_failed:
-                row = FailedRow(report.failed_row, report.failed_file, report.failed_status, report.message)
-                check_failures(job.options, progress.num_failed + report.num_failed - 1, [row])
             progress = progress.plus(report.num_rows, report.share, num_failed=report.num_failed, window=report.window)
             if on_progress is not None:
                 on_progress(progress)
@@ -251,7 +244,7 @@ def _reports(job: _SharedJob, tasks: Sequence[_SpanTask], num_workers: int) -> I
     )
     try:
         for row in reports.iter_rows():
-            yield _SpanReport(**row)
+            yield pickle.loads(row["report"])  # noqa: S301  # of our own worker
     except ray.exceptions.RayError as error:
         raise UnavailableError(f"Ray cannot go on: {str(error).strip().splitlines()[-1]}; --resume goes on") from error
 
@@ -271,16 +264,16 @@ class _RayWorker:
         self._folder = OutputFolder(options.output, options.output_format, job.plan.layout.schema, self._name)
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
-    def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[Any]]:
-        """Do one task; returns a report as columns of one row."""
+    def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[bytes]]:
+        """Do one task; returns a column with a report."""
         task = self._tasks[int(batch["task"][0])]
         try:
             report = asyncio.run_coroutine_threadsafe(self._do(task), self._loop).result()
         except WeftError as error:
-            report = _SpanReport(error=error.code, message=f"{error.message} (worker {self._name})")
+            report = _SpanReport(error=(error.code, f"{error.message} (worker {self._name})"))
         except OSError as error:
-            report = _SpanReport(error=InternalError.code, message=f"{error} (worker {self._name})")
-        return {name: [value] for name, value in report._asdict().items()}
+            report = _SpanReport(error=(InternalError.code, f"{error} (worker {self._name})"))
+        return {"report": [pickle.dumps(report)]}
 
     async def _do(self, task: _SpanTask) -> _SpanReport:
         job, report = self._job, _SpanReport()
@@ -292,7 +285,7 @@ class _RayWorker:
             shard = await asyncio.to_thread(next, shards, None)
             if shard is None:
                 path = job.dataset.files[task.span.file].path
-                return report._replace(bad_file=path, damage=job.dataset.bad_files[path])
+                return report._replace(damage=(path, job.dataset.bad_files[path]))
             if place in task.done:
                 continue
             self._check_folder()

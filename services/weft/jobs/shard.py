@@ -5,7 +5,7 @@ import contextlib
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ import pyarrow as pa
 from weft.base.errors import InternalError, InvalidArgumentError, WeftError
 from weft.base.signature import TensorSpec
 from weft.base.tensors import Array
-from weft.jobs.checkpoints import Answered
+from weft.jobs.checkpoints import Answered, Journal
 from weft.jobs.columns import InputValues, write_column
 from weft.jobs.dataset import Shard
 from weft.jobs.layout import ROW, Layout
@@ -27,19 +27,6 @@ SendRows = Callable[[Mapping[str, InputValues], Sequence[int], Callable[[], None
 
 #: A shard keeps what is answered so often, in seconds.
 CHECKPOINT_S = 15.0
-
-
-class Journal(Protocol):
-    """Keeps answers of a shard that is not done, and hears how far it is."""
-
-    def read(self) -> tuple[list[Answered], dict[int, FailedRow]]:
-        """What was kept, by whoever began the shard. Called on a thread."""
-
-    async def write(self, answered: Sequence[Answered], failed: Mapping[int, FailedRow]) -> None:
-        """Keep some more."""
-
-    def tell(self, num_rows: int, num_restored: int) -> None:
-        """So many rows are answered or have failed, as many of them before it was resumed."""
 
 
 class ShardResult(NamedTuple):

@@ -53,17 +53,11 @@ class JobTarget:
     """Sends the requests of a job.
 
     Args:
-        client: To the router.
-        name: Graph or model.
         version: "": the latest; fixed by ``identify``.
-        parameters: Of every request.
         outputs: Those to ask for; none: all.
-        timeout_s: Of one request.
         num_tries: Of a request whose error may pass.
         patience_s: How long no request may be answered, because the server is busy or away, before the job ends.
         waits_for_model: A graph that is gone, or a key that is refused, counts as a server that is away.
-        clock_s: Monotonic.
-        sleep: Waits for seconds.
     """
 
     def __init__(

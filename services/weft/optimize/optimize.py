@@ -2,6 +2,11 @@
 
 import asyncio
 import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -18,16 +23,112 @@ from weft.optimize.methods import METHODS
 from weft.optimize.methods.method import Inputs, OptimizationMethod
 from weft.optimize.metrics import make_metric
 from weft.optimize.metrics.metric import MetricOptions
-from weft.optimize.new_version import advice, config_with_note
 from weft.optimize.recording import recording_mesh
-from weft.optimize.report import Report
+from weft.optimize.report import CandidateReport, Report
 from weft.optimize.repository.graphs import check_pinned, choose_graph, graphs_that_call
-from weft.optimize.repository.provenance import noted_versions
+from weft.optimize.repository.provenance import noted_versions, with_provenance
 from weft.optimize.repository.publishing import check_publishable, held_model, publish
-from weft.optimize.repository.source import find_model, model_files
+from weft.optimize.repository.source import RepositoryModel, find_model, model_files, sha256_of
 from weft.optimize.rows import read_rows
 from weft.optimize.trial_mesh import TrialMesh
-from weft.optimize.workspace import workspace
+
+_PREFIX = "weft-optimize-"
+#: A younger folder without a lock may be one whose run has yet to lock it, in seconds.
+_MIN_AGE_S = 60.0
+
+
+@contextlib.contextmanager
+def workspace() -> Iterator[Path]:
+    """A folder that lasts as long as the block; its lock tells others that the run lives. Raises OSError."""
+    _remove_abandoned(Path(tempfile.gettempdir()))
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name, _locked(Path(name)):
+        yield Path(name)
+
+
+def _remove_abandoned(parent: Path) -> None:
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):  # held, another user's, or gone meanwhile
+            if folder.is_dir() and time.time() - folder.stat().st_mtime > _MIN_AGE_S:
+                with _locked(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def config_with_note(model: RepositoryModel, number: int, report: Report, best: CandidateReport, files: Path) -> str:
+    """Text of ``config.pbtxt`` with the new version's note.
+
+    Raises:
+        InvalidArgumentError: The text cannot be extended.
+        OSError: A file cannot be read.
+    """
+    return with_provenance(
+        model.text,
+        number,
+        f"from version {model.version} by {best.method}, {report.created[:10]}; weft optimize wrote this note.",
+        _facts(model, report, best, files),
+        best.parameters,
+    )
+
+
+def _facts(model: RepositoryModel, report: Report, best: CandidateReport, files: Path) -> dict[str, object]:
+    loss = best.loss
+    return {
+        "method": best.method,
+        "notes": best.notes,
+        "source_version": report.version,
+        "source_sha256": sha256_of(model.source.file),
+        "sha256": sha256_of(files / model.source.file.name),
+        "data": report.data,
+        "data_sha256": report.data_sha256,
+        "calibration_rows": report.num_calibration_rows,
+        "held_out_rows": report.num_held_out_rows,
+        "seed": report.seed,
+        "graph": report.graph,
+        "metric": report.metric,
+        "loss": None if loss is None else round(loss.value, 6),
+        "loss_interval_95": None if loss is None else [round(loss.low, 6), round(loss.high, 6)],
+        "max_loss": report.max_loss,
+        "objective": report.objective,
+        "time_ratio": {str(rows): round(cost.time_ratio, 3) for rows, cost in best.costs.items()},
+        "busy_time_ratio": {str(rows): round(cost.busy_time_ratio, 3) for rows, cost in best.costs.items()},
+        "cpu_time_ratio": {str(rows): round(cost.ratio, 3) for rows, cost in best.costs.items()},
+        "created": report.created,
+        "software": dict(report.software),
+    }
+
+
+def advice(model: RepositoryModel, number: int, best: CandidateReport) -> list[str]:
+    """Sentences on who gets the new version, when, and how to go back."""
+    before, after = model.serves(model.versions), model.serves([*model.versions, number])
+    if number not in after:
+        first = f"version_policy does not name version {number}: it is not served until you add it."
+    elif gone := [str(version) for version in before if version not in after]:
+        first = (
+            f"By version_policy, version {number} is served in place of version {', '.join(gone)}; "
+            "version_policy { all { } } keeps both."
+        )
+    else:
+        kept = ", ".join(map(str, before))
+        first = f"Version {number} answers requests that name no version; version {kept} is served too."
+    sentences = [
+        first,
+        "A mesh with --model-control-mode poll takes it over by itself, any other after `weft restart`. To go back, "
+        f"remove the folder {model.folder / str(number)}.",
+    ]
+    if best.parameters:
+        names = ", ".join(f"{key} = {value}" for key, value in best.parameters.items())
+        sentences.append(f"config.pbtxt gets {names}, which holds for all versions of the model.")
+    return sentences
+
 
 #: Rows of the larger of the two requests whose cost is measured.
 _COST_ROWS = 32

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from weft.base.observing.log_limit import LogLimit
-from weft.base.observing.logs import JsonFormatter, LineWriter, get_logger
+from weft.base.observing.logs import JsonFormatter, LineWriter, LogLimit, get_logger
 
 
 def line_of(level=logging.INFO, message="done %s", args=("x",), extra=None, exc_info=None):

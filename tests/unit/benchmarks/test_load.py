@@ -8,7 +8,8 @@ from collections import Counter
 
 import grpc
 import pytest
-from benchmarks.load import Bounds, Load, arrivals_s, closed_loop, open_loop
+
+from weft.capacity.tuning.load import Bounds, Load, arrivals_s, closed_loop, open_loop
 
 FOREVER_S = 60.0
 

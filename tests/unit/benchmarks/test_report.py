@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 from benchmarks import machine, requests, run
-from benchmarks.load import Load
 from benchmarks.report import make_row, render, write_json
 
+from weft.capacity.tuning.load import Load
 from weft_protos import grpc_service_pb2 as pb
 
 LOAD = Load(latencies_s=[0.001] * 8, errors=Counter({"UNAVAILABLE": 2}), duration_s=2.0)

@@ -6,7 +6,6 @@ from pathlib import Path
 import grpc
 import pytest
 from benchmarks.floor import running_floor
-from benchmarks.load import Load
 from benchmarks.servers import Server
 from benchmarks.tis import NAME as TIS
 from benchmarks.wire import __main__ as program
@@ -18,6 +17,7 @@ from benchmarks.wire.senders import GrpcAio, H2Load, Sender, Sent, TritonClient,
 from benchmarks.wire.workloads import IDENTITY, REPOSITORIES, TEXTS, WORKLOADS, Payload, Shape, chosen
 from google.protobuf import text_format
 
+from weft.capacity.tuning.load import Load
 from weft.v2.client.wires import WireName
 from weft_protos.model_config_pb2 import ModelConfig
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
-from weft.capacity.devices.device import TYPE_BYTES, find_device, known_devices
-from weft.capacity.placement.mig import MIG_PROFILES
+from weft.capacity.devices import TYPE_BYTES, find_device, known_devices
+from weft.capacity.placement.fleet import known_mig
 
 OWN = "memory_gib = 24\nbandwidth_gb_per_s = 936\ntflops = { fp32 = 35.6, fp16 = 142 }\n"
 
@@ -26,9 +26,9 @@ def test_a_known_device_has_plausible_figures_with_their_source(name: str) -> No
 def test_profiles_of_slices_are_of_known_devices_and_fit_into_them() -> None:
     """So that a plan for a device knows its slices."""
     devices = known_devices()
-    shared = MIG_PROFILES.keys() & devices.keys()
+    shared = known_mig().keys() & devices.keys()
     assert {"A100-40GB", "A100-80GB", "H100-80GB", "H200-141GB"} <= shared
-    assert all(p.memory_bytes <= devices[name].memory_bytes for name in shared for p in MIG_PROFILES[name])
+    assert all(p.memory_bytes <= devices[name].memory_bytes for name in shared for p in known_mig()[name])
 
 
 @pytest.mark.parametrize("name", ["H100", "h100-80gb", "H100-SXM"])

@@ -9,11 +9,9 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from weft.capacity.machine.figures import EngineTimes, LinearTimes, Runtimes, Times, TorchTimes
 from weft.capacity.machine.gpu_times import measure_device
-from weft.capacity.machine.profile import MachineProfile
-from weft.capacity.plan.estimate import Assumptions
-from weft.capacity.plan.estimates import estimate
+from weft.capacity.machine.profile import EngineTimes, LinearTimes, MachineProfile, Runtimes, Times, TorchTimes
+from weft.capacity.plan.estimates import PlanOptions, estimate
 from weft.capacity.plan.subjects import find_subjects
 from weft.capacity.plan.target import ThisMachine
 from weft.cli.__main__ import main
@@ -231,12 +229,12 @@ class MadeUpProfile(MachineProfile):
 def test_this_machine_is_planned_by_what_was_measured(repository: Path, tmp_path: Path) -> None:
     """A batch takes the time of its product and of the call; weights count twice, because they are packed."""
     device = ThisMachine(MadeUpProfile(tmp_path / "machine.json"))
-    one = estimate(find_subjects(repository, ["fixed"])[0], device, Assumptions())
+    one = estimate(find_subjects(repository, ["fixed"])[0], device, PlanOptions(repository))
     assert one.memory.runtime == 90 << 20
     assert one.memory.weights == 2 * 2 * 4 * SIDE * SIDE
     assert one.time_max.seconds == pytest.approx(2 * 16 * SIDE**2 / 1e11 + 3e-6 + 2e-7, rel=0.01)
     assert one.rate_per_s == pytest.approx(1 / 2e-4, rel=0.01)  # what requests take is more than what rows take
-    chat = estimate(find_subjects(repository, ["chat"])[0], device, Assumptions(context=128))
+    chat = estimate(find_subjects(repository, ["chat"])[0], device, PlanOptions(repository, context=128))
     assert chat.memory.kv == (256 << 20) // (8 * chat_token_bytes()) * 8 * chat_token_bytes()
     assert chat.time_1.seconds < chat.time_max.seconds
 

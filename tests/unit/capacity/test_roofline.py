@@ -3,11 +3,9 @@
 import pytest
 
 from weft.capacity.costs.language_model import LanguageModel
-from weft.capacity.costs.operation import BatchCost, Operation, Weights
-from weft.capacity.devices.device import DeviceSpec
-from weft.capacity.roofline.curves import interpolated, level, on_grid
-from weft.capacity.roofline.language import LanguageRoofline
-from weft.capacity.roofline.timing import Roofline
+from weft.capacity.costs.operation import BatchCost, Operation
+from weft.capacity.devices import DeviceSpec
+from weft.capacity.roofline import LanguageRoofline, Roofline, interpolated, level, on_grid
 from weft.llm.config import EngineConfig
 from weft.llm.models.model_config import TransformerConfig
 
@@ -25,7 +23,7 @@ def product(rows: int, side: int) -> BatchCost:
 def test_few_rows_wait_for_the_weights_and_many_for_arithmetic() -> None:
     """A weight of 4096 x 4096 floats is 67 MB: 67 us at 1 TB/s."""
     roofline = Roofline(DEVICE)
-    few, many = roofline.batch(product(1, 4096), Weights(0)), roofline.batch(product(4096, 4096), Weights(0))
+    few, many = roofline.batch(product(1, 4096)), roofline.batch(product(4096, 4096))
     assert (few.bound, many.bound) == ("memory", "compute")
     assert few.seconds == pytest.approx((4 * 4096**2 + 8 * 4096) / 1e12)
     assert many.seconds == pytest.approx(2 * 4096**3 / 1e14)

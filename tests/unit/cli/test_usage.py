@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.cli.__main__ import main, make_parser
-from weft.cli.parser import CommandParser
+from weft.cli.__main__ import CommandParser, main, make_parser
 
 #: Commands that print facts; the others write files or drawings.
 WITH_FACTS = (

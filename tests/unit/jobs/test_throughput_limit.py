@@ -7,7 +7,7 @@ from itertools import count
 
 import pytest
 
-from weft.jobs.throughput_limit import ThroughputLimit
+from weft.jobs.window import ThroughputLimit
 
 #: When a request that is sent now, with so many in flight, ends; None: it is refused.
 Server = Callable[[int, int], int | None]

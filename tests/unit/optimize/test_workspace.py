@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.optimize.workspace import workspace
+from weft.optimize.optimize import workspace
 
 
 @pytest.fixture

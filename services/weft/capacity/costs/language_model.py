@@ -53,11 +53,6 @@ class LanguageModel:
         return own - (self._embedding_bytes if is_shared else 0)
 
     @property
-    def num_parameters(self) -> int:
-        """Numbers in the weights."""
-        return sum(math.prod(shape) for shape in self._shapes.values())
-
-    @property
     def num_multiplied(self) -> int:
         """Weights that a token is multiplied with, without the LM head."""
         return self.config.num_multiplied

@@ -1,7 +1,7 @@
 """The work of a batch as a list of operations, whatever the model's format."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 #: Families of operations whose time depends on the same thing:
@@ -66,11 +66,6 @@ class BatchCost:
         """Weights read once and activations read and written."""
         return sum(operation.weight_bytes + operation.moved_bytes for operation in self.operations)
 
-    @property
-    def intensity(self) -> float:
-        """Operations per byte."""
-        return self.num_flops / max(self.moved_bytes, 1)
-
 
 @dataclass(frozen=True, slots=True)
 class Weights:
@@ -79,12 +74,10 @@ class Weights:
     Attributes:
         num_bytes: The weights, as the file has them.
         packed_bytes: Copies of matrices that the runtime lays out for its products on a CPU, beside the weights.
-        by_type: ``num_bytes`` by type.
     """
 
     num_bytes: int
     packed_bytes: int = 0
-    by_type: Mapping[str, int] = field(default_factory=dict)
 
 
 class CostModel(Protocol):

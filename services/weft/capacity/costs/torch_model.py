@@ -43,11 +43,7 @@ class TorchModel:
         self._program = load_program(torch, path)
         tensors = [*self._program.state_dict.values(), *self._program.constants.values()]
         tensors = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
-        by_type: dict[str, int] = {}
-        for tensor in tensors:
-            kind = _KINDS.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
-            by_type[kind] = by_type.get(kind, 0) + tensor.nbytes
-        self.weights = Weights(sum(by_type.values()), 0, by_type)
+        self.weights = Weights(sum(tensor.nbytes for tensor in tensors))
 
     def batch(self, num_rows: int, shapes: Mapping[str, tuple[int, ...]]) -> BatchCost:
         """See ``CostModel``."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 from weft.base.errors import UnsupportedError
-from weft.capacity.machine.figures import GpuFigures
+from weft.capacity.machine.profile import GpuFigures
 
 _SIDE, _COPY_BYTES = 8192, 1 << 30
 _NUM_KERNELS, _ROUNDS = 200, 5

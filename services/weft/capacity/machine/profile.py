@@ -1,26 +1,148 @@
-"""What is known of this machine: measured when it is first needed, kept in a file with the date."""
+"""What is known of this machine: measured when it is first needed, kept in a file with the date.
+
+``python -m weft.capacity.machine.profile SECTION THREADS`` measures and prints the figures as JSON.
+"""
 
 import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
 from weft.base.errors import UnsupportedError
 from weft.base.processes.memory import available_bytes
-from weft.capacity.machine.sections import ENGINE, GPU, LINEAR, ONNX, RUNTIMES, SECTIONS, TORCH
-
-__all__ = ["ENGINE", "GPU", "LINEAR", "ONNX", "RUNTIMES", "TORCH", "MachineProfile", "default_file"]
 
 _FORMAT = 2
 _PACKAGES = ("weft-mesh", "onnxruntime-gpu", "onnxruntime", "torch", "numpy")
 _TIMEOUT_S = 600
-T = TypeVar("T")
+
+#: Bytes of all weights of a model where products are measured side by side.
+RESIDENT_BYTES = 4 << 20
+
+
+class Times(NamedTuple):
+    """Seconds of one node.
+
+    Attributes:
+        families: By family, pairs of bytes moved and seconds, by size.
+        products: Rows, side of the square weight, seconds.
+        matmuls: Side of the square result, seconds of one product with an inner dimension of 32.
+        convs: Rows (pixels), inputs, outputs, seconds.
+        streamed: Bytes of all weights of a model, rows, operations per second: weights that come from further away
+            with every run.
+        node_s: A node that does nothing.
+        run_s: A call of ``run`` beside its nodes and tensors.
+        tensor_s: An input or output of a call.
+    """
+
+    families: dict[str, list[tuple[float, float]]]
+    products: list[tuple[float, float, float]]
+    matmuls: list[tuple[float, float]]
+    convs: list[tuple[float, float, float, float]]
+    streamed: list[tuple[float, float, float]]
+    node_s: float
+    run_s: float
+    tensor_s: float
+
+
+class TorchTimes(NamedTuple):
+    """Of exported programs.
+
+    Attributes:
+        products: Rows, side of the square weight, seconds.
+        node_s: An operator on a few numbers.
+        run_s: A call of a program beside its operators, a tensor in and one out.
+    """
+
+    products: list[tuple[float, float, float]]
+    node_s: float
+    run_s: float
+
+
+class LinearTimes(NamedTuple):
+    """Of the engine's kernels.
+
+    Attributes:
+        products: By kind of weight, points of bytes of all weights, rows, and weights multiplied per second.
+        decode: Tokens of context, and bytes of keys and values read per second by a sequence of one new token.
+        prefill: Tokens of a prompt, and operations of its attention per second.
+    """
+
+    products: dict[str, list[tuple[float, float, float]]]
+    decode: list[tuple[float, float]]
+    prefill: list[tuple[float, float]]
+
+
+class Runtimes(NamedTuple):
+    """Of a service with one model.
+
+    Attributes:
+        memory_bytes: By backend, resident memory of the process with a model that has hardly any weights; ``""``:
+            without a model.
+        request_s, request_cpu_s: A request by backend, by the clock and in CPU time of the service, less the call of
+            ONNX Runtime or of the program.
+        byte_s: A byte of inputs and outputs.
+    """
+
+    memory_bytes: dict[str, int]
+    request_s: dict[str, float]
+    request_cpu_s: dict[str, float]
+    byte_s: float
+
+
+class EngineTimes(NamedTuple):
+    """Of the language-model engine, seconds apart from products with weights.
+
+    Attributes:
+        step_s: A step.
+        layer_s: A layer of a step.
+        sequence_s: Each further sequence of a step.
+        request_s: A request apart from its steps.
+        next_request_s: Each further one that is sent at the same time.
+        memory_bytes: Resident memory of a service with an engine that has hardly any weights.
+    """
+
+    step_s: float
+    layer_s: float
+    sequence_s: float
+    request_s: float
+    next_request_s: float
+    memory_bytes: int
+
+
+class GpuFigures(NamedTuple):
+    """Of a GPU, as reached by torch.
+
+    Attributes:
+        name: As its driver names it.
+        memory_bytes: In all.
+        bytes_per_s: Read and written by a copy.
+        flops_per_s: Of large products by type.
+        kernel_s: A kernel that does next to nothing.
+    """
+
+    name: str
+    memory_bytes: int
+    bytes_per_s: float
+    flops_per_s: dict[str, float]
+    kernel_s: float
+
+
+#: Kinds of figures: the module and function that measure one with so many threads, and what they give.
+SECTIONS: Mapping[str, tuple[str, str, Callable[..., Any]]] = {
+    (ONNX := "onnx"): ("onnx_times", "measure_times", Times),
+    (TORCH := "torch"): ("torch_times", "measure_torch_times", TorchTimes),
+    (LINEAR := "linear"): ("torch_times", "measure_linear_times", LinearTimes),
+    (RUNTIMES := "runtimes"): ("runtimes", "measure_runtimes", Runtimes),
+    (ENGINE := "engine"): ("runtimes", "measure_engine", EngineTimes),
+    (GPU := "gpu"): ("gpu_times", "measure_gpu", GpuFigures),
+}
 
 
 def default_file() -> Path:
@@ -70,7 +192,7 @@ class MachineProfile:
         return min((section["measured"] for section in self._sections.values()), default="")
 
     def section(self, name: str, num_threads: int = 1) -> Any:
-        """Figures of one kind, measured now if they are not known: what ``sections.SECTIONS[name]`` gives.
+        """Figures of one kind, measured now if they are not known: what ``SECTIONS`` says.
 
         Raises:
             UnsupportedError: A package is missing, or the measurement failed.
@@ -83,11 +205,7 @@ class MachineProfile:
                 self._write()
             except OSError as error:
                 self._announce(f"the figures cannot be kept, and are measured again next time: {error}")
-        return SECTIONS[name].parse(self._sections[key]["values"])
-
-    def forget(self) -> None:
-        """Measure everything anew when it is next needed."""
-        self._sections = {}
+        return SECTIONS[name][2](**self._sections[key]["values"])
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -131,7 +249,7 @@ def _version(package: str) -> str:
 
 def _measured(name: str, num_threads: int) -> Any:
     """Measured by a process of its own, so that nothing of this one disturbs it, and it leaves nothing behind."""
-    command = [sys.executable, "-m", "weft.capacity.machine", name, str(num_threads)]
+    command = [sys.executable, "-m", "weft.capacity.machine.profile", name, str(num_threads)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
     except subprocess.TimeoutExpired:
@@ -142,3 +260,9 @@ def _measured(name: str, num_threads: int) -> Any:
             f"this machine could not be measured ({name}): {reason}; it takes pip install 'weft-mesh[model,plan]'"
         )
     return json.loads(done.stdout.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    module, measure, _ = SECTIONS[sys.argv[1]]
+    measured = getattr(import_module(f"weft.capacity.machine.{module}"), measure)(int(sys.argv[2]))
+    print(json.dumps(measured._asdict()))

@@ -11,10 +11,9 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from weft.capacity.machine.chains import several
-from weft.capacity.machine.figures import EngineTimes, Runtimes
 from weft.capacity.machine.model_service import Answered, ModelService, call_of, running_service, settled_rss_bytes
-from weft.capacity.machine.onnx_times import best_run_s, make_session
+from weft.capacity.machine.onnx_times import best_run_s, make_session, several
+from weft.capacity.machine.profile import EngineTimes, Runtimes
 
 _CONFIG = """backend: "{backend}"
 max_batch_size: 8

@@ -7,7 +7,7 @@
     solution = place(problem)
 """
 
-from weft.capacity.placement.placing import place
+from weft.capacity.placement.place import place
 from weft.capacity.placement.problem import Device, MigProfile, Problem, Workload
 from weft.capacity.placement.solution import Assignment, Bin, Solution, Unplaced
 

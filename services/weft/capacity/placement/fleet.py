@@ -1,4 +1,4 @@
-"""The hosts that replicas can be placed on, in a TOML file.
+"""The hosts that replicas can be placed on, in a TOML file, and the slices of their GPUs.
 
 ::
 
@@ -13,6 +13,8 @@
 
 import tomllib
 from dataclasses import replace
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +86,30 @@ def _devices(where: str, host: dict[str, Any], device: Device, mig: tuple[MigPro
         )
         for index in range(num_devices)
     ]
+
+
+@cache
+def known_mig() -> dict[str, tuple[MigProfile, ...]]:
+    """The slices that GPUs can have, by class of device; ``mig.toml`` has the sources."""
+    table = tomllib.loads(files("weft.capacity.placement").joinpath("mig.toml").read_text(encoding="utf-8"))
+    return {
+        name: tuple(
+            MigProfile(
+                one["name"], one["mib"] << 20, one["num_sms"] / gpu["num_sms"], one["num_slices"], tuple(one["starts"])
+            )
+            for one in gpu["profiles"]
+        )
+        for name, gpu in table.items()
+    }
+
+
+def mig_profiles(device_class: str, reserved_bytes: int = 0) -> tuple[MigProfile, ...]:
+    """The slices of a class of device, () for one that has none.
+
+    Args:
+        device_class: ``"H100-80GB"``.
+        reserved_bytes: What the runtime takes of each slice before a model is there.
+    """
+    profiles = known_mig().get(device_class, ())
+    left = (replace(profile, memory_bytes=profile.memory_bytes - reserved_bytes) for profile in profiles)
+    return tuple(profile for profile in left if profile.memory_bytes > 0)

@@ -14,7 +14,10 @@ import hashlib
 import json
 import re
 from collections import Counter, defaultdict
+from pathlib import Path
 from typing import Any, NamedTuple
+
+import yaml
 
 from weft.capacity.placement.problem import Device, Problem, Workload
 from weft.capacity.placement.solution import Bin, Solution
@@ -23,6 +26,7 @@ Manifest = dict[str, Any]
 ZONE = "topology.kubernetes.io/zone"
 HOSTNAME = "kubernetes.io/hostname"
 DEVICE_CLASS = "weft/device-class"
+_TEMPLATE = Path("deploy/kubernetes/base/model.yaml")
 _PORT = 8021
 _MIB = 1 << 20
 
@@ -95,69 +99,36 @@ def _deployment(problem: Problem, kind: _PodKind, domain: str, number: int, imag
     digest = hashlib.sha256(repr((kind, domain)).encode()).hexdigest()[:8]
     name = f"{_slug(kind.models[0][0])}-{digest}"
     labels = {"app.kubernetes.io/name": name} | {_label(workload.name): "true" for workload, _ in models}
-    selector: dict[str, str] = {}
-    if len({device.device_class for device in problem.devices}) > 1:
-        selector[DEVICE_CLASS] = kind.device_class
+    deployment = _template()
+    deployment["metadata"] = {"name": name, "labels": labels}
+    spec = deployment["spec"]
+    spec |= {"replicas": number, "selector": {"matchLabels": {"app.kubernetes.io/name": name}}}
+    spec["strategy"]["rollingUpdate"] = {"maxSurge": 0, "maxUnavailable": 1}  # a device is not there twice
+    spec["template"]["metadata"]["labels"] = labels
+    pod = spec["template"]["spec"]
+    pod["topologySpreadConstraints"] = _spreading(problem, models, name, domain)
+    selector = {DEVICE_CLASS: kind.device_class} if len({each.device_class for each in problem.devices}) > 1 else {}
     if domain:
         selector[_topology_key(problem)] = domain
-    pod: Manifest = {
-        "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": 45,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": 65534,
-            "runAsGroup": 65534,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "topologySpreadConstraints": _spreading(problem, models, name, domain),
-        "containers": [_container(kind, models, image)],
-        "volumes": [
-            {"name": "models", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}},
-            {"name": "scratch", "emptyDir": {}},
-        ],
-    }
     if selector:
         pod["nodeSelector"] = selector
     if kind.is_gpu:
         pod["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
     if terms := _apart(models, problem):
         pod["affinity"] = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": name, "labels": labels},
-        "spec": {
-            "replicas": number,
-            "selector": {"matchLabels": {"app.kubernetes.io/name": name}},
-            "strategy": {"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}},
-            "template": {"metadata": {"labels": labels}, "spec": pod},
-        },
-    }
+    container = pod["containers"][0]
+    loaded = [f"--load-model={workload.name}" for workload, _ in models]
+    container["args"] = ["--model-control-mode=explicit", *loaded, *container["args"]]
+    container |= {"image": image, "resources": resources(kind.is_gpu, kind.profile, models)}
+    return deployment
 
 
-def _container(kind: _PodKind, models: list[tuple[Workload, int]], image: str) -> Manifest:
-    probe = {"grpc": {"port": _PORT}, "periodSeconds": 5}
-    arguments = ["--model-control-mode=explicit", *(f"--load-model={workload.name}" for workload, _ in models)]
-    return {
-        "name": "model",
-        "image": image,
-        "args": [*arguments, "--router=dns:///router-endpoints:8001", "--grace-s=30"],
-        "ports": [{"name": "grpc", "containerPort": _PORT}, {"name": "metrics", "containerPort": _PORT + 1}],
-        "startupProbe": {**probe, "failureThreshold": 60},
-        "readinessProbe": {**probe, "timeoutSeconds": 3},
-        "livenessProbe": {"grpc": {"port": _PORT, "service": "liveness"}, "periodSeconds": 10, "failureThreshold": 6},
-        "lifecycle": {"preStop": {"sleep": {"seconds": 5}}},
-        "resources": resources(kind.is_gpu, kind.profile, models),
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        "volumeMounts": [
-            {"name": "models", "mountPath": "/models", "readOnly": True},
-            {"name": "scratch", "mountPath": "/tmp"},  # noqa: S108  # in the pod
-        ],
-    }
+def _template() -> Manifest:
+    """The Deployment of the model service as ``deploy/`` has it, which the wheel holds a copy of."""
+    path = Path(__file__).with_name(_TEMPLATE.name)
+    text = (path if path.is_file() else Path(__file__).parents[4] / _TEMPLATE).read_text(encoding="utf-8")
+    found: Manifest = next(each for each in yaml.safe_load_all(text) if each["kind"] == "Deployment")
+    return found
 
 
 def resources(is_gpu: bool, profile: str, models: list[tuple[Workload, int]]) -> Manifest:

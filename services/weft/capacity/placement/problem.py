@@ -118,6 +118,9 @@ class Problem:
         devices: With names that differ.
         max_load: The share of a device's (or slice's) compute that may be planned for, in (0, 1]; what is left is for
             bursts.
+
+    Raises:
+        InvalidArgumentError: A value makes no sense: what it is, what is allowed, what to do.
     """
 
     workloads: tuple[Workload, ...]
@@ -125,7 +128,7 @@ class Problem:
     max_load: float = 1.0
 
     def __post_init__(self) -> None:
-        check(self)
+        _check(self)
 
     @property
     def num_replicas(self) -> int:
@@ -143,19 +146,14 @@ class Problem:
         return workload.num_replicas // num_domains, math.ceil(workload.num_replicas / num_domains)
 
 
-def check(problem: Problem) -> None:
-    """Refuse a problem with a value that makes no sense.
-
-    Raises:
-        InvalidArgumentError: The first such value: what it is, what is allowed, what to do.
-    """
+def _check(problem: Problem) -> None:
     _check_names("workload", [workload.name for workload in problem.workloads])
     _check_names("device", [device.name for device in problem.devices])
     if not problem.devices:
         raise InvalidArgumentError("no device is given, so nothing can be placed; name at least one")
     if len(problem.devices) > MAX_DEVICES:
         raise InvalidArgumentError(f"{len(problem.devices)} devices; at most {MAX_DEVICES}; place them in parts")
-    _check_share("max_load", problem.max_load)
+    _check_number("max_load", problem.max_load, is_share=True)
     names = {workload.name for workload in problem.workloads}
     for workload in problem.workloads:
         _check_workload(workload, names)
@@ -173,9 +171,12 @@ def check(problem: Problem) -> None:
 
 def _check_workload(workload: Workload, names: Iterable[str]) -> None:
     where = f"workload '{workload.name}'"
-    _check_int(f"{where}: memory_bytes", workload.memory_bytes, 0, _MAX_BYTES)
-    _check_int(f"{where}: host_memory_bytes", workload.host_memory_bytes, 0, _MAX_BYTES)
-    _check_int(f"{where}: num_replicas", workload.num_replicas, 0, MAX_REPLICAS)
+    for name, highest in (
+        ("memory_bytes", _MAX_BYTES),
+        ("host_memory_bytes", _MAX_BYTES),
+        ("num_replicas", MAX_REPLICAS),
+    ):
+        _check_int(f"{where}: {name}", getattr(workload, name), 0, highest)
     _check_int(f"{where}: num_instances", workload.num_instances, 1, 1024)
     _check_number(f"{where}: cpus", workload.cpus, 4096.0)
     if not workload.load:
@@ -185,27 +186,23 @@ def _check_workload(workload: Workload, names: Iterable[str]) -> None:
         )
     for device_class, share in workload.load.items():
         _check_number(f"{where}: load on '{device_class}'", share, 1e6)
-    for other in sorted(workload.apart_from):
-        if other not in names:
-            raise InvalidArgumentError(
-                f"{where}: apart_from names '{other}', which is no workload; known: {_some(names)}"
-            )
+    for other in sorted(workload.apart_from.difference(names)):
+        raise InvalidArgumentError(f"{where}: apart_from names '{other}', which is no workload; known: {_some(names)}")
 
 
 def _check_device(device: Device) -> None:
     where = f"device '{device.name}'"
     _check_int(f"{where}: memory_bytes", device.memory_bytes, 1, _MAX_BYTES)
     _check_int(f"{where}: max_models", device.max_models, 1, MAX_REPLICAS)
+    _check_int(f"{where}: index", device.index or 0, 0, 1023)
     _check_number(f"{where}: cost_per_hour", device.cost_per_hour, 1e9)
-    if device.index is not None:
-        _check_int(f"{where}: index", device.index, 0, 1023)
     if device.device_class in ("", ANY_CLASS):
         raise InvalidArgumentError(f"{where}: device_class is '{device.device_class}'; name one, such as 'cpu'")
     _check_names(f"{where}: MIG profile", [profile.name for profile in device.mig])
     for profile in device.mig:
         _check_int(f"{where}: memory_bytes of '{profile.name}'", profile.memory_bytes, 1, _MAX_BYTES)
         _check_int(f"{where}: num_slices of '{profile.name}'", profile.num_slices, 1, 64)
-        _check_share(f"{where}: compute_share of '{profile.name}'", profile.compute_share)
+        _check_number(f"{where}: compute_share of '{profile.name}'", profile.compute_share, is_share=True)
         if not profile.starts:
             raise InvalidArgumentError(f"{where}: MIG profile '{profile.name}' may begin nowhere; give its starts")
 
@@ -223,14 +220,11 @@ def _check_int(what: str, value: int, lowest: int, highest: int) -> None:
         raise InvalidArgumentError(f"{what} is {value!r}; allowed: a whole number from {lowest} to {highest}")
 
 
-def _check_number(what: str, value: float, highest: float) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= highest:
-        raise InvalidArgumentError(f"{what} is {value!r}; allowed: a number from 0 to {highest:g}")
-
-
-def _check_share(what: str, value: float) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
-        raise InvalidArgumentError(f"{what} is {value!r}; allowed: above 0, at most 1")
+def _check_number(what: str, value: float, highest: float = 1.0, *, is_share: bool = False) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= highest or (is_share and value == 0):
+        allowed = "above 0, at most 1" if is_share else f"a number from 0 to {highest:g}"
+        raise InvalidArgumentError(f"{what} is {value!r}; allowed: {allowed}")
 
 
 def _some(names: Iterable[str], most: int = 8) -> str:

@@ -1,7 +1,7 @@
 """Where each replica goes, and whether that is allowed."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -58,7 +58,6 @@ class Solution:
     Attributes:
         assignments: Of all replicas that have a place, by workload and replica.
         unplaced: Workloads with replicas that have none.
-        method: ``"cp-sat"`` or ``"first-fit"``.
         is_optimal: Whether no placement costs less, moves fewer and is balanced better (in that order).
         cost_bound: No placement of as many replicas costs less per hour; 0: that is all that is known.
         notes: What the reader should know of how it was found.
@@ -66,7 +65,6 @@ class Solution:
 
     assignments: tuple[Assignment, ...]
     unplaced: tuple[Unplaced, ...] = ()
-    method: str = "first-fit"
     is_optimal: bool = False
     cost_bound: float = 0.0
     notes: tuple[str, ...] = ()
@@ -96,6 +94,11 @@ class BinUse(NamedTuple):
     capacity_bytes: int
     capacity_load: float
     max_models: int
+
+
+def gib(num_bytes: int) -> str:
+    """A size for people."""
+    return f"{num_bytes / (1 << 30):.2f} GiB"
 
 
 def cost_per_hour(problem: Problem, solution: Solution) -> float:
@@ -217,3 +220,26 @@ def _skewed(problem: Problem, solution: Solution) -> Iterator[str]:
         for domain in problem.domains_of(workload):
             if not fewest <= placed[domain] <= most:
                 yield f"'{workload.name}' has {placed[domain]} replicas in domain '{domain}'; {fewest} to {most} may be"
+
+
+def numbered(counts: Mapping[str, Counter[Bin]], previous: Solution | None) -> tuple[Assignment, ...]:
+    """Replicas with numbers from how many each device or slice holds; one that stays keeps its number if it can."""
+    before = by_workload(previous)
+    assignments: list[Assignment] = []
+    for name, counter in counts.items():
+        left, kept = Counter(counter), dict[int, Bin]()
+        for replica, bin in sorted(before.get(name, {}).items()):
+            if replica < counter.total() and left[bin] > 0:
+                left[bin] -= 1
+                kept[replica] = bin
+        free = iter(sorted(left.elements()))
+        assignments += (Assignment(name, n, kept[n] if n in kept else next(free)) for n in range(counter.total()))
+    return tuple(assignments)
+
+
+def by_workload(solution: Solution | None) -> dict[str, dict[int, Bin]]:
+    """What holds each replica, by workload and replica."""
+    found: dict[str, dict[int, Bin]] = defaultdict(dict)
+    for name, replica, bin in solution.assignments if solution else ():
+        found[name][replica] = bin
+    return found

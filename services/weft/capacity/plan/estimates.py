@@ -1,25 +1,150 @@
-"""Estimates of models on a target, whatever their backend."""
+"""What one model needs on one device, and what it achieves there, whatever its backend."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from weft.backends.llm.settings import read_settings
-from weft.base.errors import InvalidArgumentError
-from weft.capacity.costs.formats import FILENAMES, cost_model
+from weft.base.errors import InvalidArgumentError, NotFoundError, UnsupportedError
+from weft.base.signature import ModelSignature
 from weft.capacity.costs.language_model import read_language_model
 from weft.capacity.costs.operation import BatchCost, CostModel
-from weft.capacity.devices.device import DeviceSpec
-from weft.capacity.plan.estimate import Assumptions, Estimate, MemoryUse, cost_per_million
+from weft.capacity.devices import DeviceSpec
 from weft.capacity.plan.subjects import Subject
-from weft.capacity.plan.target import PlannedDevice
+from weft.capacity.plan.target import DeviceTarget
+from weft.capacity.roofline import Timing
+
+#: File of a version folder by backend, unless the configuration names another.
+FILENAMES = {"onnxruntime": "model.onnx", "pytorch": "model.pt2"}
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """Memory of a model with all its instances, bytes.
+
+    Attributes:
+        runtime: Of the service and its libraries, once for all models of a backend.
+        weights: With the copies that the runtime packs.
+        activations: Of the largest batch, all at the same time.
+        arena: What the allocator takes beyond them.
+        kv: Keys and values of language models.
+    """
+
+    runtime: int
+    weights: int
+    activations: int = 0
+    arena: int = 0
+    kv: int = 0
+
+    @property
+    def own(self) -> int:
+        """Without the runtime."""
+        return self.weights + self.activations + self.arena + self.kv
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.runtime + self.own
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A model on a device.
+
+    Attributes:
+        model, backend, device: Names.
+        num_instances: That ``memory`` is of.
+        memory: None: it cannot be known.
+        unit: What ``rate_per_s`` counts: ``"requests"`` of one row, or ``"tokens"``.
+        max_batch: Rows, or sequences, of ``time_max``.
+        time_1, time_max: Of a batch of one and of the largest; of language models a step of decoding.
+        ridge_batch: Batch from which compute, not memory, bounds the time; None: at none.
+        largest_batch: Rows, or sequences of ``context`` tokens, that the memory of the device holds.
+        context, largest_context: Tokens of a sequence: as planned for, and that fit; of language models.
+        prefill_per_s: Tokens of prompts per second; of language models.
+        rate_per_s: What one instance does.
+        requests_per_s: Requests of one instance: of one row, or of a prompt and its answer.
+        cost_per_million: Of requests or tokens, in the currency of ``--cost-per-hour``.
+        missing_bytes: By how much the model does not fit into the device; 0: it fits.
+        notes: What the reader should know.
+        fault: Why nothing could be estimated, although it could be asked for; "": nothing is wrong.
+    """
+
+    model: str
+    backend: str
+    device: str
+    num_instances: int
+    memory: MemoryUse | None = None
+    unit: str = "requests"
+    max_batch: int = 1
+    time_1: Timing | None = None
+    time_max: Timing | None = None
+    ridge_batch: int | None = None
+    largest_batch: int = 0
+    context: int = 0
+    largest_context: int = 0
+    prefill_per_s: float = 0.0
+    rate_per_s: float = 0.0
+    requests_per_s: float = 0.0
+    cost_per_million: float | None = None
+    missing_bytes: int = 0
+    notes: tuple[str, ...] = ()
+    fault: str = ""
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """What the user asks.
+
+    Attributes:
+        repository: Of the models.
+        models: Their names; () for all of the model service.
+        device: Name of a device, ``"this"``, or a file.
+        num_devices: That many of it.
+        batch: Largest batch; 0: that of each configuration.
+        shapes: Dims of inputs by name, for dimensions that configurations leave open.
+        declared: ``MIB:MS`` by model, for what cannot be told from files.
+        rates: Requests per second by model.
+        context: Tokens of a sequence of language models, prompt and answer; 0: a quarter of what the model can have.
+        num_output_tokens: Of them, the answer's.
+        cost_per_hour: Of the device; 0: unknown.
+        profile_file: Where figures of this machine are kept; None: the user's cache folder.
+        fleet: A file of hosts with such devices, see ``weft.capacity.placement.fleet``; None: ``num_devices`` hosts.
+        replicas: The fewest replicas by model.
+        max_models: That may share a device or slice; 0: eight, or all if they are more.
+        check: A saved plan that is in use.
+    """
+
+    repository: Path
+    models: Sequence[str] = ()
+    device: str = "this"
+    num_devices: int = 1
+    batch: int = 0
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    declared: Mapping[str, str] = field(default_factory=dict)
+    rates: Mapping[str, float] = field(default_factory=dict)
+    context: int = 0
+    num_output_tokens: int = 128
+    cost_per_hour: float = 0.0
+    profile_file: Path | None = None
+    fleet: Path | None = None
+    replicas: Mapping[str, int] = field(default_factory=dict)
+    max_models: int = 0
+    check: Path | None = None
+
+
+def _cost_per_million(cost_per_hour: float, rate_per_s: float) -> float | None:
+    """Of a million of what a device does at this rate; None where either is unknown."""
+    return cost_per_hour / 3600 / rate_per_s * 1e6 if cost_per_hour and rate_per_s else None
+
 
 _LLM = "llm"
 _THREADS = {"onnxruntime": "intra_op_thread_count", "pytorch": "INTRA_OP_THREAD_COUNT"}
 _MIB = 2**20
 
 
-def estimate(subject: Subject, target: PlannedDevice, assumptions: Assumptions) -> Estimate:
+def estimate(subject: Subject, target: DeviceTarget, options: PlanOptions) -> Estimate:
     """What a model needs and achieves.
 
     Raises:
@@ -28,27 +153,27 @@ def estimate(subject: Subject, target: PlannedDevice, assumptions: Assumptions) 
         UnsupportedError: What reads it is not installed, or this machine cannot be measured.
     """
     if subject.backend == _LLM:
-        return _language(subject, target, assumptions)
+        return _language(subject, target, options)
     file = subject.context.directory / (subject.filename or FILENAMES.get(subject.backend, ""))
     model = cost_model(subject.backend, file, subject.context.signature)
     if model is None:
         note = f"{subject.backend}: its memory and time cannot be told from its files; declare them with --declare"
         return Estimate(
             subject.name, subject.backend, target.spec.name, subject.num_instances,
-            max_batch=assumptions.batch or subject.max_batch_size, notes=(note,),
+            max_batch=options.batch or subject.max_batch_size, notes=(note,),
         )  # fmt: skip
-    return _tensor(subject, model, target, assumptions)
+    return _tensor(subject, model, target, options)
 
 
-def _tensor(subject: Subject, model: CostModel, target: PlannedDevice, assumptions: Assumptions) -> Estimate:
-    shapes = checked_shapes(subject, assumptions)
+def _tensor(subject: Subject, model: CostModel, target: DeviceTarget, options: PlanOptions) -> Estimate:
+    shapes = _checked_shapes(subject, options)
     spec = target.spec
-    most = min(assumptions.batch or subject.max_batch_size, _rows_of_bucket(subject, shapes))
+    most = min(options.batch or subject.max_batch_size, _rows_of_bucket(subject, shapes))
     if subject.context.signature.max_batch_size == 0:
         most = 1
     one, largest = model.batch(1, shapes), model.batch(most, shapes)
     timer = target.batches(subject.backend, int(subject.context.parameters.get(_THREADS[subject.backend], "1")))
-    time_1, time_max = timer.batch(one, model.weights), timer.batch(largest, model.weights)
+    time_1, time_max = timer.batch(one), timer.batch(largest)
     memory = _memory(subject, model, target, largest)
     request_s = target.request_s(subject.backend, (largest.input_bytes + largest.output_bytes) // most)
     rate = most / max(time_max.seconds, most * request_s) if request_s else most / time_max.seconds
@@ -68,12 +193,12 @@ def _tensor(subject: Subject, model: CostModel, target: PlannedDevice, assumptio
         largest_batch=max(int(free / max(per_row or one.peak_bytes, 1)), 0),
         rate_per_s=rate,
         requests_per_s=rate,
-        cost_per_million=cost_per_million(assumptions.cost_per_hour, rate * subject.num_instances),
+        cost_per_million=_cost_per_million(options.cost_per_hour, rate * subject.num_instances),
         missing_bytes=max(memory.total - spec.memory_bytes, 0),
     )
 
 
-def _memory(subject: Subject, model: CostModel, target: PlannedDevice, largest: BatchCost) -> MemoryUse:
+def _memory(subject: Subject, model: CostModel, target: DeviceTarget, largest: BatchCost) -> MemoryUse:
     num = subject.num_instances
     is_cpu = target.spec.is_cpu
     weights = model.weights.num_bytes + (model.weights.packed_bytes if is_cpu else 0)
@@ -100,16 +225,12 @@ def _rows_of_bucket(subject: Subject, shapes: Mapping[str, tuple[int, ...]]) -> 
     return max(int(limit) // longest, 1) if limit.isdecimal() else 1 << 30
 
 
-def checked_shapes(subject: Subject, assumptions: Assumptions) -> dict[str, tuple[int, ...]]:
-    """Dims of inputs, without the batch.
-
-    Raises:
-        InvalidArgumentError: Open dims without ``--shape``, or one that does not fit the declaration.
-    """
+def _checked_shapes(subject: Subject, options: PlanOptions) -> dict[str, tuple[int, ...]]:
+    """Dims of inputs, without the batch."""
     shapes, missing = {}, []
     for spec in subject.context.signature.inputs:
         dims = spec.reshape if spec.reshape is not None else spec.dims
-        given = assumptions.shapes.get(f"{subject.name}.{spec.name}", assumptions.shapes.get(spec.name))
+        given = options.shapes.get(f"{subject.name}.{spec.name}", options.shapes.get(spec.name))
         if given is None:
             if -1 in dims and not spec.is_optional:
                 missing.append(f"--shape {spec.name}={'x'.join('N' if dim < 0 else str(dim) for dim in dims)}")
@@ -128,7 +249,7 @@ def checked_shapes(subject: Subject, assumptions: Assumptions) -> dict[str, tupl
     return shapes
 
 
-def _language(subject: Subject, target: PlannedDevice, assumptions: Assumptions) -> Estimate:
+def _language(subject: Subject, target: DeviceTarget, options: PlanOptions) -> Estimate:
     spec = target.spec
     settings = read_settings(subject.context, subject.instance(on_gpu=not spec.is_cpu))
     engine = settings.engine
@@ -140,7 +261,7 @@ def _language(subject: Subject, target: PlannedDevice, assumptions: Assumptions)
     if engine.dtype == "auto":
         model = replace(model, engine=replace(engine, dtype=_dtype(model.config.dtype, target)))
     longest = engine.max_model_len or model.config.max_context_len
-    context = assumptions.context or max(longest // 4, 2)
+    context = options.context or max(longest // 4, 2)
     if context > longest:
         raise InvalidArgumentError(
             f"--context {context} is longer than model '{subject.name}' allows; give at most {longest}"
@@ -150,7 +271,7 @@ def _language(subject: Subject, target: PlannedDevice, assumptions: Assumptions)
     room = max(int((spec.memory_bytes - taken - model.activation_bytes) * 0.9), 0)
     num_fit = room // model.sequence_bytes(context)
     declared = bool(engine.num_blocks or engine.kv_cache_bytes or spec.is_cpu)
-    most = min(assumptions.batch or engine.max_num_seqs, max(num_fit, 1))
+    most = min(options.batch or engine.max_num_seqs, max(num_fit, 1))
     kv = model.kv_bytes(spec.memory_bytes, taken) if declared else most * model.sequence_bytes(context)
     notes = []
     if declared and kv // model.sequence_bytes(context) < most:
@@ -169,7 +290,7 @@ def _language(subject: Subject, target: PlannedDevice, assumptions: Assumptions)
     one, step = timer.decode(model, 1, context), timer.decode(model, most, context)
     chunk = min(engine.max_num_batched_tokens, context)
     prefill = timer.prefill(model, chunk, chunk)
-    num_output = min(assumptions.num_output_tokens, context - 1)
+    num_output = min(options.num_output_tokens, context - 1)
     prompt_s = (context - num_output) / chunk * prefill.seconds
     rate = most / step.seconds
     return Estimate(
@@ -189,13 +310,13 @@ def _language(subject: Subject, target: PlannedDevice, assumptions: Assumptions)
         prefill_per_s=chunk / prefill.seconds,
         rate_per_s=rate,
         requests_per_s=1 / (prompt_s + num_output / rate),
-        cost_per_million=cost_per_million(assumptions.cost_per_hour, rate * subject.num_instances),
+        cost_per_million=_cost_per_million(options.cost_per_hour, rate * subject.num_instances),
         missing_bytes=max(memory.total - spec.memory_bytes, 0),
         notes=tuple(notes),
     )
 
 
-def _dtype(published: str, target: PlannedDevice) -> str:
+def _dtype(published: str, target: DeviceTarget) -> str:
     """The type that the engine computes in: on a CPU float32 where that is faster."""
     if not target.spec.is_cpu or published == "float32":
         return published
@@ -204,3 +325,62 @@ def _dtype(published: str, target: PlannedDevice) -> str:
     own, wide = ([rate for _, rows, rate in rates.get(kind, ()) if rows in (1, 32)] for kind in (published, "float32"))
     is_slower = not own or any(a * 1.1 < b for a, b in zip(own, wide, strict=True))
     return "float32" if is_slower else published
+
+
+def with_declared(each: Estimate, text: str, spec: DeviceSpec, cost_per_hour: float) -> Estimate:
+    """The estimate with memory and time as ``MIB:MS`` says: of an instance, and of a row.
+
+    Raises:
+        InvalidArgumentError: The text is not of that form, or the model's files tell it already.
+    """
+    if each.memory is not None:
+        raise InvalidArgumentError(f"--declare: what '{each.model}' needs is known from its files; leave it out")
+    mib, separator, ms = text.partition(":")
+    try:
+        numbers = float(mib), float(ms)
+    except ValueError:
+        numbers = math.nan, math.nan
+    if not separator or not all(0 < number < 1e9 for number in numbers):
+        raise InvalidArgumentError(
+            f"--declare {each.model}={text} is not of the form MODEL=MIB:MS, memory of an instance and milliseconds of "
+            f"a row, such as {each.model}=150:2.5"
+        )
+    seconds = numbers[1] / 1e3
+    memory = MemoryUse(0, int(numbers[0] * 2**20) * each.num_instances)
+    return replace(
+        each,
+        memory=memory,
+        time_1=Timing(seconds, "declared"),
+        time_max=Timing(seconds * each.max_batch, "declared"),
+        rate_per_s=1 / seconds,
+        requests_per_s=1 / seconds,
+        cost_per_million=_cost_per_million(cost_per_hour, each.num_instances / seconds),
+        missing_bytes=max(memory.total - spec.memory_bytes, 0),
+        notes=("as declared",),
+    )
+
+
+def cost_model(backend: str, file: Path, signature: ModelSignature) -> CostModel | None:
+    """The cost of a model in a file; None: of this backend's models nothing can be known from outside.
+
+    Raises:
+        NotFoundError: The file is not there.
+        InvalidArgumentError: It is no such model.
+        UnsupportedError: What reads it is not installed.
+    """
+    if backend not in FILENAMES:
+        return None
+    if not file.is_file():
+        raise NotFoundError(f"there is no {file}; build or fetch the model")
+    try:
+        if backend == "onnxruntime":
+            from weft.capacity.costs.onnx_model import OnnxModel  # noqa: PLC0415  # optional, and slow to import
+
+            return OnnxModel(file, signature)
+        from weft.capacity.costs.torch_model import TorchModel  # noqa: PLC0415  # same
+
+        return TorchModel(file, signature)
+    except ImportError as error:
+        raise UnsupportedError(
+            f"{error.name} is not installed, without which {file} cannot be read; pip install 'weft-mesh[plan,model]'"
+        ) from error

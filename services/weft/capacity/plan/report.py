@@ -1,67 +1,27 @@
-"""The report of ``weft plan``: estimates of models on a device, and their placement."""
+"""The report of ``weft plan``: estimates of models on a device, their placement, and both as files and values."""
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.text.suggestion import suggestion
-from weft.capacity.devices.device import DeviceSpec
+from weft.capacity.devices import DeviceSpec
 from weft.capacity.placement import Device, Problem, Solution, Workload, place
-from weft.capacity.placement.check import Checked, check_change
-from weft.capacity.placement.fleet import read_fleet
-from weft.capacity.placement.mig import mig_profiles
+from weft.capacity.placement.changes import CheckedChange, check_change
+from weft.capacity.placement.fleet import mig_profiles, read_fleet
+from weft.capacity.placement.kubernetes import kubernetes_text
+from weft.capacity.placement.outputs import instance_groups, load, save, to_json
 from weft.capacity.placement.problem import MAX_REPLICAS
-from weft.capacity.placement.saved import load
-from weft.capacity.plan.declared import with_declared
-from weft.capacity.plan.estimate import Assumptions, Estimate
-from weft.capacity.plan.estimates import estimate
-from weft.capacity.plan.subjects import Subject, find_models, read_subject, shapes_of
-from weft.capacity.plan.target import PlannedDevice, find_target
+from weft.capacity.plan.estimates import Estimate, PlanOptions, estimate, with_declared
+from weft.capacity.plan.subjects import Subject, find_models, read_subject
+from weft.capacity.plan.target import DeviceTarget, find_target
+from weft.jobs.atomic_files import replace_file
 
 #: Share of a device's time that is planned for; the rest is for bursts.
 _MAX_LOAD = 0.7
-
-
-@dataclass(frozen=True)
-class PlanOptions:
-    """What the user asks.
-
-    Attributes:
-        repository: Of the models.
-        models: Their names; () for all of the model service.
-        device: Name of a device, ``"this"``, or a file.
-        num_devices: That many of it.
-        batch: See ``Assumptions``.
-        shapes: ``1x128`` by input.
-        declared: ``MIB:MS`` by model, for what cannot be told from files.
-        rates: Requests per second by model.
-        context, num_output_tokens, cost_per_hour: See ``Assumptions``.
-        profile_file: Where figures of this machine are kept; None: the user's cache folder.
-        fleet: A file of hosts with such devices, see ``weft.capacity.placement.fleet``; None: ``num_devices`` hosts.
-        replicas: The fewest replicas by model.
-        max_models: That may share a device or slice; 0: eight, or all if they are more.
-        check: A saved plan that is in use.
-    """
-
-    repository: Path
-    models: tuple[str, ...] = ()
-    device: str = "this"
-    num_devices: int = 1
-    batch: int = 0
-    shapes: Mapping[str, str] = field(default_factory=dict)
-    declared: Mapping[str, str] = field(default_factory=dict)
-    rates: Mapping[str, float] = field(default_factory=dict)
-    context: int = 0
-    num_output_tokens: int = 128
-    cost_per_hour: float = 0.0
-    profile_file: Path | None = None
-    fleet: Path | None = None
-    replicas: Mapping[str, int] = field(default_factory=dict)
-    max_models: int = 0
-    check: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -69,18 +29,18 @@ class PlanReport:
     """What is known.
 
     Attributes:
-        device: Figures of the device, ``DeviceSpec``.
+        device: Its figures.
         estimates: Of each model.
         problem: What was placed, where there was something to place.
         solution: Where it goes.
         checked: What that moves of the plan in use, if one was given.
     """
 
-    device: Any
+    device: DeviceSpec
     estimates: tuple[Estimate, ...]
     problem: Problem | None
     solution: Solution | None
-    checked: Checked | None = None
+    checked: CheckedChange | None = None
 
     @property
     def fault(self) -> str:
@@ -128,20 +88,18 @@ def make_report(options: PlanOptions, announce: Callable[[str], None] = lambda _
         for name in given:
             if name not in names:
                 raise InvalidArgumentError(f"{option}: '{name}' is none of the planned models{suggestion(name, names)}")
-    shapes = shapes_of(options.shapes)
     known = {spec.name for subject in subjects.values() for spec in subject.context.signature.inputs}
-    for name in shapes:
+    for name in options.shapes:
         if name.rpartition(".")[2] not in known:
             raise InvalidArgumentError(f"--shape: '{name}' is no input of the planned models{suggestion(name, known)}")
     target = find_target(options.device, options.profile_file, announce)
-    assumptions = Assumptions(options.batch, shapes, options.context, options.num_output_tokens, options.cost_per_hour)
     estimates = []
     for name in names:
         one = Estimate(name, "", target.spec.name, 1)
         if (subject := subjects.get(name)) is not None:
             one = Estimate(name, subject.backend, target.spec.name, subject.num_instances)
             try:
-                one = estimate(subject, target, assumptions)
+                one = estimate(subject, target, options)
             except WeftError as error:
                 faults[name] = error
             if name in options.declared:
@@ -150,14 +108,14 @@ def make_report(options: PlanOptions, announce: Callable[[str], None] = lambda _
         estimates.append(replace(one, fault=faults[name].message) if name in faults else one)
     if faults and (len(faults) == len(names) or in_use is not None):
         raise next(iter(faults.values()))
-    problem = problem_of(estimates, target, options)
+    problem = _problem_of(estimates, target, options)
     if problem is None or in_use is None:
         return PlanReport(target.spec, tuple(estimates), problem, None if problem is None else place(problem))
     checked = check_change(*in_use, problem)
     return PlanReport(target.spec, tuple(estimates), problem, checked.solution, checked)
 
 
-def problem_of(estimates: list[Estimate], target: PlannedDevice, options: PlanOptions) -> Problem | None:
+def _problem_of(estimates: list[Estimate], target: DeviceTarget, options: PlanOptions) -> Problem | None:
     """Workloads of the models that are known, and the devices; None where nothing is known."""
     spec = target.spec
     known = [each for each in estimates if each.memory is not None]
@@ -208,3 +166,60 @@ def _workload(each: Estimate, spec: DeviceSpec, rate: float, least: int, num_dom
         host_memory_bytes=max(each.memory.runtime, 1),
         num_instances=each.num_instances,
     )
+
+
+def write_outputs(report: PlanReport, saved: Path | None, kubernetes: Path | None) -> list[Path]:
+    """Write the files that are asked for; returns them.
+
+    Raises:
+        InvalidArgumentError: A model could not be estimated, or none was placed, so there is nothing to write; or a
+            folder is named, not a file.
+        OSError: A file cannot be written.
+    """
+    if (saved or kubernetes) and report.fault:
+        raise InvalidArgumentError(f"the plan lacks a model, so nothing is written: {report.fault}")
+    if (saved or kubernetes) and (report.problem is None or report.solution is None):
+        raise InvalidArgumentError("no model could be placed, so nothing is written; declare its needs with --declare")
+    for path in filter(None, (saved, kubernetes)):
+        if path.is_dir():
+            raise InvalidArgumentError(f"'{path}' is a folder; name a file to be written")
+    written = []
+    if saved and report.problem and report.solution:
+        save(saved, report.problem, report.solution)
+        written.append(saved)
+    if kubernetes and report.problem and report.solution:
+        replace_file(kubernetes, kubernetes_text(report.problem, report.solution).encode())
+        written.append(kubernetes)
+    return written
+
+
+def render_instance_groups(report: PlanReport) -> str:
+    """The text for each host and model, with a line that names them."""
+    if report.problem is None or report.solution is None:
+        return ""
+    groups = instance_groups(report.problem, report.solution)
+    return "\n".join(f"# {model} on {host}\n{text}" for (host, model), text in groups.items()).rstrip()
+
+
+def plan_values(report: PlanReport) -> dict[str, Any]:
+    """Plain values for ``json``."""
+    values: dict[str, Any] = {"device": asdict(report.device), "estimates": [asdict(each) for each in report.estimates]}
+    if report.problem is not None and report.solution is not None:
+        values["placement"] = to_json(report.problem, report.solution)
+    if report.checked is not None:
+        values["change"] = {
+            "differences": report.checked.differences,
+            "changes": [
+                {
+                    "model": change.workload,
+                    "replica": change.replica,
+                    "from": None if change.before is None else str(change.before),
+                    "to": None if change.after is None else str(change.after),
+                    "why": why,
+                }
+                for change, why in report.checked.changes
+            ],
+            "cost_per_hour_before": report.checked.cost_before,
+            "cost_per_hour_after": report.checked.cost_after,
+        }
+    return values

@@ -1,6 +1,7 @@
 """Requests of a trial, serialized before it begins, and when they arrive."""
 
 import itertools
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from weft.base.core import InferCall
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import INTEGERS, NUMPY_BY_DATATYPE, Array, WireTensor, encode
+from weft.capacity.tuning.load import Bounds, arrivals_s
 from weft.v2.protocol.codec import serialize_call
 
 if TYPE_CHECKING:
@@ -146,18 +148,11 @@ def arrivals(requests: RequestSet, rate_per_s: float, duration_s: float, seed: i
         times = (turn * period_s + at_s for turn in itertools.count() for at_s in requests.arrivals_s)
         planned: Iterator[float] = (at_s / faster for at_s in times)
     else:
-        planned = _poisson(rate_per_s, np.random.default_rng(seed))
+        planned = arrivals_s(rate_per_s, Bounds(sys.maxsize, duration_s), seed)
     for at_s, payload in zip(planned, itertools.cycle(requests.payloads), strict=False):
         if at_s >= duration_s:
             return
         yield at_s, payload
-
-
-def _poisson(rate_per_s: float, draw: np.random.Generator) -> Iterator[float]:
-    at_s = 0.0
-    while True:
-        at_s += float(draw.exponential(1 / rate_per_s))
-        yield at_s
 
 
 def _period_s(arrivals_s: Sequence[float]) -> float:

@@ -1,10 +1,9 @@
 """Settings of one model that a search may change: ``KINDS`` is the only table of them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
 
 from weft.capacity.tuning.config_text import Edit
 from weft.serving.config.placement import EXECUTION, INLINE, THREAD, execution_of
@@ -70,185 +69,146 @@ class Machine:
     limit_ms: float
 
 
-class SettingKind(Protocol):
-    """A setting that models have."""
+@dataclass(frozen=True)
+class SettingKind:
+    """A setting that models have.
+
+    Attributes:
+        name: Behind that of the model.
+        shipped: What the configuration says; None: the model has no such setting.
+        choices: Values to try beside the shipped one, in an order in which neighbours differ least.
+        edits: What sets a value that is not the shipped one.
+    """
 
     name: str
-
-    def shipped(self, model: TunedModel) -> Value | None:
-        """What the configuration says; None: the model has no such setting."""
-
-    def choices(self, model: TunedModel, machine: Machine) -> Iterable[Value]:
-        """Values to try beside the shipped one, in an order in which neighbours differ least."""
-
-    def edits(self, model: TunedModel, value: Value) -> Sequence[Edit]:
-        """What sets a value that is not the shipped one."""
+    shipped: Callable[[TunedModel], Value | None]
+    choices: Callable[[TunedModel, Machine], Iterable[Value]]
+    edits: Callable[[TunedModel, Value], Sequence[Edit]]
 
 
-class _Instances:
-    name = "instances"
-
-    def shipped(self, model: TunedModel) -> Value | None:
-        groups = model.config.instance_group
-        if len(groups) > 1 or (groups and (groups[0].HasField("rate_limiter") or len(groups[0].gpus) > 1)):
-            return None
-        return max(groups[0].count, 1) if groups else 1
-
-    def choices(self, model: TunedModel, machine: Machine) -> Iterable[Value]:
-        return _doubling(1, machine.num_cores)
-
-    def edits(self, model: TunedModel, value: Value) -> Sequence[Edit]:
-        return [Edit(("instance_group", "count"), str(value))]
+def _set(*path: str) -> Callable[[TunedModel, Value], Sequence[Edit]]:
+    return lambda model, value: [Edit(path, str(value))]
 
 
-class _Execution:
-    name = "execution"
-
-    def shipped(self, model: TunedModel) -> Value | None:
-        if not {THREAD, INLINE} <= set(model.execution_modes):
-            return None
-        mode = execution_of(model.config, model.execution_modes)
-        groups = model.config.instance_group
-        has_obstacle = (
-            any(group.kind == ModelInstanceGroup.KIND_GPU or group.HasField("rate_limiter") for group in groups)
-            or "execution_timeout_us" in model.config.parameters
-        )
-        return mode if mode in (THREAD, INLINE) and not has_obstacle else None
-
-    def choices(self, model: TunedModel, machine: Machine) -> Iterable[Value]:
-        return (THREAD, INLINE)
-
-    def edits(self, model: TunedModel, value: Value) -> Sequence[Edit]:
-        return [Edit(("parameters", EXECUTION), str(value))]
+def _up_to_cores(model: TunedModel, machine: Machine) -> Iterable[Value]:
+    return _doubling(1, machine.num_cores)
 
 
-class _QueueDelay:
-    name = "queue_delay_us"
-
-    def shipped(self, model: TunedModel) -> Value | None:
-        if model.config.max_batch_size < 2:
-            return None
-        return model.config.dynamic_batching.max_queue_delay_microseconds if model.is_batching else OFF
-
-    def choices(self, model: TunedModel, machine: Machine) -> Iterable[Value]:
-        batching = model.config.dynamic_batching
-        needs_queue = _BUCKETS in model.config.parameters or "priority_aging_us" in model.config.parameters
-        others = {field.name for field, _ in batching.ListFields()}
-        if not needs_queue and others <= {"preferred_batch_size", "max_queue_delay_microseconds"}:
-            yield OFF
-        yield from (delay for delay in _DELAYS_US if delay <= machine.limit_ms * 1000 * _MAX_DELAY_SHARE)
-
-    def edits(self, model: TunedModel, value: Value) -> Sequence[Edit]:
-        if value == OFF:
-            return [Edit(("dynamic_batching",), None)]
-        edits = [Edit(("dynamic_batching",), "{ }")] * (not model.is_batching)
-        field = ("dynamic_batching", "max_queue_delay_microseconds")
-        if value or model.config.dynamic_batching.max_queue_delay_microseconds:
-            edits.append(Edit(field, str(value)))
-        return edits
+def _shipped_instances(model: TunedModel) -> Value | None:
+    groups = model.config.instance_group
+    if len(groups) > 1 or (groups and (groups[0].HasField("rate_limiter") or len(groups[0].gpus) > 1)):
+        return None
+    return max(groups[0].count, 1) if groups else 1
 
 
-class _PreferredBatchSize:
-    name = "preferred_batch_size"
-
-    def shipped(self, model: TunedModel) -> Value | None:
-        if model.config.max_batch_size < 2:
-            return None
-        return ",".join(map(str, model.config.dynamic_batching.preferred_batch_size)) or "none"
-
-    def choices(self, model: TunedModel, machine: Machine) -> Iterable[Value]:
-        return ("none", *(str(size) for size in _PREFERRED if size < model.config.max_batch_size))
-
-    def edits(self, model: TunedModel, value: Value) -> Sequence[Edit]:
-        sizes = None if value == "none" else f"[ {', '.join(str(value).split(','))} ]"
-        return [Edit(("dynamic_batching", "preferred_batch_size"), sizes)]
+def _shipped_execution(model: TunedModel) -> Value | None:
+    if not {THREAD, INLINE} <= set(model.execution_modes):
+        return None
+    mode = execution_of(model.config, model.execution_modes)
+    has_obstacle = "execution_timeout_us" in model.config.parameters or any(
+        group.kind == ModelInstanceGroup.KIND_GPU or group.HasField("rate_limiter")
+        for group in model.config.instance_group
+    )
+    return mode if mode in (THREAD, INLINE) and not has_obstacle else None
 
 
-class _MaxBatchSize:
-    name = "max_batch_size"
-
-    def shipped(self, model: TunedModel) -> Value | None:
-        return model.config.max_batch_size or None
-
-    def choices(self, model: TunedModel, machine: Machine) -> Iterable[Value]:
-        shipped = model.config.max_batch_size
-        yield from _doubling(max(model.min_batch_size, shipped // 4, 1), shipped)
-        yield from (size for size in (2 * shipped, 4 * shipped) if size <= _MAX_BATCH)
-
-    def edits(self, model: TunedModel, value: Value) -> Sequence[Edit]:
-        return [Edit(("max_batch_size",), str(value))]
+def _shipped_delay(model: TunedModel) -> Value | None:
+    if model.config.max_batch_size < 2:
+        return None
+    return model.config.dynamic_batching.max_queue_delay_microseconds if model.is_batching else OFF
 
 
-class _Buckets:
-    """Bounds of the length buckets: every second one, all, or one more between each two."""
-
-    name = _BUCKETS
-
-    def shipped(self, model: TunedModel) -> Value | None:
-        return _plain(model.parameter(_BUCKETS, "")) or None
-
-    def choices(self, model: TunedModel, machine: Machine) -> Iterable[Value]:
-        bounds = [int(bound) for bound in _plain(model.parameter(_BUCKETS, "")).split(",")]
-        halves = [(low + high) // 2 for low, high in pairwise(bounds)]
-        for chosen in (bounds[::-1][::4][::-1], bounds[::-1][::2][::-1], bounds, sorted({*bounds, *halves})):
-            yield ",".join(map(str, chosen))
-
-    def edits(self, model: TunedModel, value: Value) -> Sequence[Edit]:
-        return [Edit(("parameters", _BUCKETS), str(value))]
+def _delays(model: TunedModel, machine: Machine) -> Iterable[Value]:
+    needs_queue = _BUCKETS in model.config.parameters or "priority_aging_us" in model.config.parameters
+    others = {field.name for field, _ in model.config.dynamic_batching.ListFields()}
+    if not needs_queue and others <= {"preferred_batch_size", "max_queue_delay_microseconds"}:
+        yield OFF
+    yield from (delay for delay in _DELAYS_US if delay <= machine.limit_ms * 1000 * _MAX_DELAY_SHARE)
 
 
-class _BucketElements:
-    name = _ELEMENTS
-
-    def shipped(self, model: TunedModel) -> Value | None:
-        return int(model.parameter(_ELEMENTS, "0")) if _BUCKETS in model.config.parameters else None
-
-    def choices(self, model: TunedModel, machine: Machine) -> Iterable[Value]:
-        shipped = int(model.parameter(_ELEMENTS, "0"))
-        return (
-            (shipped // 4, shipped // 2, shipped, shipped * 2, shipped * 4) if shipped else (0, 512, 1024, 2048, 4096)
-        )
-
-    def edits(self, model: TunedModel, value: Value) -> Sequence[Edit]:
-        return [Edit(("parameters", _ELEMENTS), str(value))]
+def _delay_edits(model: TunedModel, value: Value) -> Sequence[Edit]:
+    if value == OFF:
+        return [Edit(("dynamic_batching",), None)]
+    edits = [Edit(("dynamic_batching",), "{ }")] * (not model.is_batching)
+    if value or model.config.dynamic_batching.max_queue_delay_microseconds:
+        edits.append(Edit(("dynamic_batching", "max_queue_delay_microseconds"), str(value)))
+    return edits
 
 
-class _OperatorThreads:
-    name = "threads"
-
-    def shipped(self, model: TunedModel) -> Value | None:
-        if model.config.backend not in _THREADS:
-            return None
-        name, default = _THREADS[model.config.backend]
-        text = model.parameter(name, str(default))
-        return int(text) if text.isdecimal() else None
-
-    def choices(self, model: TunedModel, machine: Machine) -> Iterable[Value]:
-        return _doubling(1, machine.num_cores)
-
-    def edits(self, model: TunedModel, value: Value) -> Sequence[Edit]:
-        return [Edit(("parameters", _THREADS[model.config.backend][0]), str(value))]
+def _shipped_preferred(model: TunedModel) -> Value | None:
+    if model.config.max_batch_size < 2:
+        return None
+    return ",".join(map(str, model.config.dynamic_batching.preferred_batch_size)) or "none"
 
 
+def _preferred_edits(model: TunedModel, value: Value) -> Sequence[Edit]:
+    sizes = None if value == "none" else f"[ {', '.join(str(value).split(','))} ]"
+    return [Edit(("dynamic_batching", "preferred_batch_size"), sizes)]
+
+
+def _batch_sizes(model: TunedModel, machine: Machine) -> Iterable[Value]:
+    shipped = model.config.max_batch_size
+    yield from _doubling(max(model.min_batch_size, shipped // 4, 1), shipped)
+    yield from (size for size in (2 * shipped, 4 * shipped) if size <= _MAX_BATCH)
+
+
+def _buckets(model: TunedModel, machine: Machine) -> Iterable[Value]:
+    """Every fourth and second bound, all, and one more between each two."""
+    bounds = [int(bound) for bound in _plain(model.parameter(_BUCKETS, "")).split(",")]
+    halves = [(low + high) // 2 for low, high in pairwise(bounds)]
+    for chosen in (bounds[::-1][::4][::-1], bounds[::-1][::2][::-1], bounds, sorted({*bounds, *halves})):
+        yield ",".join(map(str, chosen))
+
+
+def _shipped_elements(model: TunedModel) -> Value | None:
+    return int(model.parameter(_ELEMENTS, "0")) if _BUCKETS in model.config.parameters else None
+
+
+def _elements(model: TunedModel, machine: Machine) -> Iterable[Value]:
+    shipped = int(model.parameter(_ELEMENTS, "0"))
+    return (shipped // 4, shipped // 2, shipped, shipped * 2, shipped * 4) if shipped else (0, 512, 1024, 2048, 4096)
+
+
+def _shipped_threads(model: TunedModel) -> Value | None:
+    if model.config.backend not in _THREADS:
+        return None
+    name, default = _THREADS[model.config.backend]
+    text = model.parameter(name, str(default))
+    return int(text) if text.isdecimal() else None
+
+
+OPERATOR_THREADS = "threads"
 #: Every kind of setting, by name, in the order in which it is edited: batching is put up before its fields.
 KINDS: Mapping[str, SettingKind] = {
     kind.name: kind
     for kind in (
-        _Instances(),
-        _Execution(),
-        _OperatorThreads(),
-        _MaxBatchSize(),
-        _QueueDelay(),
-        _PreferredBatchSize(),
-        _Buckets(),
-        _BucketElements(),
+        SettingKind("instances", _shipped_instances, _up_to_cores, _set("instance_group", "count")),
+        SettingKind("execution", _shipped_execution, lambda *_: (THREAD, INLINE), _set("parameters", EXECUTION)),
+        SettingKind(
+            OPERATOR_THREADS,
+            _shipped_threads,
+            _up_to_cores,
+            lambda model, value: [Edit(("parameters", _THREADS[model.config.backend][0]), str(value))],
+        ),
+        SettingKind(
+            "max_batch_size", lambda model: model.config.max_batch_size or None, _batch_sizes, _set("max_batch_size")
+        ),
+        SettingKind("queue_delay_us", _shipped_delay, _delays, _delay_edits),
+        SettingKind(
+            "preferred_batch_size",
+            _shipped_preferred,
+            lambda model, _: ("none", *(str(size) for size in _PREFERRED if size < model.config.max_batch_size)),
+            _preferred_edits,
+        ),
+        SettingKind(
+            _BUCKETS,
+            lambda model: _plain(model.parameter(_BUCKETS, "")) or None,
+            _buckets,
+            _set("parameters", _BUCKETS),
+        ),
+        SettingKind(_ELEMENTS, _shipped_elements, _elements, _set("parameters", _ELEMENTS)),
     )
 }
-
-
-def process_wide(model: TunedModel) -> tuple[str, ...]:
-    """Kinds of settings that act on the whole process for as long as it lives: threads are set for all of torch."""
-    return (_OperatorThreads.name,) if model.config.backend == "pytorch" else ()
 
 
 def _doubling(least: int, most: int) -> tuple[int, ...]:

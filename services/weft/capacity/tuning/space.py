@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 from weft.capacity.tuning.config_text import Edit, edited
-from weft.capacity.tuning.settings import KINDS, OFF, Machine, TunedModel, Value, process_wide
+from weft.capacity.tuning.settings import KINDS, OFF, OPERATOR_THREADS, Machine, TunedModel, Value
 from weft.serving.config.placement import INLINE
 
 #: Value of every setting, by ``MODEL.SETTING``; that of the mesh is ``IN_PROCESS``.
@@ -113,7 +113,8 @@ class SearchSpace:
 
     def process_wide(self, configuration: Configuration) -> tuple[tuple[str, Value], ...]:
         """Settings that a process keeps when its models are loaded again, with their values."""
-        keys = (f"{name}.{kind}" for name, model in self.models.items() for kind in process_wide(model))
+        torch = (name for name, model in self.models.items() if model.config.backend == "pytorch")
+        keys = (f"{name}.{OPERATOR_THREADS}" for name in torch)  # set for all of torch, once
         return tuple((key, configuration[key]) for key in keys if key in self.settings)
 
     def steps(self, incumbent: Configuration, costs: Mapping[str, Cost]) -> Iterator[dict[str, Value]]:

@@ -1,23 +1,21 @@
 """The trials of a study, kept in a file as they end, and the sampler that proposes more: Optuna's."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import optuna
 
 from weft.base.errors import InvalidArgumentError
-from weft.capacity.tuning.measurement import OBJECTIVES, Measurement
+from weft.capacity.tuning.measurement import OBJECTIVES
 from weft.capacity.tuning.settings import Value
 from weft.capacity.tuning.space import Configuration, SearchSpace
 
-SAMPLERS = ("nsga2", "tpe")
 #: What became of a trial.
 SHIPPED, MEASURED, INFEASIBLE, HOPELESS, FAILED = "shipped", "measured", "infeasible", "hopeless", "failed"
 _STUDY = "tune"
-_RECORD, _SETUP, _IS_REPEAT = "record", "setup", "repeat"
+_RECORD, _SETUP = "record", "setup"
 _POPULATION = 8
 _NUM_RANDOM = 6
 _MAX_ASKED = 50
@@ -53,11 +51,6 @@ class TrialRecord:
     latency_ms: Mapping[str, float] = field(default_factory=dict)
 
 
-def latencies(measured: Measurement) -> dict[str, float]:
-    """Latencies as a record has them."""
-    return {f"p{percent:g}": latency for percent, latency in measured.latency_ms.items() if math.isfinite(latency)}
-
-
 class _NoLock:
     """The folder of a study is held by its process, and a lock of Optuna's would outlive a killed one by 30 s."""
 
@@ -68,14 +61,21 @@ class _NoLock:
         return None
 
 
-class TrialLog:
-    """A study in a file.
+class OpenTrial(NamedTuple):
+    """A trial that has begun, and what is tried."""
+
+    trial: Any
+    configuration: Configuration
+
+
+class Study:
+    """Optuna's study in a file.
 
     Args:
         path: Of the file; one process at a time may use it.
         space: What is searched.
         seed: Of the sampler.
-        sampler: One of ``SAMPLERS``.
+        sampler: ``nsga2`` or ``tpe``.
         setup: What the study is about; a study in the file must be about the same.
 
     Attributes:
@@ -125,26 +125,26 @@ class TrialLog:
         """Whether a trial had this configuration, or one that comes to the same."""
         return self._key(configuration) in self._tried
 
-    def propose(self) -> "OpenTrial | None":
+    def propose(self) -> OpenTrial | None:
         """A configuration by the sampler that was not tried yet; None: it finds none."""
         for _ in range(_MAX_ASKED):
             trial = self._study.ask(self._distributions)
             if not self.was_tried(trial.params):
-                return OpenTrial(self, trial, self._space.canonical(trial.params))
-            trial.set_user_attr(_IS_REPEAT, True)
+                return OpenTrial(trial, self._space.canonical(trial.params))
             self._study.tell(trial, state=optuna.trial.TrialState.FAIL)
         return None
 
-    def begin(self, configuration: Configuration) -> "OpenTrial":
+    def begin(self, configuration: Configuration) -> OpenTrial:
         """A trial of this configuration."""
         plain = self._space.canonical(configuration)
         self._study.enqueue_trial(plain)
-        return OpenTrial(self, self._study.ask(self._distributions), plain)
+        return OpenTrial(self._study.ask(self._distributions), plain)
 
-    def _end(self, trial: Any, record: TrialRecord) -> None:
-        trial.set_user_attr(_RECORD, asdict(record))
-        trial.set_constraint("limits", record.excess)
-        self._study.tell(trial, [record.gains.get(name, 0.0) for name in OBJECTIVES])
+    def end(self, trial: OpenTrial, record: TrialRecord) -> None:
+        """Write what became of a trial."""
+        trial.trial.set_user_attr(_RECORD, asdict(record))
+        trial.trial.set_constraint("limits", record.excess)
+        self._study.tell(trial.trial, [record.gains.get(name, 0.0) for name in OBJECTIVES])
         self.records.append(record)
         self._tried.add(self._key(record.configuration))
 
@@ -158,23 +158,6 @@ class TrialLog:
 
     def _key(self, configuration: Configuration) -> tuple[tuple[str, Value], ...]:
         return tuple(sorted(self._space.canonical(configuration).items()))
-
-
-class OpenTrial:
-    """A trial that has begun.
-
-    Attributes:
-        configuration: What is tried.
-    """
-
-    def __init__(self, log: TrialLog, trial: Any, configuration: Configuration) -> None:
-        self._log = log
-        self._trial = trial
-        self.configuration = configuration
-
-    def end(self, record: TrialRecord) -> None:
-        """Write what became of it."""
-        self._log._end(self._trial, record)
 
 
 def pareto(records: Sequence[TrialRecord]) -> list[TrialRecord]:

@@ -4,29 +4,28 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from difflib import unified_diff
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.base.repository.layout import CONFIG_FILENAME
 from weft.base.signature import ModelSignature
+from weft.capacity.machine.profile import cpu_model
 from weft.capacity.tuning.config_text import with_head
-from weft.capacity.tuning.contest import Contest, Load
-from weft.capacity.tuning.graph_models import TunedGraph, read_graph
-from weft.capacity.tuning.measurement import Goal, LatencyLimit
-from weft.capacity.tuning.mesh_bench import MeshBench
-from weft.capacity.tuning.report import facts, provenance
-from weft.capacity.tuning.repository_files import check_output, write_copy, write_in_place
+from weft.capacity.tuning.graph_models import TunedGraph, check_output, read_graph, write_copy, write_in_place
+from weft.capacity.tuning.measurement import OBJECTIVES, Comparison, Contest, Goal, LatencyLimit, Measurement, TrialLoad
+from weft.capacity.tuning.mesh import MeshBench
 from weft.capacity.tuning.requests import RequestSet, from_data, generated, open_data
 from weft.capacity.tuning.search import Search, SearchLimits, SearchResult
 from weft.capacity.tuning.settings import Machine
-from weft.capacity.tuning.space import SearchSpace, make_space
-from weft.capacity.tuning.trials import TrialLog, TrialRecord
+from weft.capacity.tuning.space import IN_PROCESS, SearchSpace, make_space
+from weft.capacity.tuning.trials import Study, TrialRecord, pareto
 from weft.jobs.atomic_files import check_writable, held, replace_file
 
 _TRIALS, _REPORT = "trials.log", "report.json"
@@ -130,7 +129,7 @@ def tune(options: TuneOptions, on_trial: Callable[[TrialRecord, SearchSpace], No
     with held(options.study):
         _check_study(options)
         setup = _setup(options, graph, load)
-        trials = TrialLog(options.study / _TRIALS, space, seed=options.seed, sampler=options.sampler, setup=setup)
+        trials = Study(options.study / _TRIALS, space, seed=options.seed, sampler=options.sampler, setup=setup)
         bench = MeshBench(
             graph,
             space,
@@ -192,18 +191,18 @@ def _write(
     return TuneOutcome({**found, "files": [str(path) for path in files]}, "".join(shown), files)
 
 
-def _load(options: TuneOptions, machine: Machine) -> Load:
+def _load(options: TuneOptions, machine: Machine) -> TrialLoad:
     is_open = bool(options.rate_per_s or options.recorded)
     if is_open:
-        return Load(levels_vary=False, level=0, duration_s=options.run_s)
+        return TrialLoad(levels_vary=False, level=0, duration_s=options.run_s)
     if options.concurrency:
-        return Load(levels_vary=False, level=options.concurrency, duration_s=options.run_s)
+        return TrialLoad(levels_vary=False, level=options.concurrency, duration_s=options.run_s)
     # CPU time and latency are compared under one load: both depend on it more than on most settings.
     varies = options.objective == "throughput"
-    return Load(levels_vary=varies, level=_FIRST_LEVEL_PER_CORE * machine.num_cores, duration_s=options.run_s)
+    return TrialLoad(levels_vary=varies, level=_FIRST_LEVEL_PER_CORE * machine.num_cores, duration_s=options.run_s)
 
 
-def _load_text(options: TuneOptions, load: Load) -> str:
+def _load_text(options: TuneOptions, load: TrialLoad) -> str:
     if options.rate_per_s:
         return f"{options.rate_per_s:g} requests a second"
     if options.recorded:
@@ -245,7 +244,7 @@ def _check_study(options: TuneOptions) -> None:
         )
 
 
-def _setup(options: TuneOptions, graph: TunedGraph, load: Load) -> dict[str, Any]:
+def _setup(options: TuneOptions, graph: TunedGraph, load: TrialLoad) -> dict[str, Any]:
     """What trials depend on, so that those of another question do not mix with them."""
     digest = hashlib.sha256()
     for folder in sorted(graph.folders):
@@ -259,3 +258,121 @@ def _setup(options: TuneOptions, graph: TunedGraph, load: Load) -> dict[str, Any
         "requests": [options.recorded or options.data, options.rows_per_request],
         "configurations": digest.hexdigest(),
     }
+
+
+_TITLES = {"throughput": "requests/s", "cpu": "CPU-s/1000"}
+
+
+def facts(
+    space: SearchSpace, goal: Goal, records: Sequence[TrialRecord], result: SearchResult, setup: Mapping[str, Any]
+) -> dict[str, Any]:
+    """All that a search found, as plain values for JSON."""
+    front = pareto(records)
+    return {
+        **setup,
+        "machine": machine(),
+        "num_configurations": space.size,
+        "trials": [_trial(space, number, record) for number, record in enumerate(records)],
+        "pareto": [number for number, record in enumerate(records) if record in front],
+        "pick": {
+            "changes": _changes(space, result.pick),
+            "mesh_arguments": space.mesh_arguments(result.pick),
+            "why": result.why,
+        },
+        "confirmation": None if result.confirmation is None else _comparison(goal, result.confirmation),
+    }
+
+
+def text(found: Mapping[str, Any]) -> str:
+    """The same for people: the Pareto set, the pick, what it gains."""
+    return "\n".join(_lines(found))
+
+
+def provenance(found: Mapping[str, Any], date: str) -> str:
+    """One line for the head of a configuration: what it was tuned for, where, and what that gained."""
+    gains = found["confirmation"]["gains"]
+    shown = ", ".join(f"{name} {gains[name]['median']:.2f} times as good" for name in OBJECTIVES)
+    arguments = " ".join(found["pick"]["mesh_arguments"])
+    return (
+        f"{found['graph']}, {', '.join(found['slo'])}, for {found['objective']}, {date}, {found['machine']}: {shown} "
+        f"as before{f', with weft up {arguments}' if arguments else ''}"
+    )
+
+
+def machine() -> str:
+    """CPU and cores of this machine."""
+    return f"{cpu_model()}, {len(os.sched_getaffinity(0))} cores"
+
+
+def _trial(space: SearchSpace, number: int, record: TrialRecord) -> dict[str, Any]:
+    return {
+        "number": number,
+        "outcome": record.outcome,
+        "reason": record.reason,
+        "changes": _changes(space, record.configuration),
+        "concurrency": record.level,
+        "values": dict(record.values),
+        "gains": dict(record.gains),
+        "latency_ms": dict(record.latency_ms),
+    }
+
+
+def _changes(space: SearchSpace, configuration: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    return {key: {"from": old, "to": new} for key, (old, new) in space.changes(configuration).items()}
+
+
+def _comparison(goal: Goal, found: Comparison) -> dict[str, Any]:
+    return {
+        "rounds": len(found.pairs),
+        "gains": {
+            name: {"median": median(values), "least": min(values), "most": max(values)}
+            for name, values in found.gains.items()
+        },
+        "shipped": _measurement(goal, found.old),
+        "pick": _measurement(goal, found.new),
+    }
+
+
+def _measurement(goal: Goal, measured: Measurement) -> dict[str, Any]:
+    return {
+        "concurrency": measured.level,
+        "throughput_per_s": measured.throughput_per_s,
+        "cpu_s_per_1000": measured.cpu_s_per_1000,
+        "latency_ms": measured.latencies(),
+        "violations": goal.violations(measured),
+    }
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[str]:
+    percentile = found["slo"][0].partition("=")[0]
+    yield f"{found['graph']}: {', '.join(found['slo'])}; {found['load']}; {found['requests']}; {found['machine']}"
+    by_outcome: dict[str, int] = {}
+    for trial in found["trials"]:
+        by_outcome[trial["outcome"]] = by_outcome.get(trial["outcome"], 0) + 1
+    yield f"{len(found['trials'])} trials: {', '.join(f'{count} {name}' for name, count in by_outcome.items())}"
+    yield ""
+    yield f"{'trial':>5} {_TITLES['throughput']:>11} {_TITLES['cpu']:>11} {percentile + ' ms':>9}  changes"
+    for number in found["pareto"]:
+        trial = found["trials"][number]
+        values = trial["values"]
+        yield (
+            f"{number:>5} {values['throughput']:>11.1f} {values['cpu']:>11.3f} {values['latency']:>9.2f}  "
+            f"{_shown(trial['changes']) or 'as it is shipped'}"
+        )
+    yield ""
+    pick = found["pick"]
+    yield f"pick: {_shown(pick['changes']) or 'as it is shipped'} ({pick['why']})"
+    if confirmation := found["confirmation"]:
+        gains = ", ".join(
+            f"{name} {gain['median']:.2f} ({gain['least']:.2f} to {gain['most']:.2f})"
+            for name, gain in confirmation["gains"].items()
+        )
+        yield f"against what is shipped, {confirmation['rounds']} rounds in turn, times as good: {gains}"
+    if pick["mesh_arguments"]:
+        yield f"start it with: weft up {' '.join(pick['mesh_arguments'])}"
+
+
+def _shown(changes: Mapping[str, Mapping[str, Any]]) -> str:
+    return ", ".join(
+        f"{key} {change['to']}" for key, change in sorted(changes.items(), key=lambda item: item[0] != IN_PROCESS)
+    )

@@ -3,7 +3,9 @@
 import argparse
 import json
 import sys
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from weft.base.errors import UnsupportedError, WeftError
 from weft.base.text.argument_types import not_negative, positive, positive_integer
@@ -44,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--shape",
+        dest="shapes",
         action="append",
         default=[],
         type=pair,
@@ -52,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--rate",
+        dest="rates",
         action="append",
         default=[],
         type=model_rate,
@@ -60,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--declare",
+        dest="declared",
         action="append",
         default=[],
         type=pair,
@@ -75,7 +80,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens of a prompt and its answer; default: a quarter of what the model can have",
     )
     language.add_argument(
-        "--output-tokens", type=positive_integer, default=128, metavar="N", help="of them the answer's; default: 128"
+        "--output-tokens",
+        dest="num_output_tokens",
+        type=positive_integer,
+        default=128,
+        metavar="N",
+        help="of them the answer's; default: 128",
     )
     parser.add_argument(
         "--cost-per-hour", type=not_negative, default=0.0, metavar="N", help="of a device, in any currency"
@@ -140,35 +150,23 @@ def run(options: argparse.Namespace) -> int:
     """Print the report; 0, or 1 if a model cannot be planned, fits nowhere or has no place."""
     try:
         # optional packages, and slow to import
-        from weft.capacity.plan.report import PlanOptions, make_report  # noqa: PLC0415
+        from weft.capacity.plan import report as plan  # noqa: PLC0415
+        from weft.capacity.plan.estimates import PlanOptions  # noqa: PLC0415
         from weft.capacity.plan.report_text import render_report  # noqa: PLC0415
-        from weft.capacity.plan.written import plan_values, render_instance_groups, write_outputs  # noqa: PLC0415
+        from weft.capacity.plan.subjects import shapes_of  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise UnsupportedError(
             f"{error.name} is not installed; install it with pip install 'weft-mesh[plan,model]'"
         ) from error
+    given = {field.name: getattr(options, field.name) for field in fields(PlanOptions) if hasattr(options, field.name)}
+    parsed: dict[str, Any] = {name: dict(getattr(options, name)) for name in ("declared", "rates", "replicas")}
     try:
-        report = make_report(
-            PlanOptions(
-                repository=options.repository,
-                models=tuple(options.models),
-                device=options.device,
-                num_devices=options.num_devices,
-                batch=options.batch,
-                shapes=dict(options.shape),
-                declared=dict(options.declare),
-                rates=dict(options.rate),
-                context=options.context,
-                num_output_tokens=options.output_tokens,
-                cost_per_hour=options.cost_per_hour,
-                fleet=options.fleet,
-                replicas=dict(options.replicas),
-                max_models=options.max_models,
-                check=options.check,
-            ),
+        parsed["shapes"] = shapes_of(dict(options.shapes))
+        report = plan.make_report(
+            PlanOptions(**given | parsed),
             announce=lambda text: print(f"weft plan: {text}", file=sys.stderr),
         )
-        written = write_outputs(report, options.save, options.kubernetes)
+        written = plan.write_outputs(report, options.save, options.kubernetes)
     except OSError as error:
         print(f"weft plan: '{error.filename}': {error.strerror}", file=sys.stderr)
         return 1
@@ -176,11 +174,11 @@ def run(options: argparse.Namespace) -> int:
         print(f"weft plan: {error.message}", file=sys.stderr)
         return 1
     if options.json:
-        print(json.dumps(plan_values(report)))
+        print(json.dumps(plan.plan_values(report)))
     else:
         print(render_report(report))
         if options.instance_groups:
-            print("\n" + render_instance_groups(report))
+            print("\n" + plan.render_instance_groups(report))
         for path in written:
             print(f"wrote {path}")
     return 0 if report.fits else 1

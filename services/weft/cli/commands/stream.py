@@ -101,8 +101,7 @@ def run(options: argparse.Namespace) -> int:
 async def _stream(options: argparse.Namespace) -> None:
     try:
         from weft.jobs.brokers import make_broker, parse_address  # noqa: PLC0415  # pyarrow is an extra
-        from weft.jobs.stream import MessageStream, StreamOptions  # noqa: PLC0415
-        from weft.jobs.stream_metrics import StreamMetrics  # noqa: PLC0415
+        from weft.jobs.stream import MessageStream, StreamMetrics, StreamOptions  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise UnsupportedError(f"weft stream needs '{error.name}': pip install 'weft-mesh[streams]'") from error
     source, target = parse_address(options.source), parse_address(options.to)

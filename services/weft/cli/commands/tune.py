@@ -4,6 +4,7 @@ import argparse
 import json
 import signal
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--slo",
+        dest="limits",
         action="append",
         required=True,
         metavar="pNN=TIME",
@@ -47,11 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_load(parser)
     search = parser.add_argument_group("search")
-    search.add_argument("--trials", type=positive_integer, default=30, metavar="N", help="at most; default: 30")
+    search.add_argument(
+        "--trials", dest="num_trials", type=positive_integer, default=30, metavar="N", help="at most; default: 30"
+    )
     search.add_argument("--budget-s", type=positive, default=600.0, metavar="N", help="for all of it; default: 600")
     search.add_argument("--run-s", type=positive, default=2.0, metavar="N", help="one run under load; default: 2")
     search.add_argument(
         "--confirm-rounds",
+        dest="num_confirmations",
         type=positive_integer,
         default=5,
         metavar="N",
@@ -78,14 +83,19 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     rows = load.add_mutually_exclusive_group()
     rows.add_argument(
         "--data",
+        default="",
         metavar="PATH",
         help="rows to send: Parquet, JSON Lines or CSV as of weft batch; default: random values",
     )
     rows.add_argument(
-        "--recorded", metavar="PATH", help="the same with a column at_s: rows are sent as they arrived, in seconds"
+        "--recorded",
+        default="",
+        metavar="PATH",
+        help="the same with a column at_s: rows are sent as they arrived, in seconds",
     )
     load.add_argument(
         "--column",
+        dest="column_of",
         action="append",
         default=[],
         type=pair,
@@ -97,10 +107,16 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     )
     pace = load.add_mutually_exclusive_group()
     pace.add_argument(
-        "--rate", type=positive, metavar="N", help="Poisson arrivals a second; of recorded ones their mean rate"
+        "--rate",
+        dest="rate_per_s",
+        default=0.0,
+        type=positive,
+        metavar="N",
+        help="Poisson arrivals a second; of recorded ones their mean rate",
     )
     pace.add_argument(
         "--concurrency",
+        default=0,
         type=positive_integer,
         metavar="N",
         help="requests at once; default: 4 for each core, for throughput as many as keep the latencies",
@@ -111,38 +127,27 @@ def run(options: argparse.Namespace) -> int:
     """Search, print what was found; 0 when the search has ended, 1 if it cannot begin or go on, 130 after Ctrl-C."""
     try:
         from weft.capacity.tuning.measurement import parse_limit  # noqa: PLC0415
-        from weft.capacity.tuning.report import text  # noqa: PLC0415
-        from weft.capacity.tuning.tune import TuneOptions, tune  # noqa: PLC0415  # Optuna is an extra
+        from weft.capacity.tuning.tune import (  # noqa: PLC0415  # Optuna is an extra
+            TuneOptions,
+            text,
+            tune,
+        )
     except ModuleNotFoundError as error:
         raise _missing(error) from error
-    if options.recorded is not None and options.concurrency is not None:
+    if options.recorded and options.concurrency:
         raise InvalidArgumentError(
             "--recorded and --concurrency exclude each other; --data sends rows without their times"
         )
-    is_open = options.rate is not None or options.recorded is not None
+    is_open = bool(options.rate_per_s or options.recorded)
     study = options.study or Path(f"tune-{options.graph.replace('/', '-')}")
-    tuned = TuneOptions(
-        graph=options.graph,
-        limits=tuple(parse_limit(limit) for limit in options.slo),
-        study=study,
-        repository=options.repository,
-        objective=options.objective or ("cpu" if is_open else "throughput"),
-        resume=options.resume,
-        data=options.data or "",
-        recorded=options.recorded or "",
-        column_of=dict(options.column),
-        rows_per_request=options.rows_per_request,
-        rate_per_s=options.rate or 0.0,
-        concurrency=options.concurrency or 0,
-        num_trials=options.trials,
-        budget_s=options.budget_s,
-        run_s=options.run_s,
-        num_confirmations=options.confirm_rounds,
-        sampler=options.sampler,
-        seed=options.seed,
-        write=options.write,
-        output=options.output,
-    )
+    given = {field.name: getattr(options, field.name) for field in fields(TuneOptions) if hasattr(options, field.name)}
+    parsed = {
+        "limits": tuple(parse_limit(limit) for limit in options.limits),
+        "study": study,
+        "objective": options.objective or ("cpu" if is_open else "throughput"),
+        "column_of": dict(options.column_of),
+    }
+    tuned = TuneOptions(**given | parsed)
     try:
         outcome = tune(tuned, _show)
     except ModuleNotFoundError as error:

@@ -1,13 +1,12 @@
 """Message brokers by the scheme of their address; a new one is a module and a line here."""
 
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from urllib.parse import parse_qsl, urlsplit
 
 from weft.base.errors import InvalidArgumentError, UnsupportedError
 from weft.jobs.brokers.broker import PASSWORD_FILE, Address, Broker
 
-#: The default of ``make_broker``.
-ACK_WAIT_S = 30.0
 #: Module and class of each broker, imported when it is used: its client is a package of its own.
 BROKERS = {
     "nats": ("weft.jobs.brokers.nats_jetstream", "NatsBroker"),
@@ -35,7 +34,7 @@ def parse_address(text: str) -> Address:
     return Address(f"{parts.scheme}://{parts.netloc}", topic, options)
 
 
-def make_broker(address: Address, group: str, ack_wait_s: float = ACK_WAIT_S) -> Broker:
+def make_broker(address: Address, group: str, ack_wait_s: float) -> Broker:
     """A broker that is not connected.
 
     Args:
@@ -54,8 +53,13 @@ def make_broker(address: Address, group: str, ack_wait_s: float = ACK_WAIT_S) ->
         raise UnsupportedError(
             f"{address.name} needs the package '{error.name}': pip install 'weft-mesh[streams]'"
         ) from error
-    known = (PASSWORD_FILE, *kind.OPTIONS)
-    if unknown := address.options.keys() - set(known):
-        raise InvalidArgumentError(f"{address.name} has no option '{min(unknown)}'; it has {', '.join(known)}")
+    known: Mapping[str, Sequence[str]] = {PASSWORD_FILE: (), **kind.OPTIONS}
+    for name, value in address.options.items():
+        if name not in known:
+            raise InvalidArgumentError(f"{address.name} has no option '{name}'; it has {', '.join(known)}")
+        if known[name] and value not in known[name]:
+            raise InvalidArgumentError(
+                f"{name} of {address.name} must be one of {', '.join(known[name])}, got '{value}'"
+            )
     broker: Broker = kind(address, group, ack_wait_s)
     return broker

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
 from weft.base.errors import InvalidArgumentError
@@ -85,8 +85,6 @@ class Message:
 
     Attributes:
         id: What the broker calls it; the same each time that it is delivered.
-        payload: Its content.
-        headers: Its headers.
         num_deliveries: Times that it was delivered to the group, this one included.
         handle: The broker's own.
         key: Messages of one key are in order; None: the broker has no keys, or this message none.
@@ -105,8 +103,6 @@ class Publication(NamedTuple):
 
     Attributes:
         id: The same for each attempt to write it, which tells the broker of a duplicate.
-        payload: Its content.
-        headers: Its headers.
         key: Messages of one key stay in order at brokers with partitions; None: any partition.
     """
 
@@ -121,7 +117,12 @@ class Broker(Protocol):
 
     Not thread-safe; a method that is cancelled has no effect or its whole one. Each raises UnavailableError while the
     broker cannot be reached.
+
+    Attributes:
+        OPTIONS: Of an address, with the values that each may have; none: any.
     """
+
+    OPTIONS: ClassVar[Mapping[str, Sequence[str]]] = MappingProxyType({})
 
     async def connect(self, source: str | None) -> None:
         """Connect, and become a consumer of the topic ``source``.

@@ -32,9 +32,6 @@ class NatsBroker(Broker):
         ack_wait_s: After so long without a sign of life a message is delivered again.
     """
 
-    #: Options of an address.
-    OPTIONS = ()
-
     def __init__(self, address: Address, group: str, ack_wait_s: float) -> None:
         self._address = address
         self._server = address.name

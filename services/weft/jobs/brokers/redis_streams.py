@@ -4,13 +4,14 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from redis import asyncio as redis
 from redis.exceptions import RedisError, ResponseError
 from typing_extensions import override
 
-from weft.base.errors import InvalidArgumentError, NotFoundError, UnavailableError
+from weft.base.errors import NotFoundError, UnavailableError
 from weft.jobs.brokers.broker import Address, Broker, Message, Publication
 
 #: Field of an entry that is the message; all others are headers.
@@ -66,19 +67,13 @@ class RedisBroker(Broker):
         address: ``redis://HOST:PORT`` or ``rediss://HOST:PORT``.
         group: Name of the consumer group, which is made at the first entry of the stream if it is missing.
         ack_wait_s: After so long without a sign of life another consumer takes a message.
-
-    Raises:
-        InvalidArgumentError: An option has a value that it cannot have.
     """
 
-    #: Options of an address.
-    OPTIONS = ("trim",)
+    OPTIONS = MappingProxyType({"trim": ("yes", "no")})
 
     def __init__(self, address: Address, group: str, ack_wait_s: float) -> None:
         self._server = address.name
-        if (trim := address.options.get("trim", "no")) not in ("yes", "no"):
-            raise InvalidArgumentError(f"trim of {address.name} must be yes or no, got '{trim}'")
-        self._trims = trim == "yes"
+        self._trims = address.options.get("trim") == "yes"
         self._group = group
         self._idle_ms = int(ack_wait_s * 1000)
         self._consumer = f"{socket.gethostname()}-{os.getpid()}"

@@ -18,7 +18,7 @@ from weft.router.reporting.path import StepRecord
 from weft.router.reporting.spans import call_attributes
 from weft.router.steps.action import Action, Defaults, ErrorContext
 from weft.router.steps.responses import StepStream, StreamParts
-from weft.router.steps.run import GraphRequest, Run
+from weft.router.steps.run import Run
 from weft.router.target import Target
 from weft.router.tensors import broken_promise, fitted_input, full_rank, misfit, restored_outputs
 
@@ -69,7 +69,7 @@ class CallAction(Action):
     @override
     async def act(self, run: Run, record: StepRecord) -> None:
         frame, request = run.frame, run.request
-        captured = self._captured(request)
+        captured = () if request.captures is None else request.captures.get(self._path, ())
         try:
             call, context, num_rows, is_fitted = self._call(run, record, captured)
             result = await self._target_object.infer(call, context)
@@ -84,9 +84,6 @@ class CallAction(Action):
             record.version = result.model_version
         if result.parameters:
             request.response_parameters.update(result.parameters)
-
-    def _captured(self, request: GraphRequest) -> Sequence[str]:
-        return () if request.captures is None else request.captures.get(self._path, ())
 
     def _call(self, run: Run, record: StepRecord, captured: Sequence[str]) -> tuple[InferCall, CallContext, int, bool]:
         """The call, its rows (-1: it has none), and whether the batch dimension of an input was added or taken away."""
@@ -106,9 +103,8 @@ class CallAction(Action):
             if self._is_batching and num_rows < 0 and tensor.shape:
                 num_rows = tensor.shape[0]
         requested = self._requested_with(captured) if captured else self._requested
-        call = InferCall(
-            self.model, self._sent_version, scope.request_id, scope.parameters, inputs, requested, max(num_rows, 1)
-        )
+        count = num_rows if num_rows > 0 else 1
+        call = InferCall(self.model, self._sent_version, scope.request_id, scope.parameters, inputs, requested, count)
         context = CallContext(
             run.deadline_ns,
             request.headers,
@@ -216,7 +212,7 @@ class StreamAction(CallAction):
     @override
     async def act(self, run: Run, record: StepRecord) -> None:
         request = run.request
-        captured = self._captured(request)
+        captured = () if request.captures is None else request.captures.get(self._path, ())
         try:
             call, context, _, is_fitted = self._call(run, record, captured)
         except WeftError as error:

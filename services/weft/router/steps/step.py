@@ -82,6 +82,7 @@ class Step:
         self._ok_slot = plan.ok_slot
         self._clock_ns = clock_ns
         self._counters = counters
+        self._observe_s = counters.latency.observe
         self._span_attributes = step_attributes(plan.name, plan.path) | action.span_attributes
 
     async def run(self, run: Run) -> bool:
@@ -110,14 +111,15 @@ class Step:
         span = None
         if run.request.is_traced:
             span, run = self._traced(run)
-        has_answered = True
         failure: BaseException | None = None
         try:
             try:
                 limited = run.until(record.start_ns + self._timeout_ns) if self._timeout_ns else run
                 await self.action.act(limited, record)
-                record.end_ns, record.status = self._clock_ns(), "OK"
-                self._counters.latency.observe((record.end_ns - record.start_ns) / 1e9)
+                record.end_ns = end_ns = self._clock_ns()
+                record.status = "OK"
+                self._observe_s((end_ns - record.start_ns) / 1e9)
+                has_answered = True
             except WeftError as error:
                 self._failed(record, error)
                 if not self._may_recover or isinstance(error, ConditionFailedError):
@@ -133,11 +135,12 @@ class Step:
             if span is not None:
                 self._end_span(span, run, record, failure)
             del failure  # it holds this frame
-        if not has_answered:
-            self.defaults.fill(run.frame)
-        elif self._ok_slot >= 0:
-            run.frame[self._ok_slot] = OK
-        return has_answered
+        if has_answered:
+            if self._ok_slot >= 0:
+                run.frame[self._ok_slot] = OK
+            return True
+        self.defaults.fill(run.frame)
+        return False
 
     def _traced(self, run: Run) -> tuple[Span, Run]:
         span = start_step_span(self._path, self.action.kind, self._span_attributes, run.context)

@@ -3,7 +3,7 @@
 import heapq
 from bisect import bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import ClassVar
@@ -118,10 +118,25 @@ class PriorityQueue(PolicyQueue):
         return counts
 
     @override
+    def take(self, requests: Iterable[InferenceRequest], now_ns: int) -> None:  # as inherited, without a call for each
+        levels, expiries = self._levels, self._expiries
+        for request in requests:
+            level = levels[request.priority]
+            del (level.waiting if request in level.waiting else level.delayed)[request]
+            level.num_rows -= request.num_rows
+            if expiries.requests:
+                expiries.discard(request)
+            self.num_waiting -= 1
+            request.start_ns = now_ns
+            if len(self._order) > _MAX_IDLE_LEVELS:
+                self._forget_if_idle(request.priority, level)
+
+    @override
     def _insert(self, request: InferenceRequest) -> WaitPolicy:
-        number = self._settings.level_of(request.priority) if self._settings.priority_levels else 0
+        settings = self._settings
+        number = settings.level_of(request.priority) if settings.priority_levels else 0
         level = self._levels.get(number)
-        policy = level.policy if level is not None else self._settings.policy_of(number)
+        policy = level.policy if level is not None else settings.policy_of(number)
         if policy.max_queue_size:
             where = f" at priority level {number}" if number else ""
             check_room(policy, 0 if level is None else len(level), where)
@@ -147,10 +162,14 @@ class PriorityQueue(PolicyQueue):
         else:
             return False
         level.num_rows -= request.num_rows
-        if len(self._order) > _MAX_IDLE_LEVELS and not len(level):
-            self._order.remove(request.priority)
-            del self._levels[request.priority]
+        if len(self._order) > _MAX_IDLE_LEVELS:
+            self._forget_if_idle(request.priority, level)
         return True
+
+    def _forget_if_idle(self, number: int, level: _Level) -> None:
+        if not len(level):
+            self._order.remove(number)
+            del self._levels[number]
 
     @override
     def _policy_of(self, request: InferenceRequest) -> WaitPolicy:

@@ -1,13 +1,75 @@
 """From a plan to the diagram that shows it."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
-from weft.language.description import target_text
-from weft.language.plan import Description, End, GraphPlan, NodePlan, StepPlan
-from weft.tools.draw.caption import Caption
+from weft.language.description import slot_name, target_text
+from weft.language.plan import CallPlan, Description, End, GraphPlan, NodePlan, StepPlan, TensorUse
 from weft.tools.draw.diagram import Edge, Group, Item, Role, Stroke
-from weft.tools.draw.tensors import Tensors
-from weft.tools.wording import default_texts, limit_texts, policy_texts, tensor_text
+from weft.tools.wording import default_texts, limit_texts, policy_texts, shortened, tensor_text
+
+
+class Tensors:
+    """Tensors of one node, as edges name them.
+
+    Args:
+        node: The node.
+        description: Of the node.
+        is_batched: Whether the graph has a batch dimension. A tensor lacks it all the same where a model that has none
+            gives it.
+    """
+
+    def __init__(self, node: NodePlan, description: Description, *, is_batched: bool) -> None:
+        self._node = node
+        self._specs = dict(node.specs)
+        for slot, name in description.names.items():
+            self._specs[slot] = replace(self._specs[slot], name=name)
+        self._unbatched = set() if is_batched else set(range(node.num_slots))
+        self._unsure = {slot for slot, spec in node.specs.items() if spec.is_optional} | description.maybe_absent
+        for step in node.steps:
+            if isinstance(step.action, CallPlan) and not step.action.signature.max_batch_size:
+                self._unbatched |= {binding.slot for binding in step.outputs}
+
+    def label(self, use: TensorUse) -> str:
+        """``OUT → image FP32 [batch, 3] → X``: the producer's name and the consumer's only where they differ.
+
+        A tensor that may be absent says so.
+        """
+        if use.condition:
+            return use.condition
+        spec = self._specs.get(use.slot)
+        name = spec.name if spec is not None else slot_name(self._node, use.slot)
+        text = name if spec is None else tensor_text(spec, is_batched=use.slot not in self._unbatched)
+        before = f"{use.given_as} → " if use.given_as not in ("", name) else ""
+        after = f" → {use.taken_as}" if use.taken_as not in ("", name) else ""
+        return f"{before}{text}{after}{' (may be absent)' * (use.slot in self._unsure)}"
+
+
+#: More lines than that are counted instead.
+MAX_LINES = 8
+
+
+class Caption:
+    """Lines in the order added; each is cut, the whole text is kept beside it."""
+
+    def __init__(self, *texts: str) -> None:
+        self._texts = list(texts)
+
+    def add(self, *texts: str) -> None:
+        """Add lines; one that is there already is not repeated."""
+        self._texts += [text for text in texts if text and text not in self._texts]
+
+    @property
+    def lines(self) -> list[str]:
+        """What is shown."""
+        shown = [shortened(text) for text in self._texts]
+        rest = len(shown) - MAX_LINES
+        return shown if rest <= 1 else [*shown[:MAX_LINES], f"and {rest} more"]
+
+    @property
+    def tooltip(self) -> str:
+        """Every line in full, or "" where ``lines`` says it all."""
+        return "" if self.lines == self._texts else "\n".join(self._texts)
 
 
 def build_diagram(plan: GraphPlan) -> Group:

@@ -1,18 +1,229 @@
 """A walk through the layers of a model that shows each matrix its inputs, one layer in memory at a time."""
 
+import json
+import math
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from weft.backends.llm.text import TextCodec
+from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.llm.models.decoder import DecoderLayer, StepInput
+from weft.llm.models.model import TransformerModel
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.models.rope import rope_tables
 from weft.llm.weights.parts import EMBEDDING, bias_of, is_matrix, is_norm, layer_prefix
-from weft.tools.quantize.sequence_input import BLOCK_SIZE, sequence_input
 from weft_kernels.blocks.layout import cache_shape, split_layers
-from weft_kernels.linear.quantized import QuantizedWeight
+from weft_kernels.linear.quantized import QuantizedWeight, pack
 from weft_kernels.linear.reference import linear
+
+_NUM_AT_ONCE = 128
+#: Share of the mean of the diagonal that is added to it, so that it can be inverted.
+_DAMPING = 0.01
+
+
+def quantize_gptq(weight: Tensor, hessian: Tensor, rounded: QuantizedWeight) -> QuantizedWeight:
+    """Choose codes so that the outputs change little: the error of each input is made up for by those after it.
+
+    Inputs are taken by their energy, the largest first; groups stay those of neighbours ("static groups").
+
+    Args:
+        weight: ``[out, in]``, float32. Not modified.
+        hessian: ``inputs.T @ inputs`` of rows that the layer gets, ``[in, in]``, float32 or float64. Not modified.
+        rounded: The weight with each element rounded alone; its scales and zero points are used.
+    """
+    damped = hessian.double().clone()
+    diagonal = damped.diagonal()
+    diagonal += (_DAMPING * diagonal.mean()).clamp_min(1e-12)
+    order = torch.argsort(diagonal, descending=True, stable=True)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(damped[order][:, order]))
+    factor = torch.linalg.cholesky(inverse, upper=True).float()
+    center = 2.0 ** (rounded.num_bits - 1)
+    scales = rounded.scales.float()
+    zeros = torch.full_like(scales, center) if rounded.zeros is None else rounded.zeros.float()
+    left = weight.float().t()[order].contiguous()  # [in, out]
+    codes = torch.empty_like(left)
+    for start in range(0, len(left), _NUM_AT_ONCE):
+        end = min(start + _NUM_AT_ONCE, len(left))
+        errors = torch.empty_like(left[start:end])
+        for place in range(start, end):
+            group = int(order[place]) // rounded.group_size
+            code = (left[place] / scales[group]).round_().add_(zeros[group]).clamp_(0, 2**rounded.num_bits - 1)
+            error = (left[place] - (code - zeros[group]) * scales[group]) / factor[place, place]
+            left[place + 1 : end] -= factor[place, place + 1 : end].unsqueeze(1) * error
+            codes[order[place]], errors[place - start] = code, error
+        left[end:] -= factor[start:end, end:].t() @ errors
+    return QuantizedWeight(
+        pack(codes, rounded.num_bits),
+        rounded.scales,
+        rounded.zeros,
+        None,
+        rounded.group_size,
+        rounded.shape,
+        rounded.num_bits,
+    )
+
+
+_JSONL = ".jsonl"
+_MAX_ROW_TOKENS, _MIN_ROW_TOKENS, _MIN_ROWS = 512, 16, 8
+#: Rows that are used at most, for each of the two purposes.
+_MAX_CALIBRATION_ROWS, _MAX_HELD_OUT_ROWS = 128, 64
+_HELD_OUT_SHARE = 0.2
+#: Tokenizing takes about 40 bytes of memory for each byte of text.
+_MAX_DATA_BYTES = 2**26
+
+
+class TextRows(NamedTuple):
+    """Token ids, int64, rows of up to 512.
+
+    Attributes:
+        calibration: What a method may look at.
+        held_out: What it may not, from the end of the data.
+    """
+
+    calibration: list[torch.Tensor]
+    held_out: list[torch.Tensor]
+
+
+def read_rows(data: Path, folder: Path, max_row_tokens: int) -> TextRows:
+    """Tokenize the data with the tokenizer of the folder.
+
+    Args:
+        data: UTF-8 text, or ``.jsonl`` with a text, or an object with ``text``, on each line.
+        folder: Has ``tokenizer.json``.
+        max_row_tokens: What the model takes at most.
+
+    Raises:
+        NotFoundError: A file is missing.
+        InvalidArgumentError: The data is no text, too short or larger than 64 MiB.
+        OSError: A file cannot be read.
+    """
+    if not data.is_file():
+        raise NotFoundError(f"no file {data}; --data takes a text, or {_JSONL} with 'text' on each line")
+    if (num_bytes := data.stat().st_size) > _MAX_DATA_BYTES:
+        raise InvalidArgumentError(
+            f"{data} must have at most {_MAX_DATA_BYTES} bytes, got {num_bytes}; give a part of it: at most "
+            f"{(_MAX_CALIBRATION_ROWS + _MAX_HELD_OUT_ROWS) * _MAX_ROW_TOKENS} tokens are used"
+        )
+    content = data.read_bytes()
+    codec = TextCodec.from_folder(folder, max(1, len(content)))
+    if codec is None:
+        raise NotFoundError(f"no tokenizer.json in {folder}; put the model's there")
+    texts = list(_lines(data, content)) if data.suffix == _JSONL else [content]
+    ids = [
+        torch.from_numpy(
+            codec.ids(text, str(data), adds_special_tokens=False, parses_special_tokens=False)[1].astype("int64")
+        )
+        for text in texts
+    ]
+    num_tokens = sum(len(each) for each in ids)
+    size = min(_MAX_ROW_TOKENS, max_row_tokens, max(_MIN_ROW_TOKENS, num_tokens // _MIN_ROWS))
+    rows = [row for each in ids for row in each.split(size) if len(row) >= _MIN_ROW_TOKENS]
+    if len(rows) < _MIN_ROWS // 2:
+        raise InvalidArgumentError(
+            f"{data} must have at least {_MIN_ROWS // 2} rows of {_MIN_ROW_TOKENS} tokens, got {num_tokens} tokens in "
+            f"{len(texts)} texts; give more text, like that which the model is for"
+        )
+    num_held_out = max(1, min(int(len(rows) * _HELD_OUT_SHARE), _MAX_HELD_OUT_ROWS))
+    return TextRows(rows[: min(len(rows) - num_held_out, _MAX_CALIBRATION_ROWS)], rows[-num_held_out:])
+
+
+def _lines(data: Path, content: bytes) -> Iterator[bytes]:
+    for number, line in enumerate(content.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InvalidArgumentError(f"{data}, line {number} is not JSON: {error}") from error
+        text = value.get("text") if isinstance(value, dict) else value
+        if not isinstance(text, str):
+            raise InvalidArgumentError(
+                f"{data}, line {number} must be a text, or an object with 'text', got {line[:80]!r}"
+            )
+        yield text.encode("utf-8", "replace")
+
+
+_MAX_LOSS = 700.0  # nats; its exponential is a number yet
+
+
+class Predictions(NamedTuple):
+    """Of a model on rows of text.
+
+    Attributes:
+        perplexity: Exponential of the mean negative log probability of each token but the first of a row.
+        greedy: The likeliest next token at every position but the last of a row, all rows one after another.
+    """
+
+    perplexity: float
+    greedy: torch.Tensor
+
+    def agreement(self, other: "Predictions") -> float:
+        """Share of positions where both models hold the same token likeliest, 0 to 1."""
+        return float((self.greedy == other.greedy).double().mean())
+
+
+def evaluate(model: TransformerModel, rows: Sequence[torch.Tensor], kv_dtype: torch.dtype | None = None) -> Predictions:
+    """Predict each token of each row from those before it.
+
+    Args:
+        model: On a CPU.
+        rows: Token ids, int64, of two tokens at least.
+        kv_dtype: Type of the KV cache; None: that of computation.
+    """
+    total, greedy = 0.0, []
+    for row in rows:
+        count = len(row)
+        step = sequence_input(count)
+        dtype = kv_dtype or model.dtype
+        cache = model.new_kv(step.num_blocks, BLOCK_SIZE, dtype)
+        hidden = model.forward(
+            row, step.positions, cache, step.block_tables, step.q_start, step.ctx_len, step.slot_mapping, count, count
+        )
+        logits = model.logits(hidden[:-1])
+        total += float(torch.nn.functional.cross_entropy(logits, row[1:], reduction="sum"))
+        greedy.append(logits.argmax(1))
+    tokens = torch.cat(greedy)
+    return Predictions(math.exp(min(total / len(tokens), _MAX_LOSS)), tokens)
+
+
+BLOCK_SIZE = 16
+
+
+class SequenceInput(NamedTuple):
+    """As the arguments of ``TransformerModel.forward``; the row has the blocks from 1 on.
+
+    Attributes:
+        positions: int32 ``[T]``.
+        block_tables: int32 ``[1, M]``.
+        q_start: int32 ``[2]``.
+        ctx_len: int32 ``[1]``.
+        slot_mapping: int64 ``[T]``.
+        num_blocks: Blocks of the cache that it needs, the null block counted.
+    """
+
+    positions: torch.Tensor
+    block_tables: torch.Tensor
+    q_start: torch.Tensor
+    ctx_len: torch.Tensor
+    slot_mapping: torch.Tensor
+    num_blocks: int
+
+
+def sequence_input(num_tokens: int) -> SequenceInput:
+    """Inputs for a row of so many tokens."""
+    num_blocks = 1 + -(-num_tokens // BLOCK_SIZE)
+    return SequenceInput(
+        torch.arange(num_tokens, dtype=torch.int32),
+        torch.arange(1, num_blocks, dtype=torch.int32).unsqueeze(0),
+        torch.tensor([0, num_tokens], dtype=torch.int32),
+        torch.tensor([num_tokens], dtype=torch.int32),
+        BLOCK_SIZE + torch.arange(num_tokens),
+        num_blocks,
+    )
 
 
 class _Recorder:

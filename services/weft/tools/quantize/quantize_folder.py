@@ -18,12 +18,9 @@ from weft.llm.weights.folder_source import FolderSource
 from weft.llm.weights.formats.detection import weight_format
 from weft.llm.weights.gguf.container import find_gguf
 from weft.llm.weights.parts import LM_HEAD, Part, is_matrix
-from weft.tools.quantize.calibration import calibrated
-from weft.tools.quantize.folder_writer import FolderWriter
-from weft.tools.quantize.gptq import quantize_gptq
-from weft.tools.quantize.predictions import evaluate
-from weft.tools.quantize.rows import read_rows
-from weft.tools.quantize.stored_formats import (
+from weft.tools.quantize.calibration import calibrated, evaluate, quantize_gptq, read_rows
+from weft.tools.quantize.folder_writer import (
+    FolderWriter,
     bitsandbytes,
     bitsandbytes_config,
     compressed_tensors,

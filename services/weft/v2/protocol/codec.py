@@ -9,7 +9,7 @@ One tensor of 64 bytes, AMD EPYC: a request is read in 2.1 us and written in 0.8
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
@@ -29,6 +29,7 @@ Read = TypeVar("Read", bound=Callable[..., Any])
 
 #: Messages with as many bytes of tensors are sent in pieces, which are not copied.
 LARGE_BYTES: Final = 64 << 10
+_MIN_PIECE_BYTES: Final = 4096
 #: Descriptions and other parts of messages that are kept, of each kind, and the longest of them.
 _MAX_KNOWN: Final = 1024
 _MAX_KNOWN_BYTES: Final = 512
@@ -392,7 +393,20 @@ class Serializer:
             size = len(content)
             num_bytes += size
             pieces += (_prefix(self._content_tag, size), content)
-        return b"".join(pieces) if num_bytes < LARGE_BYTES else Parts(pieces)
+        return b"".join(pieces) if num_bytes < LARGE_BYTES else Parts(_gathered(pieces))
+
+
+def _gathered(pieces: Iterable[bytes]) -> list[bytes]:
+    """The same bytes in fewer pieces: small ones are joined, for each piece that is sent costs as much as some kB."""
+    gathered: list[bytes] = []
+    small: list[bytes] = []
+    for piece in pieces:
+        if len(piece) < _MIN_PIECE_BYTES:
+            small.append(piece)
+        else:
+            gathered += (b"".join(small), piece)
+            small = []
+    return [*gathered, b"".join(small)] if small else gathered
 
 
 class StreamAnswerSerializer(Serializer):

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from weft.capacity.placement import Assignment, Bin, Device, Problem, Solution, Unplaced, Workload
-from weft.capacity.placement.mig import MIG_PROFILES
+from weft.capacity.placement.fleet import known_mig
 from weft.capacity.placement.solution import cost_per_hour, faults
 
 GIB = 1 << 30
@@ -15,7 +15,7 @@ H100 = "H100-80GB"
 
 def gpus(number: int, *, per_host: int = 2, with_mig: bool = False, **fields: Any) -> tuple[Device, ...]:
     """H100s ``d0``, ``d1`` ..., each host a zone of its own."""
-    mig = MIG_PROFILES[H100] if with_mig else ()
+    mig = known_mig()[H100] if with_mig else ()
     return tuple(
         Device(f"d{i}", H100, 80 * GIB, f"h{i // per_host}", f"z{i // per_host}", i % per_host, mig=mig, **fields)
         for i in range(number)
@@ -42,7 +42,7 @@ def problems(draw: st.DrawFn, max_workloads: int = 6, max_devices: int = 6, max_
     for i in range(draw(st.integers(1, max_devices))):
         device_class, memory_gib = draw(st.sampled_from([(H100, 80), ("A30-24GB", 24), ("cpu", 64)]))
         host = draw(st.integers(0, 3))
-        has_mig = draw(st.booleans()) and device_class in MIG_PROFILES
+        has_mig = draw(st.booleans()) and device_class in known_mig()
         devices.append(
             Device(
                 f"d{i}",
@@ -53,7 +53,7 @@ def problems(draw: st.DrawFn, max_workloads: int = 6, max_devices: int = 6, max_
                 None if device_class == "cpu" else i,
                 draw(st.integers(1, 4)),
                 draw(st.sampled_from([0.0, 0.5, 1.0, 3.0])),
-                MIG_PROFILES[device_class] if has_mig else (),
+                known_mig()[device_class] if has_mig else (),
             )
         )
     return Problem(tuple(workloads), tuple(devices), draw(st.sampled_from([0.8, 1.0])))

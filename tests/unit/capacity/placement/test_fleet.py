@@ -7,8 +7,7 @@ from tests.unit.capacity.placement.problems import GIB, H100
 
 from weft.base.errors import InvalidArgumentError
 from weft.capacity.placement import Device
-from weft.capacity.placement.fleet import read_fleet
-from weft.capacity.placement.mig import MIG_PROFILES, mig_profiles
+from weft.capacity.placement.fleet import known_mig, mig_profiles, read_fleet
 
 GPU = Device("", H100, 80 * GIB, index=0, max_models=4, cost_per_hour=2.5)
 
@@ -18,7 +17,7 @@ def test_hosts_are_devices(tmp_path: Path) -> None:
     path = tmp_path / "fleet.toml"
     first = '[[host]]\nname = "a"\ndomain = "zone-a"\nnum_devices = 2\nmig = true\n'
     path.write_text(first + '[[host]]\nname = "b"\ncost_per_hour = 1\n')
-    mig = MIG_PROFILES[H100]
+    mig = known_mig()[H100]
     assert (
         Device("a-0", H100, 80 * GIB, "a", "zone-a", 0, 4, 2.5, mig),
         Device("a-1", H100, 80 * GIB, "a", "zone-a", 1, 4, 2.5, mig),
@@ -56,6 +55,6 @@ def test_what_is_no_fleet_is_refused(tmp_path: Path, text: str, message: str) ->
 
 def test_a_runtime_takes_its_part_of_each_slice() -> None:
     """What a slice has left is less by it, and a slice with nothing left is none."""
-    assert {p.memory_bytes - 600 for p in MIG_PROFILES[H100]} == {p.memory_bytes for p in mig_profiles(H100, 600)}
+    assert {p.memory_bytes - 600 for p in known_mig()[H100]} == {p.memory_bytes for p in mig_profiles(H100, 600)}
     assert ["7g.80gb"] == [profile.name for profile in mig_profiles(H100, 60 * GIB)]
     assert () == mig_profiles("T4")

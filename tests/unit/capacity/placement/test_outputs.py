@@ -13,10 +13,8 @@ from tests.unit.capacity.placement.problems import GIB, H100, gpus, problems
 from weft.base.errors import InvalidArgumentError
 from weft.base.text.pbtxt import parse
 from weft.capacity.placement import Device, Problem, Workload, place
-from weft.capacity.placement.first_fit import first_fit
-from weft.capacity.placement.instance_groups import instance_groups
 from weft.capacity.placement.kubernetes import kubernetes_text, manifests
-from weft.capacity.placement.saved import from_json, load, save, to_json
+from weft.capacity.placement.outputs import from_json, instance_groups, load, save, to_json
 from weft.serving.config.placement import place_instances
 from weft.serving.config.report import ConfigReport
 from weft_protos.model_config_pb2 import ModelConfig
@@ -29,11 +27,11 @@ def of_kind(items: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [item for item in items if item["kind"] == kind]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(problems())
 def test_instance_groups_are_those_of_a_configuration(problem: Problem) -> None:
     """The model service's own parser makes as many instances of them as replicas were placed on the host."""
-    solution = first_fit(problem)
+    solution = place(problem, time_limit_s=0.1)
     host_of = {device.name: device.on_host for device in problem.devices}
     placed = Counter((host_of[e.bin.device], e.workload) for e in solution.assignments if not e.bin.profile)
     has_slices = {(host_of[e.bin.device], e.workload) for e in solution.assignments if e.bin.profile}
@@ -53,9 +51,9 @@ def test_an_instance_group_names_count_and_gpus() -> None:
     assert (
         "instance_group {\n  count: 1\n  gpus: 1\n  kind: KIND_GPU\n}\n"
         "instance_group {\n  count: 2\n  gpus: 0\n  kind: KIND_GPU\n}\n"
-    ) == instance_groups(problem, place(problem, is_exact=False))["h0", "m"]
+    ) == instance_groups(problem, place(problem))["h0", "m"]
     problem = Problem((Workload("m", GIB, {"cpu": 0.3}, 3, num_instances=2),), (Device("c", "cpu", 64 * GIB),))
-    text = instance_groups(problem, place(problem, is_exact=False))["c", "m"]
+    text = instance_groups(problem, place(problem))["c", "m"]
     assert "instance_group {\n  count: 6\n  kind: KIND_CPU\n}\n" == text
 
 
@@ -63,7 +61,7 @@ def test_an_instance_group_names_count_and_gpus() -> None:
 @given(problems())
 def test_manifests_are_valid_and_run_what_was_placed(problem: Problem) -> None:
     """Kubernetes' schemas take them; there is a pod for each device and slice in use, with the models placed there."""
-    solution = first_fit(problem)
+    solution = place(problem, time_limit_s=0.1)
     items = json.loads(kubernetes_text(problem, solution))["items"]
     for item in items:
         for version in VERSIONS:
@@ -144,11 +142,11 @@ def test_any_name_of_a_model_is_a_label(name: str) -> None:
         assert len(item["metadata"]["name"]) <= 63
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(problems())
 def test_a_plan_is_read_as_it_was_written(problem: Problem) -> None:
     """Problem and placement come back the same from JSON."""
-    solution = first_fit(problem)
+    solution = place(problem, time_limit_s=0.1)
     assert (problem, solution) == from_json(json.loads(json.dumps(to_json(problem, solution))))
 
 

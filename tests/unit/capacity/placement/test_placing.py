@@ -6,32 +6,24 @@ from itertools import pairwise
 
 import pytest
 from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 from tests.unit.capacity.placement.problems import GIB, H100, by_brute_force, gpus, num_unplaced, problems
 
+from weft.base.errors import UnsupportedError
 from weft.capacity.placement import Bin, Device, Problem, Workload, place
 from weft.capacity.placement.changes import changes, num_moved
-from weft.capacity.placement.first_fit import first_fit, score
-from weft.capacity.placement.mig import MIG_PROFILES
+from weft.capacity.placement.fleet import known_mig
 from weft.capacity.placement.solution import cost_per_hour, faults, use_of
+from weft.capacity.placement.solver import first_fit
 
 pytest.importorskip("ortools")
 
 
-@settings(max_examples=150, deadline=None)
-@given(problems())
-def test_first_fit_keeps_every_rule(problem: Problem) -> None:
-    """Memory, load, sharing, class, spread, hosts apart and MIG's geometry hold, whatever the problem."""
-    assert [] == faults(problem, first_fit(problem))
-
-
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(problems(max_workloads=4, max_devices=4))
-def test_the_exact_solver_keeps_every_rule_and_is_never_worse(problem: Problem) -> None:
-    """What it answers holds; more replicas have a place, or the cost is no higher, than by first-fit decreasing."""
-    start, solution = first_fit(problem), place(problem, time_limit_s=0.3)
+def test_every_rule_is_kept(problem: Problem) -> None:
+    """Memory, load, sharing, class, spread, hosts apart and MIG's geometry hold; what has no place has a cause."""
+    solution = place(problem, time_limit_s=0.3)
     assert [] == faults(problem, solution)
-    assert score(problem, solution) <= score(problem, start)
     assert all(entry.why for entry in solution.unplaced)
 
 
@@ -53,14 +45,14 @@ def test_tiny_problems_are_placed_as_by_brute_force(problem: Problem) -> None:
         )
 
 
-@settings(max_examples=40, deadline=None)
-@given(problems(), st.randoms(use_true_random=False))
-def test_a_placement_that_still_holds_moves_nothing(problem: Problem, random: object) -> None:
+@settings(max_examples=20, deadline=None)
+@given(problems(max_workloads=4, max_devices=4))
+def test_a_placement_that_still_holds_moves_nothing(problem: Problem) -> None:
     """Placed again with what was there before, no replica of an unchanged problem is elsewhere at the same cost."""
-    before = first_fit(problem)
-    after = first_fit(problem, before)
-    assert score(problem, after)[:3] <= score(problem, before)[:3]
-    if score(problem, after)[:3] == score(problem, before)[:3]:
+    before = place(problem, time_limit_s=0.3)
+    after = place(problem, before, time_limit_s=0.3)
+    assert cost_per_hour(problem, after) <= cost_per_hour(problem, before) or num_unplaced(before)
+    if cost_per_hour(problem, after) == cost_per_hour(problem, before) and before.is_optimal:
         assert 0 == num_moved(before, after)
 
 
@@ -71,29 +63,36 @@ def test_the_same_question_has_the_same_answer() -> None:
     assert place(problem, time_limit_s=0.2) == place(problem, time_limit_s=0.2)
 
 
-def test_the_solver_finds_what_first_fit_misses() -> None:
-    """Eleven models fill three devices to the last byte; first-fit decreasing needs a fourth."""
+def test_the_solver_finds_what_no_simple_rule_does() -> None:
+    """Eleven models fill three devices to the last byte; by decreasing size they need a fourth."""
     sizes = [5, 8, 9, 9, 10, 11, 12, 23, 41, 51, 61]
     problem = Problem(tuple(Workload(f"m{i}", size * GIB, {"*": 0.0}) for i, size in enumerate(sizes)), gpus(4))
-    assert 4 == len(first_fit(problem).devices)
-    solution = place(problem)
-    assert (3, "cp-sat") == (len(solution.devices), solution.method)
+    assert 4 == len({bin.device for _, bin in first_fit(problem, problem.devices, None)})
+    assert 3 == len(place(problem).devices)
 
 
-def test_without_or_tools_first_fit_decides_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A missing extra is no error: the answer is there, with the command that makes it better."""
+def test_hundreds_of_devices_are_placed_within_the_limit() -> None:
+    """What cannot be proved in the time is said, and every replica has a place all the same."""
+    workloads = tuple(Workload(f"m{i}", (3 + i) * GIB, {"*": 0.1 + 0.01 * i}, 8, spread=i % 3 == 0) for i in range(25))
+    solution = place(Problem(workloads, gpus(300), 0.7), time_limit_s=0.5)
+    assert not solution.unplaced
+    assert any("cost" in note for note in solution.notes)
+
+
+def test_without_or_tools_the_extra_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the command that installs it."""
     monkeypatch.setitem(sys.modules, "ortools.sat.python", None)
-    problem = Problem((Workload("m", GIB, {"*": 0.1}),), gpus(1))
-    solution = place(problem)
-    assert ("first-fit", 1) == (solution.method, len(solution.assignments))
-    assert "pip install 'weft-mesh[plan]'" in solution.notes[0]
+    with pytest.raises(UnsupportedError, match=r"pip install 'weft-mesh\[plan\]'"):
+        place(Problem((Workload("m", GIB, {"*": 0.1}),), gpus(1)))
 
 
-def test_too_large_a_problem_is_first_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_large_a_problem_is_not_proved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Above the limit of variables the solver is not asked, and a note says so."""
-    monkeypatch.setattr("weft.capacity.placement.exact.MAX_VARIABLES", 1)
+    monkeypatch.setattr("weft.capacity.placement.solver.MAX_VARIABLES", 1)
     problem = Problem((Workload("m", GIB, {"*": 0.1}, 2), Workload("n", GIB, {"*": 0.1})), gpus(2))
-    assert "too large for the exact solver" in place(problem).notes[0]
+    solution = place(problem)
+    assert "too large for the solver" in solution.notes[0]
+    assert 3 == len(solution.assignments)
 
 
 def test_replicas_are_spread_over_zones() -> None:
@@ -110,9 +109,9 @@ def test_models_that_share_no_gpu_get_slices_of_it() -> None:
     """Seven models, each alone on what it runs on, share one GPU as seven slices, not seven GPUs."""
     workloads = tuple(Workload(f"m{i}", 9 * GIB, {H100: 0.1}) for i in range(7))
     problem = Problem(workloads, gpus(7, with_mig=True, max_models=1))
-    for solution in (first_fit(problem), place(problem)):
-        assert ["d0"] == solution.devices
-        assert ["1g.10gb"] * 7 == [bin.profile for bin in solution.slices("d0")]
+    solution = place(problem)
+    assert ["d0"] == solution.devices
+    assert ["1g.10gb"] * 7 == [bin.profile for bin in solution.slices("d0")]
 
 
 def test_a_mixture_of_slices_is_found() -> None:
@@ -165,7 +164,6 @@ def test_an_exact_fit_of_thirds_is_a_fit() -> None:
     """Three loads of a third fill a device: rounding takes nothing away."""
     problem = Problem((Workload("m", GIB, {"*": 1 / 3}, 3),), gpus(3))
     assert 1 == len(place(problem).devices)
-    assert 1 == len(first_fit(problem).devices)
 
 
 def test_nothing_to_place_is_placed() -> None:
@@ -174,10 +172,10 @@ def test_nothing_to_place_is_placed() -> None:
     assert () == place(Problem((Workload("m", GIB, {"*": 0.1}, 0),), gpus(1))).assignments
 
 
-@pytest.mark.parametrize("device_class", MIG_PROFILES)
+@pytest.mark.parametrize("device_class", known_mig())
 def test_slices_are_within_the_gpu(device_class: str) -> None:
     """Every slice ends within the memory slices of its GPU, and larger slices have no less of anything."""
-    profiles = MIG_PROFILES[device_class]
+    profiles = known_mig()[device_class]
     total = max(profile.num_slices for profile in profiles)
     for profile in profiles:
         assert all(start + profile.num_slices <= total for start in profile.starts)
@@ -205,7 +203,7 @@ def test_partitions_are_those_of_nvidia(slices: list[tuple[str, int]], is_legal:
     """Partitions of NVIDIA's tables are legal, and those that they leave out are not."""
     workloads = tuple(Workload(f"m{i}", 0, {"*": 0.0}) for i in range(len(slices)))
     problem = Problem(workloads, gpus(1, with_mig=True))
-    solution = place(problem, is_exact=False)
+    solution = place(problem)
     bins = [Bin("d0", *entry) for entry in slices]
     placed = tuple(entry._replace(bin=bin) for entry, bin in zip(solution.assignments, bins, strict=True))
     assert is_legal == (not faults(problem, replace(solution, assignments=placed)))

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from weft.base.errors import InvalidArgumentError, NotFoundError, PermissionDeniedError
-from weft.capacity.tuning import repository_files
-from weft.capacity.tuning.graph_models import TunedGraph, read_graph
+from weft.capacity.tuning import graph_models
+from weft.capacity.tuning.graph_models import TunedGraph, read_graph, stage_graph, write_copy, write_in_place
 from weft.capacity.tuning.measurement import parse_limit
-from weft.capacity.tuning.repository_files import stage_graph, write_copy, write_in_place
 from weft.capacity.tuning.settings import Machine
 from weft.capacity.tuning.space import Cost, SearchSpace, make_space
 from weft.capacity.tuning.tune import TuneOptions, tune
@@ -220,7 +219,7 @@ def test_write_is_all_or_nothing(root: Path, monkeypatch: pytest.MonkeyPatch) ->
             raise OSError(28, "No space left on device", str(path))
         replace_file(path, content)
 
-    monkeypatch.setattr(repository_files, "replace_file", fails_at_second)
+    monkeypatch.setattr(graph_models, "replace_file", fails_at_second)
     with pytest.raises(OSError, match="No space left"):
         write_in_place(graph, pick(graph))
     after = {name: content for name, content in contents(root).items() if "before-tune" not in name}

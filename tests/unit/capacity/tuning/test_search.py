@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from weft.base.errors import InvalidArgumentError
-from weft.capacity.tuning.contest import Contest, Load, TrialError
-from weft.capacity.tuning.measurement import Goal, Measurement, parse_limit
+from weft.capacity.tuning.measurement import Contest, Goal, Measurement, TrialError, TrialLoad, parse_limit
 from weft.capacity.tuning.search import Search, SearchLimits, SearchResult
 from weft.capacity.tuning.space import Configuration, Cost, SearchSpace, Setting
-from weft.capacity.tuning.trials import FAILED, HOPELESS, INFEASIBLE, TrialLog, pareto
+from weft.capacity.tuning.trials import FAILED, HOPELESS, INFEASIBLE, Study, pareto
 
 SPACE = SearchSpace(
     {},
@@ -30,7 +29,7 @@ SPACE = SearchSpace(
 )
 BEST = {"m.instances": 4, "m.threads": 2, "m.queue_delay_us": 100, "n.execution": "inline", "in_process": "model"}
 GOAL = Goal((parse_limit("p99=50ms"),), "throughput")
-LOAD = Load(levels_vary=False, level=8, duration_s=1.0)
+LOAD = TrialLoad(levels_vary=False, level=8, duration_s=1.0)
 
 
 @pytest.fixture(autouse=True)
@@ -107,10 +106,10 @@ class RunningFormula:
 
 
 def search(
-    path: Path, bench: Bench, *, num_trials: int = 40, sampler: str = "nsga2", load: Load = LOAD, seed: int = 1
-) -> tuple[SearchResult, TrialLog]:
+    path: Path, bench: Bench, *, num_trials: int = 40, sampler: str = "nsga2", load: TrialLoad = LOAD, seed: int = 1
+) -> tuple[SearchResult, Study]:
     """Search with that many trials in all; every configuration that ran is closed afterwards."""
-    trials = TrialLog(path, SPACE, seed=seed, sampler=sampler, setup={"graph": "g"})
+    trials = Study(path, SPACE, seed=seed, sampler=sampler, setup={"graph": "g"})
     limits = SearchLimits(num_trials, 1e6, 3)
     result = Search(SPACE, bench, Contest(GOAL, load), trials, limits, clock_s=lambda: 0.0).run()
     assert not bench.num_running
@@ -132,7 +131,7 @@ def test_instances_that_pay_only_together_are_found(tmp_path: Path) -> None:
     settings = {key: Setting(key, (1, 2, 4), 1) for key in keys} | {"in_process": SPACE.settings["in_process"]}
     space = SearchSpace({}, settings)
     bench = Bench(noise=0.02, speed=lambda configuration: float(min(int(configuration[key]) for key in keys)))
-    trials = TrialLog(tmp_path / "t", space, seed=1, sampler="nsga2", setup={})
+    trials = Study(tmp_path / "t", space, seed=1, sampler="nsga2", setup={})
     search = Search(space, bench, Contest(GOAL, LOAD), trials, SearchLimits(8, 1e6, 3), clock_s=lambda: 0.0)
     assert search.run().pick == {"m.instances": 4, "n.instances": 4, "in_process": "none"}
 
@@ -140,7 +139,7 @@ def test_instances_that_pay_only_together_are_found(tmp_path: Path) -> None:
 def test_no_configuration_is_tried_twice(tmp_path: Path) -> None:
     """The search ends when nothing is left."""
     few = SearchSpace({}, {key: SPACE.settings[key] for key in ("m.threads", "n.execution", "in_process")})
-    trials = TrialLog(tmp_path / "t", few, seed=1, sampler="nsga2", setup={})
+    trials = Study(tmp_path / "t", few, seed=1, sampler="nsga2", setup={})
     bench = Bench(speed=lambda _: 1.0)
     contest = Contest(GOAL, LOAD)
     result = Search(few, bench, contest, trials, SearchLimits(1000, 1e6, 3), clock_s=lambda: 0.0).run()
@@ -208,7 +207,7 @@ def test_half_a_line_of_a_killed_process_is_dropped(tmp_path: Path) -> None:
     search(tmp_path / "t", Bench(), num_trials=5)
     content = (tmp_path / "t").read_bytes()
     (tmp_path / "t").write_bytes(content + content.splitlines()[-1][:20])
-    trials = TrialLog(tmp_path / "t", SPACE, seed=1, sampler="nsga2", setup={"graph": "g"})
+    trials = Study(tmp_path / "t", SPACE, seed=1, sampler="nsga2", setup={"graph": "g"})
     assert len(trials.records) == 5
     assert (tmp_path / "t").read_bytes().startswith(content)
 
@@ -217,10 +216,10 @@ def test_study_of_something_else_is_refused(tmp_path: Path) -> None:
     """And what is no study."""
     search(tmp_path / "t", Bench(), num_trials=2)
     with pytest.raises(InvalidArgumentError, match=r"is a study of something else \(graph changed\)"):
-        TrialLog(tmp_path / "t", SPACE, seed=1, sampler="nsga2", setup={"graph": "h"})
+        Study(tmp_path / "t", SPACE, seed=1, sampler="nsga2", setup={"graph": "h"})
     (tmp_path / "u").write_text("hello\nworld\n")
     with pytest.raises(InvalidArgumentError, match="is no study that can be read"):
-        TrialLog(tmp_path / "u", SPACE, seed=1, sampler="nsga2", setup={"graph": "h"})
+        Study(tmp_path / "u", SPACE, seed=1, sampler="nsga2", setup={"graph": "h"})
 
 
 def test_nothing_better_leaves_what_is_shipped(tmp_path: Path) -> None:
@@ -247,7 +246,7 @@ def test_shipped_configuration_must_answer(tmp_path: Path, fault: str, message: 
 
 def test_budget_ends_the_search(tmp_path: Path) -> None:
     """With time left for the confirmation."""
-    trials, bench = TrialLog(tmp_path / "t", SPACE, seed=1, sampler="nsga2", setup={}), Bench()
+    trials, bench = Study(tmp_path / "t", SPACE, seed=1, sampler="nsga2", setup={}), Bench()
     limits = SearchLimits(1000, 100.0, 3)
     result = Search(SPACE, bench, Contest(GOAL, LOAD), trials, limits, clock_s=lambda: bench.now_s).run()
     assert "the budget of 100 s is spent" in result.why
@@ -296,13 +295,13 @@ class Curve:
 @pytest.mark.parametrize(("limit", "expected"), [(1000, 64), (40, 32), (8, 8), (5, 4), (1, 1)])
 def test_load_is_the_most_that_keeps_the_limit(limit: int, expected: int) -> None:
     """Found by doubling or halving, and no more of it than throughput gains from."""
-    contest = Contest(GOAL, Load(levels_vary=True, level=8, duration_s=1.0))
+    contest = Contest(GOAL, TrialLoad(levels_vary=True, level=8, duration_s=1.0))
     assert contest.best_level(Curve(limit), 8).level == expected  # type: ignore[arg-type]
 
 
 def test_load_that_was_a_moments_luck_is_halved() -> None:
     """In a comparison, of the one that breaks the limit alone."""
-    contest = Contest(GOAL, Load(levels_vary=True, level=8, duration_s=1.0))
+    contest = Contest(GOAL, TrialLoad(levels_vary=True, level=8, duration_s=1.0))
     found = contest.compare(Curve(40), 64, Curve(100), 64, 2)  # type: ignore[arg-type]
     assert (found.old.level, found.new.level) == (32, 64)
     assert found.gain("throughput") == 2.0

@@ -8,7 +8,7 @@ import kubernetes_validate
 import pytest
 
 from weft.base.text.pbtxt import parse
-from weft.capacity.placement.saved import load
+from weft.capacity.placement.outputs import load
 from weft.cli.__main__ import main
 from weft_protos.model_config_pb2 import ModelConfig
 

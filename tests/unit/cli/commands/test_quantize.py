@@ -15,8 +15,7 @@ from weft.base.errors import AlreadyExistsError
 from weft.cli.__main__ import main
 from weft.llm.models.weights import load_folder
 from weft.tools.quantize import folder_writer
-from weft.tools.quantize.gptq import quantize_gptq
-from weft.tools.quantize.predictions import Predictions
+from weft.tools.quantize.calibration import Predictions, quantize_gptq
 from weft_kernels.linear.quantized import QuantizedWeight
 from weft_kernels.linear.quantizers import quantize_linear, quantize_nf4
 

@@ -11,6 +11,7 @@ import pytest
 
 from weft.base.core import CallContext
 from weft.base.errors import NotFoundError
+from weft.v2.protocol.codec import InferMessage, deserialize_call, deserialize_request
 from weft.v2.server.servicer import V2Servicer
 from weft_protos import grpc_service_pb2 as pb
 
@@ -75,8 +76,8 @@ def _request(model: str, columns: int = 2) -> pb.ModelInferRequest:
     return request
 
 
-async def _stream(request: pb.ModelInferRequest) -> AsyncIterator[pb.ModelInferRequest]:
-    yield request
+async def _stream(request: pb.ModelInferRequest) -> AsyncIterator[InferMessage]:
+    yield deserialize_request(request.SerializeToString())
 
 
 def _num_calls() -> int:
@@ -99,7 +100,7 @@ async def test_an_answered_request_is_freed(
     """
     num_before, context = _num_calls(), Context()
     with contextlib.suppress(RuntimeError):
-        await servicer.ModelInfer(request_, context)  # type: ignore[arg-type]
+        await servicer.ModelInfer(deserialize_call(request_.SerializeToString()), context)  # type: ignore[arg-type]
     await repository.cores[0].close(grace_s=10)  # the thread of the instance has forgotten the batch, too
     assert (code, num_before) == (context.code and context.code.name, _num_calls())
 

@@ -462,19 +462,21 @@ async def test_coroutine_is_cancelled_when_the_model_stops(serve_python):
 
 async def test_coroutine_that_waits_is_not_collected(serve_python):
     """A coroutine that waits for what only it knows lives on when garbage is collected, and goes on."""
-    waiting = []
+    waiting, is_waiting = [], threading.Event()
 
     async def execute(requests, pb_utils):
         sender = requests[0].get_response_sender()
         event = asyncio.Event()
         waiting.append(weakref.ref(event))
         sender.send(response(pb_utils, 1))
+        asyncio.get_running_loop().call_soon(is_waiting.set)  # runs once the coroutine waits
         await event.wait()
         sender.send(response(pb_utils, 2), flags=FINAL)
 
     model = await serve_python(execute, source=ASYNC_SOURCE)
     results = model.stream(call(), CallContext())
     assert 1.0 == value_of(await anext(results))
+    assert await asyncio.to_thread(is_waiting.wait, TIMEOUT_S)
     gc.collect()
     event = waiting[0]()
     assert event is not None

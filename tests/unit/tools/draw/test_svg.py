@@ -13,8 +13,7 @@ from tests.unit.router.random_graph_text import plan_of
 from tests.unit.router.random_graphs import Node
 from tests.unit.tools.graphs import PLANS, compiled, many_steps
 
-from weft.tools.draw.build import build_diagram
-from weft.tools.draw.caption import Caption
+from weft.tools.draw.build import Caption, build_diagram
 from weft.tools.draw.diagram import Edge, Group, Item, Role, Stroke
 from weft.tools.draw.measure import text_width
 from weft.tools.draw.outline import render_text

@@ -34,10 +34,10 @@ from weft.router.executor import GraphExecutor
 from weft.router.operators.splitter import SplitterPlan
 from weft.router.reporting.path import PATH_HEADER
 from weft.router.runtime import Runtime
-from weft.tools.explain.cost import count_calls
 from weft.tools.explain.entry import ExplainedStep, StepOutcome
 from weft.tools.explain.evaluator import Evaluator
 from weft.tools.explain.question import Question
+from weft.tools.explain.render import count_calls
 from weft.tools.explain.tree import explain
 from weft.tools.explain.values import Known
 

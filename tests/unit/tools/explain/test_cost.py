@@ -5,7 +5,7 @@ import math
 from tests.unit.tools.explain.explanation import explained
 from tests.unit.tools.graphs import LOOP, RICH, good, text_graph
 
-from weft.tools.explain.cost import Calls, count_calls, longest
+from weft.tools.explain.render import Calls, count_calls, longest
 
 
 def test_one_branch_counts():

@@ -1,21 +1,39 @@
-"""Why replicas have no place, in words: the first cause that holds for sure, else what would make them fit."""
+"""Placing: what the solver finds, and why replicas have no place: a cause that holds for sure, else the cures."""
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from weft.capacity.placement.first_fit import first_fit
 from weft.capacity.placement.problem import Device, Problem, Workload
-from weft.capacity.placement.solution import TOLERANCE, Solution, capacity
+from weft.capacity.placement.solution import TOLERANCE, Solution, capacity, gib
+from weft.capacity.placement.solver import Search, fewest_missing
 
-_GIB = 1 << 30
-#: How many devices are added to see whether they were missing.
-_ADDED = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+#: How long the solver may search for a placement, and for a cure, in its own deterministic seconds.
+TIME_LIMIT_S = 5.0
+_CURE_LIMIT_S = 0.5
+#: Devices that are added at most to see how many are missing.
+_MAX_ADDED = 32
 #: Past so many pairs of a replica and a device, trying cures takes too long.
 _MANY_PAIRS = 20_000
 
 
-def with_reasons(problem: Problem, solution: Solution) -> Solution:
-    """The placement with a cause for every workload that has replicas without a place."""
+def place(
+    problem: Problem, previous: Solution | None = None, *, time_limit_s: float = TIME_LIMIT_S, keeps: bool = False
+) -> Solution:
+    """Place every replica; the least cost first, then the fewest moves, then the most even load.
+
+    Args:
+        problem: Workloads and devices.
+        previous: Where replicas are now, of the same or of another problem.
+        time_limit_s: How long the solver may search; the same on every machine, whatever its speed.
+        keeps: Fewest moves first, then the least cost.
+
+    Returns:
+        A placement that breaks no rule of the problem. Replicas without a place are in ``unplaced``, with the cause.
+
+    Raises:
+        UnsupportedError: OR-tools is not installed.
+    """
+    solution = Search(problem, previous, keeps=keeps).run(time_limit_s)
     workloads = {workload.name: workload for workload in problem.workloads}
     why = {entry.workload: next(_causes(problem, workloads[entry.workload]), "") for entry in solution.unplaced}
     cures = _cures(problem) if not all(why.values()) else []
@@ -47,8 +65,8 @@ def _too_large(problem: Problem, workload: Workload, usable: list[Device]) -> It
     largest = max(usable, key=lambda device: device.memory_bytes)
     if workload.memory_bytes > largest.memory_bytes:
         yield (
-            f"a replica takes {_gib(workload.memory_bytes)} and the largest device that it may use, '{largest.name}', "
-            f"has {_gib(largest.memory_bytes)}: {_gib(workload.memory_bytes - largest.memory_bytes)} too much"
+            f"a replica takes {gib(workload.memory_bytes)} and the largest device that it may use, '{largest.name}', "
+            f"has {gib(largest.memory_bytes)}: {gib(workload.memory_bytes - largest.memory_bytes)} too much"
         )
         return
     loads = {device.name: workload.load_on(device.device_class) or 0.0 for device in usable}
@@ -60,7 +78,7 @@ def _too_large(problem: Problem, workload: Workload, usable: list[Device]) -> It
         )
     elif not any(_holds(problem, workload, device) for device in usable):
         yield (
-            f"no single device has both {_gib(workload.memory_bytes)} and the compute for a replica: the largest, "
+            f"no single device has both {gib(workload.memory_bytes)} and the compute for a replica: the largest, "
             f"'{largest.name}', needs {loads[largest.name]:.3g} of its compute; divide its rate among more replicas"
         )
 
@@ -79,10 +97,7 @@ def _unspreadable(problem: Problem, workload: Workload) -> Iterator[str]:
     )
     for domain in problem.domains_of(workload) if fewest else ():
         inside = tuple(device for device in problem.devices if device.in_domain == domain)
-        missing = sum(
-            entry.num_replicas for entry in first_fit(replace(problem, workloads=(alone,), devices=inside)).unplaced
-        )
-        if missing:
+        if missing := fewest_missing(replace(problem, workloads=(alone,), devices=inside), _CURE_LIMIT_S):
             yield (
                 f"spread puts {fewest} to {most} of its {workload.num_replicas} replicas into each of "
                 f"{len(problem.domains_of(workload))} failure domains, and '{domain}' has room for {fewest - missing}, "
@@ -96,8 +111,8 @@ def _exhausted(problem: Problem) -> Iterator[str]:
     there = sum(device.memory_bytes for device in problem.devices)
     if memory_bytes > there:
         yield (
-            f"all replicas together take {_gib(memory_bytes)} and all devices have {_gib(there)}: "
-            f"{_gib(memory_bytes - there)} are missing"
+            f"all replicas together take {gib(memory_bytes)} and all devices have {gib(there)}: "
+            f"{gib(memory_bytes - there)} are missing"
         )
     classes = {device.device_class for device in problem.devices}
     load = sum(
@@ -114,30 +129,35 @@ def _exhausted(problem: Problem) -> Iterator[str]:
 
 def _left_over(problem: Problem, workload: Workload, cures: list[str]) -> str:
     """What is left holds no replica; and what would make all replicas of all workloads fit."""
-    cause = f"what is left of the devices that it may use does not hold a replica of {_gib(workload.memory_bytes)}"
-    more = [_with_more(problem, workload)] if problem.num_replicas * len(problem.devices) <= _MANY_PAIRS else []
-    return "; ".join(filter(None, [cause, *cures, *more]))
+    cause = f"what is left of the devices that it may use does not hold a replica of {gib(workload.memory_bytes)}"
+    return "; ".join(filter(None, [cause, *cures, _with_more(problem, workload)]))
 
 
 def _cures(problem: Problem) -> list[str]:
     """Rules without which everything fits."""
     if problem.num_replicas * len(problem.devices) > _MANY_PAIRS:
         return []
-    return [f"without {rule} everything fits" for rule, other in _relaxations(problem) if not first_fit(other).unplaced]
+    return [
+        f"without {rule} everything fits"
+        for rule, other in _relaxations(problem)
+        if not fewest_missing(other, _CURE_LIMIT_S)
+    ]
 
 
 def _with_more(problem: Problem, workload: Workload) -> str:
     """How many devices more would do; "" if a few do not."""
+    if problem.num_replicas * len(problem.devices) > _MANY_PAIRS:
+        return ""
     usable = [device for device in problem.devices if workload.load_on(device.device_class) is not None]
     model = min(usable, key=lambda device: (not _holds(problem, workload, device), device.cost_per_hour))
-    for number in _ADDED:
-        added = (
-            replace(model, name=f"{model.name}+{n}", host=f"{model.on_host}+{n}", domain=model.in_domain)
-            for n in range(number)
-        )
-        if not first_fit(replace(problem, devices=(*problem.devices, *added))).unplaced:
-            return f"with {number} more of '{model.name}' ({model.device_class}) everything fits"
-    return ""
+    there = tuple(replace(device, cost_per_hour=0.0) for device in problem.devices)
+    added = tuple(
+        replace(model, name=f"{model.name}+{n}", host=f"{model.on_host}+{n}", domain=model.in_domain, cost_per_hour=1.0)
+        for n in range(_MAX_ADDED)
+    )
+    found = Search(replace(problem, devices=(*there, *added))).run(2 * _CURE_LIMIT_S, ("missing", "cost"))
+    number = len({device.name for device in added} & set(found.devices))
+    return "" if found.unplaced else f"with {number} more of '{model.name}' ({model.device_class}) everything fits"
 
 
 def _relaxations(problem: Problem) -> Iterator[tuple[str, Problem]]:
@@ -151,10 +171,6 @@ def _relaxations(problem: Problem) -> Iterator[tuple[str, Problem]]:
     devices = tuple(replace(device, max_models=max(problem.num_replicas, 1)) for device in problem.devices)
     if devices != problem.devices:
         yield "a limit on how many models share a device (max_models)", replace(problem, devices=devices)
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / _GIB:.2f} GiB"
 
 
 def _or(names: list[str]) -> str:

@@ -73,10 +73,14 @@ class DeviceSpec:
         return self.peak(kind) * self.compute_share / (self.bytes_per_s * self.bandwidth_share)
 
 
-def known_devices() -> dict[str, DeviceSpec]:
-    """The devices of the table, by name."""
-    text = files("weft.capacity.devices").joinpath("known.toml").read_text(encoding="utf-8")
-    return {name: _device(name, values, "known.toml") for name, values in tomllib.loads(text).items()}
+def known_devices(*, with_aliases: bool = False) -> dict[str, DeviceSpec]:
+    """The devices of the table by name, or by each of their names in lower case."""
+    text = files("weft.capacity").joinpath("known.toml").read_text(encoding="utf-8")
+    found: dict[str, DeviceSpec] = {}
+    for name, values in tomllib.loads(text).items():
+        names = [alias.lower() for alias in (name, *values.get("aliases", ()))] if with_aliases else [name]
+        found |= dict.fromkeys(names, _device(name, values, "known.toml"))
+    return found
 
 
 def find_device(name: str) -> DeviceSpec:
@@ -86,16 +90,12 @@ def find_device(name: str) -> DeviceSpec:
         NotFoundError: There is neither; the message names the nearest.
         InvalidArgumentError: The file is no description of one device; the message says what is wrong.
     """
-    by_name: dict[str, DeviceSpec] = {}
-    text = files("weft.capacity.devices").joinpath("known.toml").read_text(encoding="utf-8")
-    for known, values in tomllib.loads(text).items():
-        device = _device(known, values, "known.toml")
-        by_name |= {alias.lower(): device for alias in (known, *values.get("aliases", ()))}
+    by_name = known_devices(with_aliases=True)
     if (found := by_name.get(name.lower())) is not None:
         return found
     path = Path(name)
     if path.is_file():
-        return read_device(path)
+        return _read_device(path)
     if path.suffix or path.exists() or "/" in name:
         raise NotFoundError(
             f"device '{name}' is no file that can be read; give a TOML file with memory_gib, bandwidth_gb_per_s and "
@@ -109,12 +109,8 @@ def find_device(name: str) -> DeviceSpec:
     )
 
 
-def read_device(path: Path) -> DeviceSpec:
-    """The device that a TOML file describes, with the fields of ``known.toml``; its name is the file's unless given.
-
-    Raises:
-        InvalidArgumentError: It cannot be read, is not TOML, lacks a field or has a wrong one.
-    """
+def _read_device(path: Path) -> DeviceSpec:
+    """A device in a file, with the fields of ``known.toml``; its name is the file's unless given."""
     try:
         if path.stat().st_size > _MAX_FILE_BYTES:
             raise InvalidArgumentError(f"{path} is larger than {_MAX_FILE_BYTES} bytes; it should describe one device")

@@ -1,14 +1,18 @@
-"""A problem and its placement in a file, as JSON."""
+"""A placement as files and text: saved with its problem as JSON, and as ``instance_group`` of ``config.pbtxt``."""
 
 import json
+from collections import Counter, defaultdict
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from google.protobuf import text_format
 
 from weft.base.errors import InvalidArgumentError
 from weft.capacity.placement.problem import Device, MigProfile, Problem, Workload
 from weft.capacity.placement.solution import Assignment, Bin, Solution, Unplaced
 from weft.jobs.atomic_files import replace_file
+from weft_protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 #: Of the format; one that is not known is refused.
 VERSION = 1
@@ -61,7 +65,7 @@ def to_json(problem: Problem, solution: Solution) -> dict[str, Any]:
         "devices": [asdict(device) for device in problem.devices],
         "assignments": [[name, replica, list(bin)] for name, replica, bin in solution.assignments],
         "unplaced": [list(entry) for entry in solution.unplaced],
-        "method": solution.method,
+        "method": "cp-sat",
         "is_optimal": solution.is_optimal,
         "cost_bound": solution.cost_bound,
         "notes": list(solution.notes),
@@ -84,7 +88,6 @@ def from_json(values: Any) -> tuple[Problem, Solution]:
     solution = Solution(
         tuple(Assignment(str(name), int(replica), Bin(*bin)) for name, replica, bin in values["assignments"]),
         tuple(Unplaced(*entry) for entry in values["unplaced"]),
-        values["method"],
         values["is_optimal"],
         values["cost_bound"],
         tuple(values["notes"]),
@@ -94,3 +97,37 @@ def from_json(values: Any) -> tuple[Problem, Solution]:
 
 def _profile(entry: dict[str, Any]) -> MigProfile:
     return MigProfile(**(entry | {"starts": tuple(entry["starts"])}))
+
+
+def instance_groups(problem: Problem, solution: Solution) -> dict[tuple[str, str], str]:
+    """The text of ``instance_group`` by host and model.
+
+    ``count`` is the number of instances on each of ``gpus``. A process sees one MIG slice, as GPU 0, so that a host
+    with slices runs a service for each; what is the same in all of them is there once.
+
+    Raises:
+        KeyError: The placement is of another problem.
+    """
+    devices = {device.name: device for device in problem.devices}
+    held: dict[tuple[str, str], Counter[Bin]] = defaultdict(Counter)
+    num_instances = {workload.name: workload.num_instances for workload in problem.workloads}
+    for name, _, bin in solution.assignments:
+        held[devices[bin.device].on_host, name][bin] += num_instances[name]
+    return {key: _groups_text(counter, devices) for key, counter in sorted(held.items())}
+
+
+def _groups_text(instances: Counter[Bin], devices: dict[str, Device]) -> str:
+    gpus: dict[int, set[int]] = defaultdict(set)  # instances on each -> GPUs
+    num_on_cpu = 0
+    for bin, number in instances.items():
+        index = devices[bin.device].index
+        if index is None:
+            num_on_cpu += number
+        else:
+            gpus[number].add(0 if bin.profile else index)
+    config = ModelConfig()
+    for number in sorted(gpus):
+        config.instance_group.add(kind=ModelInstanceGroup.KIND_GPU, count=number, gpus=sorted(gpus[number]))
+    if num_on_cpu:
+        config.instance_group.add(kind=ModelInstanceGroup.KIND_CPU, count=num_on_cpu)
+    return text_format.MessageToString(config)

@@ -1,1 +1,0 @@
-"""Devices: a table of GPUs, and a device from a user's own file."""

@@ -1,0 +1,381 @@
+"""The best placement by OR-tools' CP-SAT solver.
+
+Replicas of a workload are alike, so the model counts them: one number for each workload and each device or slice that
+may hold it. Which slices a GPU has is part of the search: each possible slice is a boolean, and those that overlap
+exclude each other. From a simple placement as a hint, replicas without a place, cost, moves and the highest load are
+minimised one after another. One worker, a fixed seed and a limit in deterministic time give the same
+answer on every machine.
+Source: https://developers.google.com/optimization/cp/cp_solver
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+from weft.base.errors import UnsupportedError
+from weft.capacity.placement.problem import Device, Problem, Workload
+from weft.capacity.placement.solution import (
+    TOLERANCE,
+    Bin,
+    Solution,
+    Unplaced,
+    capacity,
+    cost_per_hour,
+    faults,
+    numbered,
+)
+
+#: Units of compute in a whole device. Rounding a load is wrong by half of one, far below ``TOLERANCE``.
+_LOAD_UNITS = 1_000_000
+_COST_UNITS = 1_000_000
+_BALANCE_UNITS = 10_000
+#: Above this, bytes are rounded (up for replicas, down for devices), so that sums stay exact integers.
+_MAX_BYTES = 1 << 44
+#: Larger models take longer to build than they are worth.
+MAX_VARIABLES = 200_000
+#: What is minimised, the first first, each with its part of the time; what one leaves the next one has, but for the
+#: balance: it is worth no long search.
+_PARTS = {"missing": 0.4, "cost": 0.5, "moves": 0.3, "balance": 0.1}
+#: Wall-clock seconds for one of deterministic time, after which a search is given up all the same.
+_SLOWEST = 20
+
+
+class Search:
+    """The model of a problem, and its solution step by step.
+
+    Args:
+        problem: Workloads and devices.
+        previous: Where replicas are now.
+        keeps: Whether moves count before cost.
+
+    Raises:
+        UnsupportedError: OR-tools is not installed.
+    """
+
+    def __init__(self, problem: Problem, previous: Solution | None = None, *, keeps: bool = False) -> None:
+        try:
+            from ortools.sat.python import cp_model  # noqa: PLC0415  # the extra [plan]
+        except ImportError:
+            raise UnsupportedError(
+                "OR-tools, which places models, is not installed: pip install 'weft-mesh[plan]'"
+            ) from None
+        self._cp_model: Any = cp_model
+        self._problem = problem
+        self._previous = previous
+        self._keeps = keeps
+        self._groups = _alike(problem, previous)
+        self._devices = [device for group in self._groups for device in group]
+        self._model: Any = cp_model.CpModel()
+        self._variables: list[Any] = []
+        self._count: dict[tuple[str, Bin], Any] = {}
+        self._open: dict[Bin, Any] = {}
+        self._used: dict[str, Any] = {}
+        self._missing: dict[str, Any] = {}
+        self._loads: list[Any] = []
+        self._byte_unit = _byte_unit(problem)
+        self._dearest = max((device.cost_per_hour for device in self._devices), default=0.0) or 1.0
+        self._per_device = len(self._devices) + 1
+        nothing = (Unplaced(each.name, each.num_replicas, "") for each in problem.workloads if each.num_replicas)
+        self._best = Solution((), tuple(nothing))
+        self._num_variables = sum(map(len, map(_shapes, self._devices))) * len(problem.workloads)
+        if self._num_variables <= MAX_VARIABLES:
+            self._build()
+
+    def run(self, time_limit_s: float, aims: Sequence[str] = tuple(_PARTS)) -> Solution:
+        """Minimise one thing after another, each without making an earlier one worse; notes say what is not proved.
+
+        Args:
+            time_limit_s: Of all of it, in deterministic seconds.
+            aims: Which of them are minimised.
+        """
+        if self._num_variables > MAX_VARIABLES:
+            note = f"too large for the solver ({self._num_variables} variables, at most {MAX_VARIABLES}): first-fit"
+            return replace(self._solution(first_fit(self._problem, self._devices, self._previous)), notes=(note,))
+        self._begin(time_limit_s)
+        is_optimal, left_s, saved_s, bound = True, time_limit_s, 0.0, 0.0
+        notes = []
+        for name, aim in self._aims():
+            if name not in aims or isinstance(aim, int):
+                continue
+            if name == "missing" and not self._best.unplaced:
+                self._model.add(aim == 0)
+                continue
+            allowed_s = min(left_s, time_limit_s * _PARTS[name] + (saved_s if name != "balance" else 0.0))
+            self._model.minimize(aim)
+            solver = self._solver(allowed_s)
+            is_solved = self._solve(solver)
+            took_s = solver.response_proto.deterministic_time
+            saved_s, left_s = max(allowed_s - took_s, 0.0), max(left_s - took_s, 0.0)
+            if not is_solved:
+                is_optimal = False
+                notes.append(f"no answer for the {name} within {time_limit_s:g} s of search")
+                break
+            self._take(solver)
+            if name == "cost" and not self._keeps:
+                bound = round(solver.best_objective_bound) // self._per_device * self._dearest / _COST_UNITS
+            if solver.objective_value > solver.best_objective_bound:
+                is_optimal = False
+                gap = _gap(solver.objective_value, solver.best_objective_bound)
+                notes.append(f"the {name} is not proved to be the least: at most {gap:.1%} above it")
+            self._model.add(aim <= round(solver.objective_value))
+        return replace(self._best, is_optimal=is_optimal, cost_bound=round(bound, 9), notes=tuple(notes))
+
+    def _begin(self, time_limit_s: float) -> None:
+        """Start from first-fit decreasing; without it, hundreds of devices would take longer than the limit."""
+        hint = first_fit(self._problem, self._devices, self._previous)
+        for key, variable in self._count.items():
+            self._model.add_hint(variable, hint[key])
+        self._model.minimize(self._cost())  # leaves nothing open that holds nothing
+        solver = self._solver(time_limit_s)
+        solver.parameters.fix_variables_to_their_hinted_value = True
+        if self._solve(solver):
+            self._take(solver)
+
+    def _solver(self, limit_s: float) -> Any:
+        solver = self._cp_model.CpSolver()
+        solver.parameters.num_workers = 1
+        solver.parameters.random_seed = 0
+        solver.parameters.linearization_level = 2  # proves costs of MIG slices that the default does not
+        solver.parameters.max_deterministic_time = max(limit_s, 1e-3)
+        solver.parameters.max_time_in_seconds = _SLOWEST * max(limit_s, 1.0)
+        return solver
+
+    def _solve(self, solver: Any) -> bool:
+        return solver.solve(self._model) in (self._cp_model.OPTIMAL, self._cp_model.FEASIBLE)
+
+    def _take(self, solver: Any) -> None:
+        """Keep the answer of the solver, from which the next search starts."""
+        found = self._solution({key: solver.value(variable) for key, variable in self._count.items()})
+        is_worse = len(found.assignments) < len(self._best.assignments)
+        if not self._keeps and len(found.assignments) == len(self._best.assignments):
+            is_worse = cost_per_hour(self._problem, found) > cost_per_hour(self._problem, self._best) + TOLERANCE
+        if is_worse or faults(self._problem, found):  # where the hint was lost, or by a rounding
+            return
+        self._best = found
+        self._model.clear_hints()
+        for variable in self._variables:
+            self._model.add_hint(variable, solver.value(variable))
+
+    def _solution(self, held: Mapping[tuple[str, Bin], int]) -> Solution:
+        counts: dict[str, Counter[Bin]] = {workload.name: Counter() for workload in self._problem.workloads}
+        for (name, bin), number in held.items():
+            if number:
+                counts[name][bin] = number
+        missing = ((each.name, each.num_replicas - counts[each.name].total()) for each in self._problem.workloads)
+        unplaced = tuple(Unplaced(name, number, "") for name, number in missing if number)
+        return Solution(numbered(counts, self._previous), unplaced)
+
+    def _integer(self, highest: int) -> Any:
+        self._variables.append(self._model.new_int_var(0, highest, ""))
+        return self._variables[-1]
+
+    def _build(self) -> None:
+        for device in self._devices:
+            self._add_device(device)
+        here: dict[str, list[Any]] = defaultdict(list)
+        for (name, _), variable in self._count.items():
+            here[name].append(variable)
+        for workload in self._problem.workloads:
+            missing = self._missing[workload.name] = self._integer(workload.num_replicas)
+            self._model.add(sum(here[workload.name]) + missing == workload.num_replicas)
+            if workload.spread:
+                self._add_spread(workload)
+        self._add_apart()
+        for group in self._groups:
+            for one, other in pairwise(group):
+                self._model.add_implication(self._used[other.name], self._used[one.name])
+
+    def _add_device(self, device: Device) -> None:
+        used = self._used[device.name] = self._integer(1)
+        over: dict[int, list[Any]] = defaultdict(list)  # memory slice -> what may occupy it
+        filled = []
+        shapes = _shapes(device)
+        for bin, occupied in shapes:
+            opened = self._open[bin] = used if len(shapes) == 1 else self._integer(1)
+            for memory_slice in occupied:
+                over[memory_slice].append(opened)
+            filled.append(self._fill(device, bin, opened))
+        load = sum(load for _, load in filled)
+        self._loads.append(load)
+        if len(shapes) > 1:
+            for present in over.values():
+                self._model.add(sum(present) <= used)
+            # These follow from the rest, and bound the cost.
+            self._model.add(sum(memory for memory, _ in filled) <= device.memory_bytes // self._byte_unit * used)
+            self._model.add(load <= _units(self._problem.max_load + TOLERANCE / 2) * used)
+
+    def _fill(self, device: Device, bin: Bin, opened: Any) -> tuple[Any, Any]:
+        """What may be in a device or slice together; returns the memory and the load of what is."""
+        capacity_bytes, capacity_load = capacity(self._problem, device, bin.profile)
+        memory, load, number = [], [], []
+        for workload in self._problem.workloads:
+            share = workload.load_on(device.device_class)
+            if share is None or workload.memory_bytes > capacity_bytes or share > capacity_load + TOLERANCE:
+                continue
+            most = min(workload.num_replicas, device.max_models)
+            variable = self._count[workload.name, bin] = self._integer(most)
+            self._model.add(variable <= most * opened)
+            memory.append(variable * math.ceil(workload.memory_bytes / self._byte_unit))
+            load.append(variable * _units(share))
+            number.append(variable)
+        self._model.add(sum(memory) <= capacity_bytes // self._byte_unit * opened)
+        self._model.add(sum(load) <= _units(capacity_load + TOLERANCE / 2) * opened)
+        self._model.add(sum(number) <= device.max_models * opened)
+        return sum(memory), sum(load)
+
+    def _add_spread(self, workload: Workload) -> None:
+        fewest, most = self._problem.replicas_per_domain(workload)
+        in_domain: dict[str, list[Any]] = {domain: [] for domain in self._problem.domains_of(workload)}
+        for device in self._devices:
+            for bin, _ in _shapes(device):
+                if (workload.name, bin) in self._count:
+                    in_domain[device.in_domain].append(self._count[workload.name, bin])
+        for variables in in_domain.values():
+            self._model.add(sum(variables) <= most)
+            self._model.add(sum(variables) + self._missing[workload.name] >= fewest)
+
+    def _add_apart(self) -> None:
+        on_host: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
+        host_of = {device.name: device.on_host for device in self._devices}
+        for (name, bin), variable in self._count.items():
+            on_host[host_of[bin.device]][name].append(variable)
+        workloads = {workload.name: workload for workload in self._problem.workloads}
+        concerned = {name for w in self._problem.workloads if w.apart_from for name in (w.name, *w.apart_from)}
+        for replicas in on_host.values():
+            is_there = {name: self._integer(1) for name in sorted(concerned & replicas.keys())}
+            for name, there in is_there.items():
+                workload = workloads[name]
+                most = 1 if name in workload.apart_from else workload.num_replicas
+                self._model.add(sum(replicas[name]) <= most * there)
+                for other in sorted(workload.apart_from & is_there.keys() - {name}):
+                    self._model.add(there + is_there[other] <= 1)
+
+    def _aims(self) -> Iterator[tuple[str, Any]]:
+        yield "missing", sum(self._missing.values())
+        order = [("cost", self._cost()), ("moves", self._moves())]
+        yield from reversed(order) if self._keeps else order
+        yield "balance", self._highest_load()
+
+    def _cost(self) -> Any:
+        """Of what is used; of two placements of one cost, the one with fewer devices has less."""
+        return sum(
+            (round(device.cost_per_hour / self._dearest * _COST_UNITS) * self._per_device + 1) * self._used[device.name]
+            for device in self._devices
+        )
+
+    def _moves(self) -> Any:
+        """Replicas that may stay, less those that do."""
+        before = Counter((name, bin) for name, _, bin in self._previous.assignments) if self._previous else {}
+        stayed = []
+        for key, number in before.items():
+            if key in self._count:
+                kept = self._model.new_int_var(0, number, "")
+                self._model.add(kept <= self._count[key])
+                stayed.append(kept)
+        return -sum(stayed) if stayed else 0
+
+    def _highest_load(self) -> Any:
+        """Of a device; of two placements with one, that with smaller slices has less."""
+        highest = self._model.new_int_var(0, _BALANCE_UNITS + 1, "")
+        for load in self._loads:
+            self._model.add(load <= highest * (_LOAD_UNITS // _BALANCE_UNITS))
+        taken = [self._open[bin] * len(slices) for d in self._devices for bin, slices in _shapes(d) if bin.profile]
+        most = sum(len(_shapes(device)[0][1]) for device in self._devices) + 1
+        return highest * most + sum(taken)
+
+
+def first_fit(problem: Problem, devices: Sequence[Device], previous: Solution | None) -> Counter[tuple[str, Bin]]:
+    """Replicas by workload and device: each by decreasing size into the first whole device that has room.
+
+    What is in use stays where it fits. Devices come by price for what they can hold of a replica, those in use first.
+    """
+    room = {d.name: [d.memory_bytes, problem.max_load + TOLERANCE / 2, d.max_models] for d in devices}
+    found: Counter[tuple[str, Bin]] = Counter()
+    in_domain: dict[str, Counter[str]] = defaultdict(Counter)  # workload -> domain
+    on_host: dict[str, set[str]] = defaultdict(set)
+    apart = {(w.name, other) for w in problem.workloads for other in w.apart_from}
+    apart |= {(other, name) for name, other in apart}
+    used: set[str] = set()
+    held = {(name, bin.device) for name, _, bin in previous.assignments if not bin.profile} if previous else set()
+
+    def put(workload: Workload, device: Device, fewest: int) -> bool:
+        needed = (workload.memory_bytes, workload.load_on(device.device_class) or 0.0, 1)
+        if (
+            any(size > left for size, left in zip(needed, room[device.name], strict=True))
+            or (workload.spread and in_domain[workload.name][device.in_domain] > fewest)
+            or any((workload.name, other) in apart for other in on_host[device.on_host])
+        ):
+            return False
+        room[device.name] = [left - size for size, left in zip(needed, room[device.name], strict=True)]
+        in_domain[workload.name][device.in_domain] += 1
+        on_host[device.on_host].add(workload.name)
+        found[workload.name, Bin(device.name)] += 1
+        used.add(device.name)
+        return True
+
+    usable = {w.name: [d for d in devices if w.load_on(d.device_class) is not None] for w in problem.workloads}
+    part = {(w.name, d.name): _part(problem, w, d) for w in problem.workloads for d in usable[w.name]}
+    least = {w.name: min((part[w.name, d.name] for d in usable[w.name]), default=0.0) for w in problem.workloads}
+    for workload in sorted(problem.workloads, key=lambda each: -least[each.name]):
+        domains = problem.domains_of(workload)
+        by_price = sorted(usable[workload.name], key=lambda d: d.cost_per_hour * part[workload.name, d.name])
+        for _ in range(workload.num_replicas):
+            fewest = min((in_domain[workload.name][domain] for domain in domains), default=0)
+            by_price.sort(key=lambda d: ((workload.name, d.name) not in held, d.name not in used))
+            if not any(put(workload, device, fewest) for device in by_price):
+                break
+    return found
+
+
+def _part(problem: Problem, workload: Workload, device: Device) -> float:
+    """The part of a device that a replica uses up, by whichever of memory, compute and number is scarcest."""
+    load = (workload.load_on(device.device_class) or 0.0) / problem.max_load
+    return max(workload.memory_bytes / device.memory_bytes, load, 1 / device.max_models)
+
+
+def fewest_missing(problem: Problem, time_limit_s: float) -> int:
+    """The fewest replicas without a place that are found in the time. Raises UnsupportedError."""
+    return sum(entry.num_replicas for entry in Search(problem).run(time_limit_s, ("missing",)).unplaced)
+
+
+def _alike(problem: Problem, previous: Solution | None) -> list[list[Device]]:
+    """Devices in groups within which it makes no difference which one is used, of each as many as can be of use."""
+    held = set(previous.devices) if previous else set[str]()
+    hosts_count = any(workload.apart_from for workload in problem.workloads)
+    domains_count = any(workload.spread for workload in problem.workloads)
+    groups: dict[Any, list[Device]] = defaultdict(list)
+    for device in problem.devices:
+        host, domain = device.on_host if hosts_count else "", device.in_domain if domains_count else ""
+        kind = replace(device, name="", index=None, host=host, domain=domain)
+        groups[device.name if device.name in held else kind].append(device)
+    return [group[: max(problem.num_replicas, 1)] for group in groups.values()]
+
+
+def _shapes(device: Device) -> list[tuple[Bin, range]]:
+    """The whole device and every slice that it can have, with the memory slices that they occupy."""
+    num_slices = max((start + profile.num_slices for profile in device.mig for start in profile.starts), default=1)
+    slices = [
+        (Bin(device.name, profile.name, start), range(start, start + profile.num_slices))
+        for profile in device.mig
+        for start in profile.starts
+    ]
+    return [(Bin(device.name), range(num_slices)), *slices]
+
+
+def _byte_unit(problem: Problem) -> int:
+    """The bytes that are counted as one: all that sizes are multiples of, and more where they are huge."""
+    sizes = [workload.memory_bytes for workload in problem.workloads]
+    sizes += [device.memory_bytes for device in problem.devices]
+    sizes += [profile.memory_bytes for device in problem.devices for profile in device.mig]
+    return max(math.gcd(*sizes), -(-max(sizes) // _MAX_BYTES), 1)
+
+
+def _units(load: float) -> int:
+    return round(load * _LOAD_UNITS)
+
+
+def _gap(value: float, bound: float) -> float:
+    return (value - bound) / abs(value) if value else 0.0
