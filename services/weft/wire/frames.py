@@ -18,7 +18,6 @@ HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX
     range(1, 7)
 )
 
-HEADER_BYTES = 9
 #: Dynamic table of header compression before any setting.
 DEFAULT_TABLE_BYTES = 4096
 #: Window of each stream and of the connection before any setting, and its limit (RFC 9113, section 6.9).

@@ -10,10 +10,12 @@ NVIDIA's device plugin with the strategy ``mixed``, which names them ``nvidia.co
 ConfigMap (https://github.com/NVIDIA/mig-parted).
 """
 
+import copy
 import hashlib
 import json
 import re
 from collections import Counter, defaultdict
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,7 +101,7 @@ def _deployment(problem: Problem, kind: _PodKind, domain: str, number: int, imag
     digest = hashlib.sha256(repr((kind, domain)).encode()).hexdigest()[:8]
     name = f"{_slug(kind.models[0][0])}-{digest}"
     labels = {"app.kubernetes.io/name": name} | {_label(workload.name): "true" for workload, _ in models}
-    deployment = _template()
+    deployment = copy.deepcopy(_template())
     deployment["metadata"] = {"name": name, "labels": labels}
     spec = deployment["spec"]
     spec |= {"replicas": number, "selector": {"matchLabels": {"app.kubernetes.io/name": name}}}
@@ -123,6 +125,7 @@ def _deployment(problem: Problem, kind: _PodKind, domain: str, number: int, imag
     return deployment
 
 
+@cache
 def _template() -> Manifest:
     """The Deployment of the model service as ``deploy/`` has it, which the wheel holds a copy of."""
     path = Path(__file__).with_name(_TEMPLATE.name)

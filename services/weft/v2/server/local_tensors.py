@@ -47,11 +47,6 @@ class LocalTensorService:
         self._memories: dict[str, TensorMemory] = {}
         self._connections: dict[socket.socket, str] = {}  # with the token, once it has come
 
-    @property
-    def num_callers(self) -> int:
-        """Callers whose memory is mapped."""
-        return len(self._memories)
-
     def start(self) -> None:
         """Listen, on the running event loop; without the socket callers send tensors through their own."""
         try:
