@@ -8,41 +8,26 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.unit.llm.engine_fixture import Answer, finish, random_prompts
-from tests.unit.llm.quantized_folders import FORMATS, save_folder
+from tests.unit.llm.quantized_folders import CONFIG, FORMATS, config_json, save_folder
 
 from weft.backends.llm.loading import load_engine
 from weft.backends.llm.settings import Settings
 from weft.llm.config import EngineConfig
-from weft.llm.models.registry import read_config
-from weft.llm.models.weights import random_weights
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-_SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-}
 
-
-def write_random(folder: Path) -> None:
-    """A Llama of random float32 weights, as transformers writes it."""
-    config_json = {"architectures": ["LlamaForCausalLM"], "torch_dtype": "float32"} | _SIZES
-    (folder / "config.json").write_text(json.dumps(config_json))
-    config = read_config(folder)
-    weights = random_weights(config, 5, dtype=torch.float32, device="cpu")
-    tensors = {}
-    for name, parts in config.weight_parts().items():
-        pieces = weights[name].split([part.shape[0] for part in parts])
-        tensors |= {part.name: piece.clone() for part, piece in zip(parts, pieces, strict=True)}
-    save_file(tensors, folder / "model.safetensors")
+def write_models(folder: Path, kind: str = "nf4") -> tuple[Path, Path]:
+    """Folders of a Llama of random codes, and of the float32 numbers that they stand for."""
+    coded, plain = folder / "coded", folder / "plain"
+    numbers = save_folder(coded, *FORMATS[kind])
+    plain.mkdir()
+    save_file({name: tensor.contiguous() for name, tensor in numbers.items()}, plain / "model.safetensors")
+    (plain / "config.json").write_text(json.dumps(config_json(CONFIG, None)))
+    return coded, plain
 
 
 def served(folder: Path, device: str, **fields: Any) -> list[list[int]]:
@@ -72,8 +57,8 @@ def served(folder: Path, device: str, **fields: Any) -> list[list[int]]:
 ], ids=str)  # fmt: skip
 def test_tokens_are_those_of_the_cpu(tmp_path: Path, fields: dict[str, Any]) -> None:
     """Greedy tokens of float32 equal those of an engine on the CPU, whatever path the steps take."""
-    write_random(tmp_path)
-    assert served(tmp_path, "cpu") == served(tmp_path, "cuda:0", **fields)
+    _, plain = write_models(tmp_path)
+    assert served(plain, "cpu") == served(plain, "cuda:0", **fields)
 
 
 @pytest.mark.parametrize(
@@ -81,13 +66,13 @@ def test_tokens_are_those_of_the_cpu(tmp_path: Path, fields: dict[str, Any]) -> 
 )
 def test_codes_are_those_without_graphs(tmp_path: Path, fields: dict[str, Any]) -> None:
     """8-bit caches and quantised weights: captured steps and steps launched one by one give the same tokens."""
-    write_random(tmp_path)
-    eager = served(tmp_path, "cuda:0", enable_cuda_graphs=False, deterministic=True, **fields)
-    assert eager == served(tmp_path, "cuda:0", deterministic=True, **fields)
+    _, plain = write_models(tmp_path)
+    eager = served(plain, "cuda:0", enable_cuda_graphs=False, deterministic=True, **fields)
+    assert eager == served(plain, "cuda:0", deterministic=True, **fields)
 
 
 @pytest.mark.parametrize("kind", ["gptq act-order", "awq", "nf4", "bitsandbytes 8 bits", "compressed int8"])
-def test_quantised_folders_answer_as_on_a_cpu(tmp_path: Path, kind: str) -> None:
-    """Float32 products with codes give the tokens of the CPU's."""
-    save_folder(tmp_path, *FORMATS[kind])
-    assert served(tmp_path, "cpu", max_num_seqs=4) == served(tmp_path, "cuda:0", max_num_seqs=4)
+def test_a_quantised_folder_answers_as_its_numbers(tmp_path: Path, kind: str) -> None:
+    """Greedy tokens are those of a float32 folder of the same numbers on the CPU: activations stay numbers on a GPU."""
+    coded, plain = write_models(tmp_path, kind)
+    assert served(plain, "cpu") == served(coded, "cuda:0")
