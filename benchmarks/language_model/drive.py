@@ -13,13 +13,12 @@ from benchmarks.language_model.shapes import Model
 from benchmarks.language_model.workloads import Job
 from weft.base.errors import WeftError
 from weft.llm.config import EngineConfig, TransformerConfig
+from weft.llm.device_state import DeviceProposer
 from weft.llm.engine import Engine
 from weft.llm.engine_core import Runner
 from weft.llm.metrics import EngineMetrics
-from weft.llm.request import Delta, EngineRequest
+from weft.llm.request import Delta, EngineRequest, SamplingParams
 from weft.llm.runner import ModelRunner
-from weft.llm.sampling_params import SamplingParams
-from weft.llm.speculation.device_proposer import DeviceProposer
 from weft.llm.speculation.speculator import Speculator
 
 #: No run of a benchmark takes longer.

@@ -11,12 +11,10 @@ import numpy.typing as npt
 
 from weft.base.errors import InternalError, InvalidArgumentError, ResourceExhaustedError, UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
-from weft.llm.config import EngineConfig, TransformerConfig
+from weft.llm.config import EngineConfig, TransformerConfig, kv_window
 from weft.llm.engine_core import EngineCore, Runner
-from weft.llm.kv_window import kv_window
 from weft.llm.metrics import EngineMetrics
-from weft.llm.request import EngineRequest
-from weft.llm.sampling_params import UNLIMITED_TOKENS
+from weft.llm.request import UNLIMITED_TOKENS, EngineRequest
 from weft.llm.scheduler.blocks import BlockPool
 from weft.llm.scheduler.sequence import Sequence
 from weft.llm.speculation.speculator import Speculator

@@ -13,15 +13,12 @@ import numpy as np
 
 from weft.base.errors import DeadlineExceededError, InternalError, WeftError
 from weft.base.observing.logs import get_logger
-from weft.llm.config import EngineConfig, TransformerConfig
-from weft.llm.kv_window import kv_window
+from weft.llm.config import EngineConfig, TransformerConfig, kv_window
 from weft.llm.metrics import EngineMetrics, StepMetrics
 from weft.llm.request import Delta, EngineRequest, TokenLogprobs
 from weft.llm.runner import StepLogprobs, StepTokens
-from weft.llm.scheduler.acceptance import DraftSource
-from weft.llm.scheduler.blocks import BlockPool
-from weft.llm.scheduler.offload import OffloadTier
-from weft.llm.scheduler.plan import ForwardPlan
+from weft.llm.scheduler.blocks import BlockPool, OffloadTier
+from weft.llm.scheduler.plan import DraftSource, ForwardPlan
 from weft.llm.scheduler.scheduler import Scheduler, StepResult
 from weft.llm.scheduler.sequence import Sequence, SequenceStatus
 

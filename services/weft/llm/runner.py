@@ -12,12 +12,10 @@ from weft.base.processes.malloc import set_kept_bytes
 from weft.llm import ops
 from weft.llm.block_store import open_store
 from weft.llm.config import EngineConfig
-from weft.llm.device_state import DeviceState
+from weft.llm.device_state import DeviceProposer, DeviceState
 from weft.llm.graphs import DecodeGraphs, GraphPolicy, GraphRecorder
 from weft.llm.models.model import TransformerModel
-from weft.llm.scheduler.plan import ForwardPlan
-from weft.llm.speculation.device_proposer import DeviceProposer
-from weft.llm.speculation.planned_drafts import accepted_counts, count_drafts, draft_rows
+from weft.llm.scheduler.plan import ForwardPlan, accepted_counts, count_drafts, draft_rows
 
 
 class HostCopy:

@@ -11,15 +11,14 @@ import numpy as np
 import torch
 
 from weft.llm.config import EngineConfig, TransformerConfig
+from weft.llm.device_state import DeviceProposer
 from weft.llm.engine import Engine
 from weft.llm.metrics import EngineMetrics, EngineObserver
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
-from weft.llm.request import Delta, EngineRequest, TokenLogprobs
+from weft.llm.request import Delta, EngineRequest, SamplingParams, TokenLogprobs
 from weft.llm.runner import ModelRunner, StepTokens
-from weft.llm.sampling_params import SamplingParams
 from weft.llm.scheduler.plan import ForwardPlan
-from weft.llm.speculation.device_proposer import DeviceProposer
 from weft.llm.speculation.speculator import Speculator
 
 torch.set_num_threads(1)

@@ -4,12 +4,9 @@ import zlib
 
 import numpy as np
 
-from weft.llm.config import EngineConfig
-from weft.llm.kv_window import KvWindow
-from weft.llm.request import EngineRequest
-from weft.llm.sampling_params import SamplingParams
-from weft.llm.scheduler.blocks import NULL_BLOCK, BlockPool
-from weft.llm.scheduler.offload import OffloadTier
+from weft.llm.config import EngineConfig, KvWindow
+from weft.llm.request import EngineRequest, SamplingParams
+from weft.llm.scheduler.blocks import NULL_BLOCK, BlockPool, OffloadTier
 from weft.llm.scheduler.scheduler import Scheduler
 from weft.llm.scheduler.sequence import Sequence
 

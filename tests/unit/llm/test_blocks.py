@@ -7,9 +7,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from weft.llm.kv_window import KvWindow
-from weft.llm.scheduler.blocks import NULL_BLOCK, OFFLOADED, BlockHasher, BlockPool
-from weft.llm.scheduler.offload import OffloadTier
+from weft.llm.config import KvWindow
+from weft.llm.scheduler.blocks import NULL_BLOCK, OFFLOADED, BlockHasher, BlockPool, OffloadTier
 
 P = 4
 

@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from tests.unit.llm.fake_runner import Bench
 
-from weft.llm.scheduler.decodes import Decodes
+from weft.llm.scheduler.decodes import Decodes, build_plan
 from weft.llm.scheduler.plan import PARAM_COLUMNS
-from weft.llm.scheduler.plan_builder import build_plan
 from weft.llm.scheduler.sequence import Sequence
 
 DTYPES = {"slot_mapping": np.int64, "new_seeds": np.int64, "new_params": np.float32, "penalty_bias": np.float32}

@@ -7,8 +7,8 @@ import pytest
 import torch
 from tests.unit.llm.engine_fixture import MODEL, Answer, finish, make_engine, random_prompts
 
+from weft.llm.config import KvWindow, kv_window
 from weft.llm.engine import Engine
-from weft.llm.kv_window import KvWindow, kv_window
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
 from weft.llm.runner import ModelRunner

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 
 from weft.backends.llm import tensors
 from weft.backends.llm.generation import Generation, ResponseSink
-from weft.backends.llm.generation_request import RequestReader
 from weft.backends.llm.metrics import EngineExport
 from weft.backends.llm.settings import read_settings
+from weft.backends.llm.tensors import RequestReader
 from weft.backends.llm.text import TextCodec
 from weft.base.errors import InternalError, UnavailableError, WeftError
 from weft.base.observing.logs import get_logger

@@ -9,12 +9,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from weft.backends.llm import tensors
-from weft.backends.llm.generation_request import GenerationRequest
+from weft.backends.llm.tensors import GenerationRequest
 from weft.backends.llm.text import TextCodec
 from weft.base.errors import WeftError
 from weft.base.tensors import Array
-from weft.llm.request import Delta, TokenLogprobs
-from weft.llm.sampling_params import SamplingParams
+from weft.llm.request import Delta, SamplingParams, TokenLogprobs
 from weft.serving.detokenizer import Demand, StopStrings, enough_of
 from weft.serving.request.request import InferenceRequest, InferenceResponse, Work
 

@@ -16,26 +16,21 @@ import torch
 from weft.backends.llm.settings import Settings
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.processes.malloc import give_back_freed_memory
-from weft.llm.config import EngineConfig, TransformerConfig
+from weft.llm.config import EngineConfig, TransformerConfig, kv_window
+from weft.llm.device_state import DeviceProposer
 from weft.llm.engine import Engine
 from weft.llm.graphs import CudaRecorder, GraphPolicy, build_shrinking
-from weft.llm.kv_window import kv_window
 from weft.llm.metrics import EngineMetrics
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder, random_weights
 from weft.llm.runner import ModelRunner
-from weft.llm.scheduler.acceptance import UNKNOWN_TOKEN
-from weft.llm.scheduler.plan import PARAM_COLUMNS, ForwardPlan
-from weft.llm.speculation.depth import AdaptiveDepth, CostCurve
-from weft.llm.speculation.device_proposer import DeviceProposer
+from weft.llm.scheduler.plan import PARAM_COLUMNS, UNKNOWN_TOKEN, ForwardPlan
 from weft.llm.speculation.draft_model import DraftModelProposer
 from weft.llm.speculation.lookahead import LookaheadProposer
-from weft.llm.speculation.medusa import MedusaProposer
-from weft.llm.speculation.medusa_heads import MedusaHeads
+from weft.llm.speculation.medusa import MedusaHeads, MedusaProposer
 from weft.llm.speculation.ngram import NgramProposer
-from weft.llm.speculation.proposer import ProposerFactory
-from weft.llm.speculation.speculator import NONE, Speculator
+from weft.llm.speculation.speculator import NONE, AdaptiveDepth, CostCurve, ProposerFactory, Speculator
 from weft_kernels.linear.products import faster_dtype
 
 _TRIAL_BLOCKS = 2

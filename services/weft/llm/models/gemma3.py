@@ -11,9 +11,16 @@ from typing_extensions import override
 
 from weft.llm import ops
 from weft.llm.models.decoder import DecoderLayer, LayerSettings, StepInput
-from weft.llm.models.model_config import SLIDING, TransformerConfig, count, fault, layer_types
-from weft.llm.models.rope_config import checked_rope, rope_of_config
-from weft.llm.weights.gguf.model_metadata import GgufLayout
+from weft.llm.models.model_config import (
+    SLIDING,
+    TransformerConfig,
+    checked_rope,
+    count,
+    fault,
+    layer_types,
+    rope_of_config,
+)
+from weft.llm.weights.gguf import GgufLayout
 from weft.llm.weights.parts import Part
 
 if TYPE_CHECKING:

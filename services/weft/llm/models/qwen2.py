@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from typing_extensions import override
 
 from weft.llm.models.model_config import SLIDING, TransformerConfig, count, fault, layer_types
-from weft.llm.weights.gguf.model_metadata import GgufLayout
+from weft.llm.weights.gguf import GgufLayout
 
 
 class Qwen2(TransformerConfig):

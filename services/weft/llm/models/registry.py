@@ -11,8 +11,7 @@ from weft.llm.models.mistral import Mistral
 from weft.llm.models.model_config import TransformerConfig, fault
 from weft.llm.models.qwen2 import Qwen2
 from weft.llm.models.qwen3 import Qwen3
-from weft.llm.weights.gguf.container import find_gguf
-from weft.llm.weights.gguf.model_metadata import config_of_gguf
+from weft.llm.weights.gguf import config_of_gguf, find_gguf
 from weft.llm.weights.parts import read_object
 
 #: A new architecture is a module beside this one, and its class here.

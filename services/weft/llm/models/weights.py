@@ -9,8 +9,8 @@ from weft.base.errors import InvalidArgumentError
 from weft.base.observing.logs import get_logger
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.weights.folder_source import FolderSource
-from weft.llm.weights.gguf.container import find_gguf
-from weft.llm.weights.gguf.source import GgufSource
+from weft.llm.weights.gguf import find_gguf
+from weft.llm.weights.gguf_source import GgufSource
 from weft.llm.weights.parts import EMBEDDING, LM_HEAD, Part, fused_shape, is_matrix, is_norm
 from weft_kernels.linear.products import Matrix
 from weft_kernels.linear.quantized import QuantizedWeight, concatenate

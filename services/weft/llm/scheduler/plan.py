@@ -1,9 +1,12 @@
 """One step as plain arrays: ``ForwardPlan``. No object of a request reaches the runner."""
 
-from typing import NamedTuple
+from collections.abc import Sequence as Seq
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from weft.llm.scheduler.sequence import Sequence
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -97,3 +100,122 @@ class ForwardPlan(NamedTuple):
     max_q_len: int
     max_ctx_len: int
     transfers: BlockTransfers | None = None
+
+
+#: Token id of a draft that a proposer on the device fills in.
+UNKNOWN_TOKEN = -1
+
+
+def num_accepted(drafts: Seq[int], samples: Seq[int]) -> int:
+    """How many leading ``drafts`` equal the tokens sampled at their positions.
+
+    The noise of sampling is keyed by seed, position and token, so a sampled token does not depend on drafts behind its
+    position, and the output is the same with any drafts or none, at any temperature.
+
+    Args:
+        drafts: Guessed tokens.
+        samples: Token sampled at the position of each draft; there may be more.
+
+    Source:
+        Gumbel-max coupling as in https://arxiv.org/abs/2408.07978, with the draft's noise equal to the target's.
+    """
+    count = 0
+    for draft, sample in zip(drafts, samples, strict=False):
+        if draft != sample:
+            break
+        count += 1
+    return count
+
+
+class DraftSource(Protocol):
+    """Decides which sequences of a step get drafts, and which ones."""
+
+    def propose(self, seqs: Seq[Sequence], num_rows: int, num_left: int) -> list[Sequence]:
+        """Set ``drafts`` of some of ``seqs``.
+
+        Args:
+            seqs: Sequences with one token to compute in this step, in any order. Must not be changed.
+            num_rows: Tokens that the step computes without drafts.
+            num_left: Most drafts of all of them together.
+
+        Returns:
+            Those with drafts, the first in service first. The scheduler may drop the last drafts of each, or all.
+        """
+
+    def observe(self, seq: Sequence, samples: Seq[int], count: int) -> None:
+        """``seq.drafts`` were computed, ``samples`` sampled (one more than drafts), and ``count`` drafts accepted."""
+
+
+_NO_ROWS = np.empty(0, np.int32)
+
+
+def draft_rows(plan: ForwardPlan) -> Int32:
+    """Rows of the plan's tokens that are drafts, in order."""
+    if not plan.num_drafts.any():
+        return _NO_ROWS
+    ends = np.cumsum(plan.num_drafts, dtype=np.int32)
+    return np.repeat(plan.q_start[1:] - ends, plan.num_drafts) + np.arange(ends[-1], dtype=np.int32)
+
+
+def accepted_counts(plan: ForwardPlan, draft_ids: Int32, token_ids: Int32) -> Int32:
+    """Accepted drafts of each sequence, ``[B]``.
+
+    Args:
+        plan: The step.
+        draft_ids: The tokens at ``draft_rows``.
+        token_ids: The token sampled at each sample row.
+    """
+    counts = np.zeros(len(plan.num_drafts), np.int32)
+    start = 0
+    for index in np.flatnonzero(plan.num_drafts).tolist():
+        num = int(plan.num_drafts[index])
+        first = int(np.searchsorted(plan.sample_rows, plan.q_start[index + 1] - 1 - num))
+        counts[index] = num_accepted(draft_ids[start : start + num].tolist(), token_ids[first : first + num].tolist())
+        start += num
+    return counts
+
+
+def count_drafts(plan: ForwardPlan, draft_ids: Int32) -> ForwardPlan:
+    """The plan with drafts that were unknown counted in the penalties of the sample rows behind them.
+
+    Entries for sequences without penalties have no effect: their factors are neutral.
+
+    Args:
+        plan: The step; its penalties count known tokens alone.
+        draft_ids: The tokens at ``draft_rows``.
+    """
+    tokens: list[int] = []
+    counts: list[int] = []
+    biases: list[float] = []
+    starts = [0]
+    behind = _drafts_before_rows(plan, draft_ids)
+    for row, drafts in enumerate(behind):
+        entries = slice(int(plan.penalty_start[row]), int(plan.penalty_start[row + 1]))
+        own = dict(zip(plan.penalty_tokens[entries].tolist(), range(entries.start, entries.stop), strict=True))
+        row_counts, row_biases = plan.penalty_counts[entries].tolist(), plan.penalty_bias[entries].tolist()
+        for draft in drafts if own else ():
+            place = own.setdefault(draft, entries.start + len(row_counts)) - entries.start
+            if place == len(row_counts):
+                row_counts.append(0)
+                row_biases.append(0.0)
+            row_counts[place] = max(row_counts[place], 0) + 1
+        tokens += own
+        counts += row_counts
+        biases += row_biases
+        starts.append(len(tokens))
+    return plan._replace(
+        penalty_start=np.array(starts, np.int32),
+        penalty_tokens=np.array(tokens, np.int32),
+        penalty_counts=np.array(counts, np.int32),
+        penalty_bias=np.array(biases, np.float32),
+    )
+
+
+def _drafts_before_rows(plan: ForwardPlan, draft_ids: Int32) -> list[list[int]]:
+    """For each sample row, the drafts of its sequence before it."""
+    by_row = dict(zip(draft_rows(plan).tolist(), draft_ids.tolist(), strict=True))
+    result: list[list[int]] = []
+    for row in plan.sample_rows.tolist():
+        # The sample rows of a sequence are consecutive, so a row that is a draft follows that of the one before it.
+        result.append([*result[-1], by_row[row]] if row in by_row else [])
+    return result

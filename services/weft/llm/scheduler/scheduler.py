@@ -8,13 +8,11 @@ from itertools import repeat
 from typing import NamedTuple
 
 from weft.llm.config import EngineConfig
-from weft.llm.scheduler.acceptance import DraftSource, num_accepted
-from weft.llm.scheduler.admission import BlockAdmission
+from weft.llm.scheduler.admission import BlockAdmission, Ranking
 from weft.llm.scheduler.blocks import BlockPool
-from weft.llm.scheduler.plan import ForwardPlan, Int32
-from weft.llm.scheduler.plan_builder import build_plan
+from weft.llm.scheduler.decodes import build_plan
+from weft.llm.scheduler.plan import DraftSource, ForwardPlan, Int32, num_accepted
 from weft.llm.scheduler.prefill import PrefillScheduler
-from weft.llm.scheduler.ranking import Ranking
 from weft.llm.scheduler.sequence import Sequence, SequenceStatus
 from weft.llm.scheduler.slot_allocator import SlotAllocator
 

@@ -3,13 +3,11 @@
 from collections.abc import Callable
 from itertools import islice
 
-from weft.llm.scheduler.admission import BlockAdmission
+from weft.llm.scheduler.admission import BlockAdmission, RankedQueue, Ranking
 from weft.llm.scheduler.blocks import NULL_BLOCK, OFFLOADED, BlockPool
 from weft.llm.scheduler.decodes import Decodes
-from weft.llm.scheduler.penalty_row import PenaltyRow
 from weft.llm.scheduler.pending_loads import PendingLoads
-from weft.llm.scheduler.ranking import RankedQueue, Ranking
-from weft.llm.scheduler.sequence import Sequence, SequenceStatus
+from weft.llm.scheduler.sequence import PenaltyRow, Sequence, SequenceStatus
 
 
 class SlotAllocator:

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from weft.base.errors import InvalidArgumentError
 from weft.llm.models.model import TransformerModel
-from weft.llm.speculation.medusa_heads import Head
+from weft.llm.speculation.medusa import Head
 
 #: Tokens of a text whose hidden states are computed at once; each starts without context.
 _WINDOW = 256

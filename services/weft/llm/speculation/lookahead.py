@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Sequence
 from typing import TypeVar
 
-from weft.llm.scheduler.acceptance import num_accepted
+from weft.llm.scheduler.plan import num_accepted
 
 #: N-grams of each length that the pool keeps, the most recently seen ones: about half a megabyte a sequence.
 _MAX_NGRAMS = 2048

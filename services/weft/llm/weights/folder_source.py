@@ -1,15 +1,125 @@
 """Weights of the safetensors files of a Hugging Face folder, quantised or not."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from weft.base.errors import InvalidArgumentError
-from weft.llm.weights.checkpoint import Checkpoint, StoredTensor
-from weft.llm.weights.formats.detection import weight_format
-from weft.llm.weights.formats.weight_format import ReadWeight, WeightFormat
-from weft.llm.weights.parts import Part
+from weft.llm.weights.checkpoint import Checkpoint, ReadWeight, StoredTensor, WeightFormat
+from weft.llm.weights.formats.awq import Awq
+from weft.llm.weights.formats.bitsandbytes import BitsAndBytes4, BitsAndBytes8
+from weft.llm.weights.formats.compressed_tensors import CompressedTensors
+from weft.llm.weights.formats.float8 import Float8
+from weft.llm.weights.formats.gptq import Gptq
+from weft.llm.weights.parts import Part, read_object
+from weft_kernels.linear.quantized import NUM_BITS
+
+#: AutoGPTQ's file beside ``config.json``, which early versions did not write to.
+_GPTQ_FILE = "quantize_config.json"
+_MAX_DIGITS = 10
+_COMPRESSED_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision")
+
+
+def weight_format(path: Path) -> WeightFormat | None:
+    """The format of the quantised weights of a Hugging Face folder; None where they are plain numbers.
+
+    Raises:
+        InvalidArgumentError: A file is not JSON, the method is not supported, or has a setting that is not.
+    """
+    config = (read_object(path / "config.json") or {}).get("quantization_config")
+    if config is None and (own := read_object(path / _GPTQ_FILE)) is not None:
+        config = {"quant_method": "gptq", **own}
+    if config is None:
+        return None
+    if not isinstance(config, Mapping):
+        raise _fault("quantization_config", "an object", config)
+    method = config.get("quant_method") or ("bitsandbytes" if "load_in_4bit" in config else None)
+    if not isinstance(method, str) or method not in _METHODS:
+        raise _fault("quantization_config.quant_method", f"one of {', '.join(_METHODS)}", method)
+    return _METHODS[method](config)
+
+
+def _gptq(config: Mapping[str, Any]) -> Gptq:
+    version = config.get("checkpoint_format", "gptq")
+    _one_of(config, "checkpoint_format", ("gptq", "gptq_v2"), version)
+    return Gptq(_bits(config, "bits", NUM_BITS), is_v2=version == "gptq_v2", has_order=config.get("desc_act") is True)
+
+
+def _awq(config: Mapping[str, Any]) -> Awq:
+    _bits(config, "bits" if "bits" in config else "w_bit", (4,))
+    _one_of(config, "version", ("gemm", "GEMM"), config.get("version", "gemm"))
+    return Awq()
+
+
+def _bitsandbytes(config: Mapping[str, Any]) -> WeightFormat:
+    if config.get("load_in_8bit") or config.get("_load_in_8bit"):
+        return BitsAndBytes8()
+    if not (config.get("load_in_4bit") or config.get("_load_in_4bit")):
+        raise _fault("quantization_config.load_in_4bit", "true, or load_in_8bit", config.get("load_in_4bit"))
+    _one_of(config, "bnb_4bit_quant_storage", ("uint8",), config.get("bnb_4bit_quant_storage") or "uint8")
+    return BitsAndBytes4()
+
+
+def _float8(config: Mapping[str, Any]) -> Float8:
+    block = config.get("weight_block_size")
+    if block is None:
+        return Float8()
+    if not isinstance(block, list) or len(block) != 2 or any(type(side) is not int or side < 1 for side in block):
+        raise _fault("quantization_config.weight_block_size", "two whole numbers above 0", block)
+    return Float8((block[0], block[1]))
+
+
+def _compressed_tensors(config: Mapping[str, Any]) -> CompressedTensors:
+    _one_of(config, "format", _COMPRESSED_FORMATS, config.get("format"))
+    sparsity = config.get("sparsity_config") or {}
+    if not isinstance(sparsity, Mapping) or sparsity.get("format", "dense") != "dense":
+        raise _fault("quantization_config.sparsity_config", "absent or of format dense", sparsity)
+    groups = config.get("config_groups")
+    if not isinstance(groups, Mapping) or not all(isinstance(group, Mapping) for group in groups.values()):
+        raise _fault("quantization_config.config_groups", "an object of objects", groups)
+    float8 = Float8()
+    for name, group in groups.items():
+        weights = group.get("weights")
+        if not isinstance(weights, Mapping):
+            raise _fault(f"quantization_config.config_groups.{name}.weights", "an object", weights)
+        _bits(weights, "num_bits", NUM_BITS)
+        block = weights.get("block_structure")
+        if isinstance(block, str):  # "128x128"
+            block = [int(side) if side.isdecimal() and len(side) < _MAX_DIGITS else 0 for side in block.split("x")]
+        if block is not None:
+            float8 = _float8({"weight_block_size": block})
+    return CompressedTensors(float8)
+
+
+_METHODS: dict[str, Callable[[Mapping[str, Any]], WeightFormat]] = {
+    "gptq": _gptq,
+    "awq": _awq,
+    "bitsandbytes": _bitsandbytes,
+    "fp8": _float8,
+    "fbgemm_fp8": _float8,
+    "compressed-tensors": _compressed_tensors,
+}
+
+
+def _bits(config: Mapping[str, Any], name: str, allowed: tuple[int, ...]) -> int:
+    bits = config.get(name)
+    if type(bits) is not int or bits not in allowed:
+        raise _fault(f"quantization_config.{name}", " or ".join(map(str, allowed)), bits)
+    return bits
+
+
+def _one_of(config: Mapping[str, Any], name: str, allowed: tuple[str, ...], got: object) -> None:
+    if got not in allowed:
+        raise _fault(f"quantization_config.{name}", f"one of {', '.join(allowed)}", got)
+
+
+def _fault(name: str, allowed: str, got: object) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"config.json: {name} must be {allowed}, got {got!r}; take another quantisation of the model, or the model "
+        f"before it was quantised"
+    )
+
 
 _WEIGHT = ".weight"
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
-from weft.llm.weights.checkpoint import FLOATS, Checkpoint, StoredTensor
-from weft.llm.weights.formats.weight_format import (
+from weft.llm.weights.checkpoint import (
+    FLOATS,
+    Checkpoint,
+    StoredTensor,
     WeightFormat,
     bytes_of,
     halves_of,

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from weft.llm.weights.checkpoint import Checkpoint, StoredTensor
-from weft.llm.weights.formats.weight_format import ReadWeight, WeightFormat, halves_of, wrong
+from weft.llm.weights.checkpoint import Checkpoint, ReadWeight, StoredTensor, WeightFormat, halves_of, wrong
 from weft_kernels.linear.quantized import QuantizedWeight, pack
 
 _TABLES = ("nf4", "fp4")

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from weft.llm.weights.checkpoint import FLOATS, Checkpoint, StoredTensor
-from weft.llm.weights.formats.bitsandbytes import unsigned
-from weft.llm.weights.formats.float8 import Float8
-from weft.llm.weights.formats.weight_format import (
+from weft.llm.weights.checkpoint import (
+    FLOATS,
+    Checkpoint,
     ReadWeight,
+    StoredTensor,
     WeightFormat,
     bytes_of,
     halves_of,
@@ -23,6 +23,8 @@ from weft.llm.weights.formats.weight_format import (
     scales_of,
     wrong,
 )
+from weft.llm.weights.formats.bitsandbytes import unsigned
+from weft.llm.weights.formats.float8 import Float8
 from weft_kernels.linear.quantized import NUM_BITS, QuantizedWeight, pack
 
 

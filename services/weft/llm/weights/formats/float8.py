@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from weft.llm.weights.checkpoint import Checkpoint, StoredTensor
-from weft.llm.weights.formats.weight_format import WeightFormat, wrong
+from weft.llm.weights.checkpoint import Checkpoint, StoredTensor, WeightFormat, wrong
 
 _TYPES = ("F8_E4M3", "F8_E5M2")
 _SCALE_TYPES = ("F32", "F16", "BF16", "F8_E8M0")

@@ -8,8 +8,10 @@ inputs in each word, the lowest bits first; ``X.qzeros`` int32 ``[groups, out b 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from weft.llm.weights.checkpoint import FLOATS, Checkpoint, StoredTensor
-from weft.llm.weights.formats.weight_format import (
+from weft.llm.weights.checkpoint import (
+    FLOATS,
+    Checkpoint,
+    StoredTensor,
     WeightFormat,
     bytes_of,
     halves_of,

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from weft.base.errors import InvalidArgumentError
-from weft.llm.weights.gguf.container import GgufFile
-from weft.llm.weights.gguf.model_metadata import ROPE_FACTORS, GgufLayout
+from weft.llm.weights.gguf import ROPE_FACTORS, GgufFile, GgufLayout
 from weft.llm.weights.parts import Part, is_norm, listed
 from weft_kernels.linear.quantized import QuantizedWeight, pack
 
