@@ -18,8 +18,8 @@ from weft.llm.metrics import EngineMetrics, StepMetrics
 from weft.llm.request import Delta, EngineRequest, TokenLogprobs
 from weft.llm.runner import StepLogprobs, StepTokens
 from weft.llm.scheduler.blocks import BlockPool, OffloadTier
-from weft.llm.scheduler.plan import DraftSource, ForwardPlan
-from weft.llm.scheduler.scheduler import Scheduler, StepResult
+from weft.llm.scheduler.plan import ForwardPlan
+from weft.llm.scheduler.scheduler import DraftSource, Scheduler, StepResult
 from weft.llm.scheduler.sequence import Sequence, SequenceStatus
 
 _LOG = get_logger("weft.llm")

@@ -238,8 +238,8 @@ class PoolMachine(RuleBasedStateMachine):
     def free(self, data):
         table = self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1)))
         for block in table:
-            if self.loading.pop(block, None):
-                self.tier.cancel_load(block)
+            if block_hash := self.loading.pop(block, None):
+                self.tier.cancel_load(block, block_hash)
         self.pool.free(table)
 
     @precondition(lambda self: self.tables)

@@ -1,4 +1,4 @@
-"""Admission of waiting sequences and choice of the sequences to preempt for them: ``BlockAdmission``."""
+"""Order of service and of preemption, and who is admitted: ``Ranking``, ``BlockAdmission``."""
 
 import math
 from bisect import bisect_left, insort
@@ -16,6 +16,10 @@ _rank = attrgetter("rank")
 
 #: After this many preemptions a sequence is preempted only after all others of its level, so that it finishes.
 _MAX_PREEMPTIONS = 3
+#: Weight of the latest output length in the exponential moving average.
+_SMOOTHING = 0.05
+#: No sequence has more tokens.
+_LONGEST = 2**31
 
 
 class RankedQueue:
@@ -86,12 +90,6 @@ class Ranking:
         return (grade, 1, -seq.num_computed_tokens, *seq.rank)
 
 
-#: Weight of the latest output length in the exponential moving average.
-_SMOOTHING = 0.05
-#: No sequence has more tokens.
-_LONGEST = 2**31
-
-
 class BlockAdmission:
     """Admission rules over one block pool.
 
@@ -129,8 +127,7 @@ class BlockAdmission:
         num_new: int,
         *,
         has_slot: bool,
-        retained: Seq[Sequence],
-        preemptible: Seq[Sequence],
+        running: RankedQueue,
         copy_sources: Collection[int],
     ) -> list[Sequence] | None:
         """The sequences to preempt so that ``seq`` can be admitted: just enough, worst first; None if it cannot be.
@@ -139,10 +136,11 @@ class BlockAdmission:
             seq: Its cached blocks are acquired already.
             num_new: Blocks that it needs besides.
             has_slot: A slot is free.
-            retained: Running sequences that ``seq`` may not preempt.
-            preemptible: All other running sequences.
+            running: The running sequences.
             copy_sources: Blocks that this step copies; they do not become free in it, whichever sequence is preempted.
         """
+        preemptible = self._ranking.preemptible_by(seq, running)
+        retained = running.first(len(running) - len(preemptible))
         num_needed = num_new + (self._num_spare if retained else 0)
         num_free = self._pool.num_free
         victims: list[Sequence] = []
@@ -157,18 +155,14 @@ class BlockAdmission:
                     break
             if num_free < num_needed or not (has_slot or victims):
                 return None
-        may_exceed_pool = bool(retained) and self._most_blocks(num_new, len(retained)) > self._pool.capacity
-        if may_exceed_pool and self._peak_blocks(seq, num_new, retained, preemptible) > self._pool.capacity:
+        if retained and self._may_exceed_pool(seq, num_new, retained, preemptible):
             return None
         return victims
 
-    def _most_blocks(self, num_new: int, num_others: int) -> float:
-        """A cheap upper bound of ``_peak_blocks``: as if all output were still to come and no sequence ended."""
-        growth = min(self._expected_output / self._pool.block_size + 1, self._most_owned)
-        return self._pool.num_used + num_new + (num_others + 1) * growth
-
-    def _peak_blocks(self, seq: Sequence, num_new: int, retained: Seq[Sequence], preemptible: Seq[Sequence]) -> int:
-        """Most blocks that ``retained`` and ``seq`` are expected to own together.
+    def _may_exceed_pool(
+        self, seq: Sequence, num_new: int, retained: Seq[Sequence], preemptible: Seq[Sequence]
+    ) -> bool:
+        """Whether ``retained`` and ``seq`` are expected to own more blocks than there are, at any time.
 
         Sequences end in the order of their remaining output. When the k-th from the end ends, it and the k-1 that
         continue have each grown by its remaining output; the largest sum over k is the peak.
@@ -177,15 +171,19 @@ class BlockAdmission:
             https://github.com/ModelTC/lightllm, the token estimate of its router; here in blocks.
         """
         pool, block_size = self._pool, self._pool.block_size
+        # A cheap upper bound: as if all output were still to come and no sequence ended.
+        growth = min(self._expected_output / block_size + 1, self._most_owned)
+        if pool.num_used + num_new + (len(retained) + 1) * growth <= pool.capacity:
+            return False
         left = np.array([other.max_len - len(other.tokens) for other in (*retained, seq)], np.float64)
         owned = [_num_own(other, block_size) for other in retained]
         owned_by_preemptible = sum(_num_own(other, block_size) for other in preemptible)
         # Blocks with several owners, such as those of a common prefix, count once, until the end.
         num_common = max(pool.num_used - sum(owned) - owned_by_preemptible, 0)
         order = np.argsort(-left, kind="stable")
-        growth = np.ceil(np.minimum(left[order], self._expected_output) / block_size) * np.arange(1, len(left) + 1)
-        peak = (np.cumsum(np.array([*owned, num_new])[order]) + growth).max()
-        return num_common + int(min(peak, len(left) * self._most_owned))
+        grown = np.ceil(np.minimum(left[order], self._expected_output) / block_size) * np.arange(1, len(left) + 1)
+        peak = (np.cumsum(np.array([*owned, num_new])[order]) + grown).max()
+        return num_common + int(min(peak, len(left) * self._most_owned)) > pool.capacity
 
 
 def _num_own(seq: Sequence, block_size: int) -> int:

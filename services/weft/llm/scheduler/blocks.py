@@ -1,4 +1,4 @@
-"""Paged KV cache: ownership of blocks, the free list and the prefix cache. ``BlockPool``."""
+"""Paged KV cache: ownership of blocks, the free list, the prefix cache, and the policy of its second tier."""
 
 import time
 from array import array
@@ -11,7 +11,13 @@ import numpy as np
 from weft.llm.config import KvWindow
 from weft.llm.scheduler.plan import BlockTransfers
 
-_NUM_KEY_BYTES = 16
+_DIGEST_BYTES = 16
+#: Blocks hashed before other threads may have the interpreter: 80 us.
+_NUM_SLICE_BLOCKS = 64
+#: In a matched table: the block is in the second tier.
+OFFLOADED = -1
+#: Never allocated: padding writes there. Its links are the two ends of the free list.
+NULL_BLOCK = 0
 
 
 class OffloadTier:
@@ -22,17 +28,11 @@ class OffloadTier:
     matched at once, since a plan's saves come first. A slot that the same plan loads from is not reused. Not
     thread-safe.
 
-    Args:
-        num_slots: Blocks that it has room for; 0: it has none, and nothing is ever saved.
-        block_bytes: Size of one, for metrics.
-
     Attributes:
-        block_bytes: As given.
-        num_slots: The room; 0 also after ``disable``.
+        num_slots: Blocks that it has room for; 0: it has none, also after ``disable``, and nothing is ever saved.
+        block_bytes: Size of one, for metrics.
         num_loaded: Blocks found here and loaded, failed ones included.
-        num_failed: Loads that failed.
-        num_saved: Blocks saved.
-        num_evicted: Blocks evicted for others.
+        loading: Hashes of blocks that the current step loads; they are not good before it is completed.
     """
 
     def __init__(self, num_slots: int, block_bytes: int = 0) -> None:
@@ -44,6 +44,7 @@ class OffloadTier:
         self._pinned: set[bytes] = set()
         self._saves: dict[int, tuple[int, bytes]] = {}  # by slot
         self._loads: dict[int, bytes] = {}  # by block
+        self.loading: set[bytes] = set()
 
     @property
     def num_used(self) -> int:
@@ -72,10 +73,12 @@ class OffloadTier:
     def load(self, block: int, block_hash: bytes) -> None:
         """Load a pinned block into ``block`` of the pool, with the next plan."""
         self._loads[block] = block_hash
+        self.loading.add(block_hash)
 
-    def cancel_load(self, block: int) -> None:
-        """Do not load into ``block``, which its owner has freed; no effect once the plan was taken."""
+    def cancel_load(self, block: int, block_hash: bytes) -> None:
+        """Do not load into ``block``, which its owner has freed; a plan that was taken loads it all the same."""
         self._loads.pop(block, None)
+        self.loading.discard(block_hash)
 
     def take(self) -> BlockTransfers | None:
         """The entries of the next plan; None: there are none."""
@@ -129,12 +132,7 @@ class OffloadTier:
 
 
 def _keys(block_hashes: Iterable[bytes]) -> "np.ndarray[tuple[int, int], np.dtype[np.uint8]]":
-    return np.frombuffer(b"".join(block_hashes), np.uint8).reshape(-1, _NUM_KEY_BYTES)
-
-
-_DIGEST_BYTES = 16
-#: Blocks hashed before other threads may have the interpreter: 80 us.
-_NUM_SLICE_BLOCKS = 64
+    return np.frombuffer(b"".join(block_hashes), np.uint8).reshape(-1, _DIGEST_BYTES)
 
 
 class BlockHasher:
@@ -146,7 +144,6 @@ class BlockHasher:
 
     Args:
         key: Secret, up to 64 bytes; one per process is enough.
-        block_size: Tokens of a block.
         fields: What else KV depends on, such as the model, an adapter, the dtype of the cache. Each name and value is
             hashed with its length, so that no value can imitate another field.
     """
@@ -179,8 +176,6 @@ class BlockHasher:
         """Hashes of the full blocks of a prompt, computed beside other threads: none waits for more than a slice.
 
         Args:
-            salt: See ``root``.
-            tokens: The prompt.
             is_stopped: Asked between slices; once true, the hashes so far are returned.
         """
         hashes: list[bytes] = []
@@ -196,12 +191,6 @@ class BlockHasher:
         return hashes
 
 
-#: In a matched table: the block is in the second tier.
-OFFLOADED = -1
-#: Never allocated: padding writes there. Its links are the two ends of the free list.
-NULL_BLOCK = 0
-
-
 class BlockPool:
     """Reference counts, the free list and the prefix cache index. Not thread-safe.
 
@@ -209,7 +198,7 @@ class BlockPool:
     are allocated first, then the least recently freed. The free list is doubly linked: removing any block costs O(1).
 
     Args:
-        num_blocks: All blocks, including the null block.
+        num_blocks: All blocks, including the null block; at least 2.
         block_size: Tokens of a block.
         enable_prefix_caching: False: ``match`` never finds a block.
         key: Secret key of the hashes, up to 64 bytes.
@@ -220,9 +209,6 @@ class BlockPool:
     Attributes:
         hasher: Computes the hashes that ``match`` and ``commit`` take.
         num_free: Blocks that can be allocated.
-
-    Raises:
-        ValueError: ``num_blocks`` is less than 2.
     """
 
     def __init__(
@@ -264,7 +250,8 @@ class BlockPool:
     def match(self, hashes: Iterable[bytes]) -> list[int]:
         """The cached blocks of the longest cached prefix of ``hashes``, null blocks behind its window.
 
-        Changes nothing. A block that only the second tier has is ``OFFLOADED``.
+        Changes nothing. A block that only the second tier has is ``OFFLOADED``. With a window, a prefix is usable if
+        the blocks of the window before its end are cached; it is searched from the end, as vLLM does.
         """
         if self.window.num_tokens:
             return self._match_window(list(hashes))
@@ -368,11 +355,6 @@ class BlockPool:
             raise AssertionError(f"{self.num_free=} {free=} {self._ref=} {hashed=} {self._index=}")
 
     def _match_window(self, hashes: list[bytes]) -> list[int]:
-        """As ``match``: a prefix is usable if the blocks of the window before its end are cached.
-
-        Source:
-            The search from the end of https://github.com/vllm-project/vllm, its manager of sliding windows.
-        """
         end = len(hashes)
         blocks: list[int] = []  # of the run that ends at ``end``, last first
         for index in reversed(range(end)):

@@ -1,14 +1,15 @@
-"""Running sequences with one token to compute, as arrays that are kept from step to step: ``Decodes``."""
+"""The sequences of a step as arrays: ``Decodes``, kept from step to step, and ``build_plan``."""
 
 from array import array
 from collections import Counter
 from collections.abc import Sequence as Seq
 from itertools import accumulate
+from operator import attrgetter
 
 import numpy as np
 
 from weft.llm.scheduler.blocks import NULL_BLOCK
-from weft.llm.scheduler.plan import PARAM_COLUMNS, UNKNOWN_TOKEN, Float32, ForwardPlan, Int32, Int64
+from weft.llm.scheduler.plan import NO_INT32, PARAM_COLUMNS, UNKNOWN_TOKEN, Float32, ForwardPlan, Int32, Int64
 from weft.llm.scheduler.sequence import Sequence
 
 
@@ -16,10 +17,7 @@ class Decodes:
     """One row for each running sequence that has one token left to compute; every step computes all of them.
 
     A step changes whole columns. Building them anew from 256 sequences would take two thirds of the scheduler's time.
-
-    Args:
-        num_slots: Most rows.
-        block_size: Tokens of a block.
+    The columns are views: copy what outlives the step.
 
     Attributes:
         seqs: The sequence of each row; in no particular order, since a removed row is replaced by the last one.
@@ -37,7 +35,7 @@ class Decodes:
 
     @property
     def slots(self) -> Int32:
-        """``[B]`` slot of each sequence. A view, as the other columns: copy what outlives the step."""
+        """``[B]`` slot of each sequence."""
         return self._slots[: len(self.seqs)]
 
     @property
@@ -56,12 +54,7 @@ class Decodes:
         return self._last_blocks[: len(self.seqs)]
 
     def add(self, seq: Sequence, *, is_known: bool = True) -> None:
-        """Add ``seq``, which has a slot and one token to compute.
-
-        Args:
-            seq: The sequence.
-            is_known: False: the token follows those of ``seq`` and is being sampled by the step in flight.
-        """
+        """Add ``seq``, which has a slot and one token to compute; not ``is_known``: the step in flight samples it."""
         seq.row = len(self.seqs)
         seq.num_scheduled = seq.remaining = 1
         self.seqs.append(seq)
@@ -103,11 +96,7 @@ class Decodes:
         return [(self.seqs[row], count) for row, count in zip(rows.tolist(), num_blocks.tolist(), strict=True)]
 
     def advance(self, num_rows: int, token_ids: Int32 | None = None) -> list[int]:
-        """Go on to the next token in the first ``num_rows`` rows, whose token a step computes.
-
-        Args:
-            num_rows: Rows of the step.
-            token_ids: Their next tokens; None: not known yet.
+        """Go on to the next token in the first ``num_rows`` rows, whose token a step computes; None: not known yet.
 
         Returns:
             Rows of sequences that the next token may end by their length, or that have forks; they are removed, and the
@@ -140,9 +129,8 @@ class Decodes:
         return [index for index, token in enumerate(tokens) if token in self._stop_ids]
 
 
-_NO_INT32 = np.empty(0, np.int32)
-_NO_FLOAT32 = np.empty(0, np.float32)
-_NO_ROWS = (_NO_INT32, np.empty((0, len(PARAM_COLUMNS)), np.float32), _NO_INT32, np.empty(0, np.int64))
+_NO_PARAMS = np.empty((0, len(PARAM_COLUMNS)), np.float32)
+_params_of = attrgetter(*PARAM_COLUMNS)
 
 
 def build_plan(
@@ -185,6 +173,9 @@ def build_plan(
         sample_rows = np.repeat(first_rows, num_samples) + np.arange(ends[-1], dtype=np.int32)
         sample_slots, sample_positions = np.repeat(slots, num_samples), positions[sample_rows] + 1
     asking = [*decodes.seqs, *(seq for seq in prefills if seq.is_sampled)] if has_sampling_extras else []
+    num_logprobs = np.full(len(sample_rows), -1, np.int32)
+    if asking:
+        num_logprobs[:] = np.repeat([seq.num_logprobs for seq in asking], [1 + len(seq.drafts) for seq in asking])
     table_delta, copies = _table_changes(changed, block_size)
     new_slots, new_params, new_top_k, new_seeds = _new_rows([seq for seq in changed if seq.num_uploaded_blocks < 0])
     for seq in changed:
@@ -202,7 +193,7 @@ def build_plan(
         sample_rows,
         sample_slots,
         sample_positions,
-        _num_logprobs(asking, len(sample_rows)),
+        num_logprobs,
         table_delta,
         copies,
         new_slots,
@@ -252,40 +243,24 @@ def _table_changes(changed: Seq[Sequence], block_size: int) -> tuple[Int32, Int3
 
 def _new_rows(seqs: Seq[Sequence]) -> tuple[Int32, Float32, Int32, Int64]:
     if not seqs:
-        return _NO_ROWS
-    params = [seq.params for seq in seqs]
-    rows = [
-        (p.temperature, p.top_p, p.min_p, p.repetition_penalty, p.presence_penalty, p.frequency_penalty) for p in params
-    ]
+        return NO_INT32, _NO_PARAMS, NO_INT32, np.empty(0, np.int64)
     return (
         np.array([seq.slot for seq in seqs], np.int32),
-        np.array(rows, np.float32).reshape(-1, len(PARAM_COLUMNS)),
-        np.array([p.top_k for p in params], np.int32),
+        np.array([_params_of(seq.params) for seq in seqs], np.float32),
+        np.array([seq.params.top_k for seq in seqs], np.int32),
         np.array([seq.seed for seq in seqs], np.int64),
     )
 
 
-def _num_logprobs(asking: Seq[Sequence], num_rows: int) -> Int32:
-    if not asking:
-        return np.full(num_rows, -1, np.int32)
-    return np.repeat(np.array([seq.num_logprobs for seq in asking], np.int32), [1 + len(seq.drafts) for seq in asking])
-
-
 def _penalties(asking: Seq[Sequence], num_rows: int) -> tuple[Int32, Int32, Int32, Float32]:
     if all(seq.penalties is None for seq in asking):
-        return np.zeros(num_rows + 1, np.int32), _NO_INT32, _NO_INT32, _NO_FLOAT32
+        return np.zeros(num_rows + 1, np.int32), NO_INT32, NO_INT32, np.empty(0, np.float32)
     # array.array concatenates by memcpy; 256 NumPy views would cost a millisecond.
     tokens, counts, biases = array("i"), array("i"), array("f")
     starts = [0]
     for seq in asking:
         if seq.penalties is None:
             starts += [starts[-1]] * (1 + len(seq.drafts))
-            continue
-        if not seq.drafts:
-            tokens += seq.penalties.tokens
-            counts += seq.penalties.counts
-            biases += seq.penalties.biases
-            starts.append(len(tokens))
             continue
         for row in seq.penalties.rows(seq.drafts):
             tokens += row[0]

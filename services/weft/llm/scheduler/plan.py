@@ -1,19 +1,17 @@
-"""One step as plain arrays: ``ForwardPlan``. No object of a request reaches the runner."""
+"""One step as plain arrays: ``ForwardPlan``, and its drafts. No object of a request reaches the runner."""
 
 from collections.abc import Sequence as Seq
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-
-from weft.llm.scheduler.sequence import Sequence
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 UInt8 = npt.NDArray[np.uint8]
 Float32 = npt.NDArray[np.float32]
 
-#: Columns of ``ForwardPlan.new_params``.
+#: Columns of ``ForwardPlan.new_params``; fields of ``SamplingParams``.
 PARAM_COLUMNS = (
     "temperature",
     "top_p",
@@ -22,6 +20,9 @@ PARAM_COLUMNS = (
     "presence_penalty",
     "frequency_penalty",
 )
+#: Token id of a draft that a proposer on the device fills in, and of a token that the step in flight samples.
+UNKNOWN_TOKEN = -1
+NO_INT32 = np.empty(0, np.int32)
 
 
 class BlockTransfers(NamedTuple):
@@ -53,8 +54,8 @@ class ForwardPlan(NamedTuple):
         ctx_len: ``[B]`` tokens of each sequence with keys and values after the step, drafts included.
         num_drafts: ``[B]`` how many of its tokens in this step, the last ones, are drafts.
         positions: ``[T]`` position of each token in its sequence.
-        token_ids: ``[T]`` the tokens; -1: a draft that a proposer on the device fills in, or, in a plan without drafts,
-            the token that was sampled last for the slot.
+        token_ids: ``[T]`` the tokens; ``UNKNOWN_TOKEN``: a draft that a proposer on the device fills in, or, in a plan
+            without drafts, the token that was sampled last for the slot.
         slot_mapping: ``[T]`` slot in the KV cache for each token's keys and values.
         sample_rows: ``[S]`` rows of ``T`` after which a new token is sampled: the last known token of a sequence and
             each of its drafts, in order.
@@ -102,19 +103,11 @@ class ForwardPlan(NamedTuple):
     transfers: BlockTransfers | None = None
 
 
-#: Token id of a draft that a proposer on the device fills in.
-UNKNOWN_TOKEN = -1
-
-
 def num_accepted(drafts: Seq[int], samples: Seq[int]) -> int:
-    """How many leading ``drafts`` equal the tokens sampled at their positions.
+    """How many leading ``drafts`` equal the tokens sampled at their positions, the first of ``samples``.
 
     The noise of sampling is keyed by seed, position and token, so a sampled token does not depend on drafts behind its
     position, and the output is the same with any drafts or none, at any temperature.
-
-    Args:
-        drafts: Guessed tokens.
-        samples: Token sampled at the position of each draft; there may be more.
 
     Source:
         Gumbel-max coupling as in https://arxiv.org/abs/2408.07978, with the draft's noise equal to the target's.
@@ -127,44 +120,16 @@ def num_accepted(drafts: Seq[int], samples: Seq[int]) -> int:
     return count
 
 
-class DraftSource(Protocol):
-    """Decides which sequences of a step get drafts, and which ones."""
-
-    def propose(self, seqs: Seq[Sequence], num_rows: int, num_left: int) -> list[Sequence]:
-        """Set ``drafts`` of some of ``seqs``.
-
-        Args:
-            seqs: Sequences with one token to compute in this step, in any order. Must not be changed.
-            num_rows: Tokens that the step computes without drafts.
-            num_left: Most drafts of all of them together.
-
-        Returns:
-            Those with drafts, the first in service first. The scheduler may drop the last drafts of each, or all.
-        """
-
-    def observe(self, seq: Sequence, samples: Seq[int], count: int) -> None:
-        """``seq.drafts`` were computed, ``samples`` sampled (one more than drafts), and ``count`` drafts accepted."""
-
-
-_NO_ROWS = np.empty(0, np.int32)
-
-
 def draft_rows(plan: ForwardPlan) -> Int32:
     """Rows of the plan's tokens that are drafts, in order."""
     if not plan.num_drafts.any():
-        return _NO_ROWS
+        return NO_INT32
     ends = np.cumsum(plan.num_drafts, dtype=np.int32)
     return np.repeat(plan.q_start[1:] - ends, plan.num_drafts) + np.arange(ends[-1], dtype=np.int32)
 
 
 def accepted_counts(plan: ForwardPlan, draft_ids: Int32, token_ids: Int32) -> Int32:
-    """Accepted drafts of each sequence, ``[B]``.
-
-    Args:
-        plan: The step.
-        draft_ids: The tokens at ``draft_rows``.
-        token_ids: The token sampled at each sample row.
-    """
+    """Accepted drafts of each sequence, ``[B]``, given the tokens at ``draft_rows`` and at the sample rows."""
     counts = np.zeros(len(plan.num_drafts), np.int32)
     start = 0
     for index in np.flatnonzero(plan.num_drafts).tolist():
@@ -176,30 +141,29 @@ def accepted_counts(plan: ForwardPlan, draft_ids: Int32, token_ids: Int32) -> In
 
 
 def count_drafts(plan: ForwardPlan, draft_ids: Int32) -> ForwardPlan:
-    """The plan with drafts that were unknown counted in the penalties of the sample rows behind them.
+    """The plan with the drafts at ``draft_rows`` counted in the penalties of the sample rows behind them.
 
     Entries for sequences without penalties have no effect: their factors are neutral.
-
-    Args:
-        plan: The step; its penalties count known tokens alone.
-        draft_ids: The tokens at ``draft_rows``.
     """
+    by_row = dict(zip(draft_rows(plan).tolist(), draft_ids.tolist(), strict=True))
     tokens: list[int] = []
     counts: list[int] = []
     biases: list[float] = []
     starts = [0]
-    behind = _drafts_before_rows(plan, draft_ids)
-    for row, drafts in enumerate(behind):
-        entries = slice(int(plan.penalty_start[row]), int(plan.penalty_start[row + 1]))
-        own = dict(zip(plan.penalty_tokens[entries].tolist(), range(entries.start, entries.stop), strict=True))
+    drafts: list[int] = []  # of the row's sequence, before the row
+    for index, row in enumerate(plan.sample_rows.tolist()):
+        # The sample rows of a sequence are consecutive, so a row that is a draft follows that of the one before it.
+        drafts = [*drafts, by_row[row]] if row in by_row else []
+        entries = slice(int(plan.penalty_start[index]), int(plan.penalty_start[index + 1]))
+        places = {token: place for place, token in enumerate(plan.penalty_tokens[entries].tolist())}
         row_counts, row_biases = plan.penalty_counts[entries].tolist(), plan.penalty_bias[entries].tolist()
-        for draft in drafts if own else ():
-            place = own.setdefault(draft, entries.start + len(row_counts)) - entries.start
+        for draft in drafts if places else ():
+            place = places.setdefault(draft, len(row_counts))
             if place == len(row_counts):
                 row_counts.append(0)
                 row_biases.append(0.0)
             row_counts[place] = max(row_counts[place], 0) + 1
-        tokens += own
+        tokens += places
         counts += row_counts
         biases += row_biases
         starts.append(len(tokens))
@@ -209,13 +173,3 @@ def count_drafts(plan: ForwardPlan, draft_ids: Int32) -> ForwardPlan:
         penalty_counts=np.array(counts, np.int32),
         penalty_bias=np.array(biases, np.float32),
     )
-
-
-def _drafts_before_rows(plan: ForwardPlan, draft_ids: Int32) -> list[list[int]]:
-    """For each sample row, the drafts of its sequence before it."""
-    by_row = dict(zip(draft_rows(plan).tolist(), draft_ids.tolist(), strict=True))
-    result: list[list[int]] = []
-    for row in plan.sample_rows.tolist():
-        # The sample rows of a sequence are consecutive, so a row that is a draft follows that of the one before it.
-        result.append([*result[-1], by_row[row]] if row in by_row else [])
-    return result

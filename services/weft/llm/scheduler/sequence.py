@@ -1,4 +1,4 @@
-"""One growing sequence of tokens: ``Sequence``."""
+"""One growing sequence of tokens and its penalties: ``Sequence``, ``PenaltyRow``."""
 
 from array import array
 from collections.abc import Iterable, Iterator
@@ -14,7 +14,7 @@ _FORBIDDEN = float("-inf")
 
 
 class PenaltyRow:
-    """Unique tokens of prompt, output and biases of one sequence; appending costs O(1).
+    """Token counts and biases of one sequence: unique tokens of prompt, output and biases; appending costs O(1).
 
     Args:
         params: Penalties, biases and ``min_tokens`` of the sequence.
@@ -126,44 +126,12 @@ class Sequence:
     computed, a new token is sampled.
 
     Args:
-        request: Its request; ``prompt_ids``, ``params``, ``level``, ``arrival_ns``, ``deadline_ns`` and ``salt`` are
-            read. Sequences whose requests have different salts share no block.
+        request: Its request. Sequences whose requests have different salts share no block.
         sequence_id: Unique in the engine, and increasing.
         choice: Index among the request's choices.
         seed: Seed of its sampling noise, a signed 64-bit number.
         eos_token_ids: Stop tokens unless its parameters say otherwise.
         parent: The request's first choice, from which this one forks once the prompt is computed; None for the first.
-
-    Attributes:
-        id: ``sequence_id``.
-        tokens: Prompt and output, int32. A NumPy view must not outlive the next ``append``. Shared with the parent
-            until ``start``, because a hundred waiting copies of a long prompt would fill the memory.
-        num_prompt: Tokens of the prompt.
-        remaining: Known tokens without keys and values; drafts are not known.
-        num_cached: Tokens found in the prefix cache when it first got a slot; -1 before.
-        block_table: Blocks, in order, null blocks behind the window; empty without a slot.
-        hashes: Chain hashes of the full blocks, as far as they were needed.
-        slot: Row in the runner's tables; -1 without a slot.
-        level: Priority level; a smaller one is served sooner.
-        rank: Order of service; smaller is sooner; constant after ``Scheduler.add``.
-        stop_ids: Stop tokens.
-        max_len: Length at which it ends; set by ``Scheduler.add``.
-        penalties: Its penalty row; None if it has no penalties or never had a slot.
-        forks: Sequences that fork from it once its prompt is computed.
-        is_cancelled: Set by ``Scheduler.cancel``.
-        num_preemptions: Times that it was preempted.
-        first_scheduled_ns: When it first got a slot; 0 before.
-        num_logprobs: Most likely tokens to report with each new one; -1: no log probabilities.
-        num_scheduled: Tokens that the current step computes for it; 1 from step to step while it has a ``row``.
-        row: Its row in ``Decodes``; -1 unless it runs and has one token to compute.
-        num_matched_blocks: Cached blocks at the last lookup; -1: never looked up.
-        num_behind: Leading entries of ``block_table`` that are null blocks, because they are behind the window.
-        num_uploaded_behind: How many of them the runner knows.
-        num_uploaded_blocks: Entries of ``block_table`` that the runner knows; -1: it does not know the slot either.
-        copy_source: Block to copy, before the step, into the block of its next token; -1: none.
-        drafts: Guesses of the tokens that follow ``tokens``, computed and checked by the current step.
-        drafting: State of its speculation, owned by the scheduler's ``DraftSource``; None: not started.
-        root: Start of its hash chain; empty before the first hash.
     """
 
     __slots__ = (
@@ -205,7 +173,7 @@ class Sequence:
 
     def __init__(
         self,
-        request: "EngineRequest",
+        request: EngineRequest,
         sequence_id: int,
         *,
         choice: int = 0,
@@ -213,40 +181,56 @@ class Sequence:
         eos_token_ids: tuple[int, ...] = (),
         parent: "Sequence | None" = None,
     ) -> None:
-        params: SamplingParams = request.params
+        params = request.params
         self.request = request
         self.id = sequence_id
         self.choice = choice
         self.params = params
+        #: Most likely tokens to report with each new one; -1: no log probabilities.
         self.num_logprobs = -1 if params.logprobs is None else params.logprobs
         self.seed = seed
         self.parent = parent
+        #: Prompt and output, int32. A NumPy view must not outlive the next ``append``. Shared with the parent until
+        #: ``start``, because a hundred waiting copies of a long prompt would fill the memory.
         self.tokens: array[int] = parent.tokens if parent is not None else array("i", request.prompt_ids.tobytes())
         self.num_prompt = len(request.prompt_ids)
+        #: Known tokens without keys and values; drafts are not known.
         self.remaining = self.num_prompt
+        #: Tokens that the current step computes for it; 1 from step to step while it has a ``row``.
+        self.num_scheduled = 0
+        #: Row in ``Decodes``; -1 unless it runs and has one token to compute.
         self.row = -1
-        self.num_cached = -1
-        self.block_table: list[int] = []
-        self.hashes = request.block_hashes[:]
-        self.root = b""
+        #: Row in the runner's tables; -1 without a slot.
         self.slot = -1
-        self.level = request.level
+        #: Order of service, smaller is sooner; constant after ``Scheduler.add``.
         self.rank: tuple[int, ...] = (request.level, request.arrival_ns, sequence_id)
-        eos = () if params.ignore_eos else eos_token_ids
-        self.stop_ids = frozenset((*params.stop_token_ids, *eos))
+        self.level = request.level
+        self.stop_ids = frozenset((*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)))
+        #: Length at which it ends; lowered by ``Scheduler.add``.
         self.max_len = self.num_prompt + params.max_tokens
+        #: None: it has no penalties, or never had a slot.
         self.penalties: PenaltyRow | None = None
+        #: Sequences that fork from it once its prompt is computed.
         self.forks: list[Sequence] = []
         self.status = SequenceStatus.WAITING
         self.is_cancelled = False
         self.num_preemptions = 0
-        self.first_scheduled_ns = 0
-        self.num_scheduled = 0
-        self.num_behind = self.num_uploaded_behind = 0
-        self.num_uploaded_blocks = -1
+        #: When it first got a slot, 0 before; and how many tokens it then found in the prefix cache.
+        self.first_scheduled_ns, self.num_cached = 0, -1
+        #: Blocks, in order; the first ``num_behind`` are null blocks, behind the window. Empty without a slot.
+        self.block_table: list[int] = []
+        self.num_behind = 0
+        #: What the runner knows of the table; -1 blocks: it does not know the slot either.
+        self.num_uploaded_blocks, self.num_uploaded_behind = -1, 0
+        #: Block to copy, before the step, into the block of its next token; -1: none.
         self.copy_source = -1
+        #: Chain hashes of the full blocks, as far as they were needed, and the start of the chain, empty before.
+        self.hashes, self.root = request.block_hashes[:], b""
+        #: Cached blocks at the last lookup; -1: never looked up.
         self.num_matched_blocks = -1
+        #: Guesses of the tokens that follow ``tokens``, computed and checked by the current step.
         self.drafts: list[int] = []
+        #: State of its speculation, owned by the scheduler's ``DraftSource``; None: not started.
         self.drafting: object = None
 
     def __repr__(self) -> str:

@@ -1,24 +1,16 @@
 """The running and the waiting queue, and the slots and blocks of their sequences: ``SlotAllocator``."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from itertools import islice
 
 from weft.llm.scheduler.admission import BlockAdmission, RankedQueue, Ranking
 from weft.llm.scheduler.blocks import NULL_BLOCK, OFFLOADED, BlockPool
 from weft.llm.scheduler.decodes import Decodes
-from weft.llm.scheduler.pending_loads import PendingLoads
 from weft.llm.scheduler.sequence import PenaltyRow, Sequence, SequenceStatus
 
 
 class SlotAllocator:
     """Assigns slots (rows in the runner's tables) and KV blocks to sequences, and takes them back.
-
-    Args:
-        pool: The blocks.
-        ranking: Order of service and of preemption.
-        admission: Admission rules.
-        num_slots: Slots.
-        clock_ns: Time in nanoseconds.
 
     Attributes:
         running: Sequences with a slot.
@@ -30,7 +22,6 @@ class SlotAllocator:
         has_forked: A sequence has forked since blocks were last reserved, so that a block to be written may be shared.
         is_ahead: The step being planned follows one in flight.
         changed: Running sequences whose block table or slot is not uploaded, in the order of the changes.
-        loads: What the current step loads from the second tier.
     """
 
     def __init__(
@@ -43,13 +34,13 @@ class SlotAllocator:
         self.changed: dict[Sequence, None] = {}
         self.decodes = Decodes(num_slots, pool.block_size)
         self.has_forked = self.is_ahead = False
-        self.loads = PendingLoads(pool)
         self._pool = pool
         self._ranking = ranking
         self._admission = admission
         self._clock_ns = clock_ns
         self._free_slots = list(reversed(range(num_slots)))
         self._computing: dict[bytes, Sequence] = {}  # the sequence that will commit the block with this hash
+        self._loads: dict[Sequence, list[int]] = {}  # indices in the table of blocks that the current step loads
         self._copied: set[int] = set()
         self._deferred_frees: list[int] = []
         # Rejected, and nothing has changed since that could help it, so trying again is pointless.
@@ -81,8 +72,8 @@ class SlotAllocator:
         """Prefix-cached blocks for the waiting ``seq``; at least its last token is left to compute.
 
         Returns:
-            None: a sequence in this step computes the next missing block, so waiting for one step saves computing it
-                twice.
+            None: a sequence in this step computes or loads the next missing block, so waiting for one step saves doing
+                it twice.
         """
         if not self._pool.enable_prefix_caching:
             return []
@@ -92,7 +83,10 @@ class SlotAllocator:
         self._hash(seq, num_blocks)
         blocks = self._pool.match(islice(seq.hashes, num_blocks))
         seq.num_matched_blocks = len(blocks)
-        if self._is_computed_now(seq) or self.loads.awaits(blocks, seq.hashes):
+        loading = self._pool.tier.loading
+        if self._is_computed_now(seq) or (
+            loading and any(seq.hashes[i] in loading for i, block in enumerate(blocks) if block == OFFLOADED)
+        ):
             return None
         return blocks
 
@@ -115,33 +109,58 @@ class SlotAllocator:
         Returns:
             The preempted sequences, with ``num_scheduled`` unchanged; None: ``seq`` keeps waiting.
         """
-        preemptible = self._ranking.preemptible_by(seq, self.running)
-        retained = self.running.first(len(self.running) - len(preemptible))
-        window = self._pool.window
-        num_behind = window.num_behind(len(cached) * self._pool.block_size)
+        pool, window = self._pool, self._pool.window
+        num_behind = window.num_behind(len(cached) * pool.block_size)
         num_new = window.table_len(len(seq.tokens), num_behind) - len(cached) + cached.count(OFFLOADED)
-        self._pool.acquire(cached)
+        pool.acquire(cached)
         victims = self._admission.victims(
-            seq,
-            num_new,
-            has_slot=bool(self._free_slots),
-            retained=retained,
-            preemptible=preemptible,
-            copy_sources=self._copied,
+            seq, num_new, has_slot=bool(self._free_slots), running=self.running, copy_sources=self._copied
         )
         if victims is None:
-            self._pool.free(cached)
+            pool.free(cached)
             self._blocked_seq = seq
             return None
         for victim in victims:
             self.preempt(victim)
         self.waiting.remove(seq)
-        seq.remaining = len(seq.tokens) - len(cached) * self._pool.block_size
+        seq.remaining = len(seq.tokens) - len(cached) * pool.block_size
         seq.num_behind = num_behind
-        self._assign_slot(seq, self.loads.begin(seq, cached, num_new))
+        loaded = [index for index, block in enumerate(cached) if block == OFFLOADED] if pool.tier.num_slots else []
+        pool.tier.pin(seq.hashes[index] for index in loaded)  # what is allocated now may be saved, and evict them
+        new = pool.allocate(num_new)
+        table = cached + new[len(loaded) :]
+        for index, block in zip(loaded, new, strict=False):
+            table[index] = block
+            pool.tier.load(block, seq.hashes[index])
+        if loaded:
+            self._loads[seq] = loaded
+        self._assign_slot(seq, table)
         for block_hash in islice(seq.hashes, len(cached), None):
             self._computing.setdefault(block_hash, seq)
         return victims
+
+    def finish_loads(self, failed: Collection[int]) -> list[Sequence]:
+        """The loads of a step are done, but for the blocks ``failed``: the good ones become part of the prefix cache.
+
+        Until now nobody else could find them, so a load that fails concerns one sequence, which is computed instead.
+
+        Returns:
+            The sequences that own failed blocks; their first ``num_cached`` tokens at most were found.
+        """
+        pool, lost = self._pool, []
+        for seq, indices in self._loads.items():
+            bad = [index for index in indices if seq.block_table[index] in failed]
+            for index in bad:
+                pool.tier.fail(seq.hashes[index])
+            for index in indices:
+                if index not in bad:
+                    pool.commit(seq.block_table[index], seq.hashes[index])
+            if bad:
+                seq.num_cached = min(seq.num_cached, bad[0] * pool.block_size)
+                lost.append(seq)
+        self._loads.clear()
+        pool.tier.loading.clear()
+        return lost
 
     def reserve_next_blocks(self) -> None:
         """Give each of ``decodes`` a block for its next token, preempting others if necessary.
@@ -150,10 +169,9 @@ class SlotAllocator:
         """
         # The last block of a sequence that has forked is shared: its next writer gets a copy.
         is_shared, self.has_forked = self.has_forked, False
-        seqs = self.decodes.seqs[:] if is_shared else self._without_block()
-        if not is_shared and len(seqs) <= self._pool.num_free:
-            self._append_blocks(seqs)
+        if not is_shared and self.try_reserve_next_blocks():
             return
+        seqs = self.decodes.seqs[:] if is_shared else self._without_block()
         for seq in sorted(seqs, key=lambda seq: seq.rank):
             if seq.row >= 0:  # not preempted by one before it
                 self._reserve_next_block(seq)
@@ -163,20 +181,16 @@ class SlotAllocator:
         seqs = self._without_block()
         if len(seqs) > self._pool.num_free:
             return False
-        self._append_blocks(seqs)
+        for seq, block in zip(seqs, self._pool.allocate(len(seqs)), strict=True):
+            seq.block_table.append(block)
+            self.decodes.set_last_block(seq)
+            self.changed[seq] = None
         return True
 
     def _without_block(self) -> list[Sequence]:
         return [seq for seq, num_blocks in self.decodes.at_block_start() if len(seq.block_table) <= num_blocks]
 
-    def _append_blocks(self, seqs: list[Sequence]) -> None:
-        for seq, block in zip(seqs, self._pool.allocate(len(seqs)), strict=True):
-            seq.block_table.append(block)
-            self.decodes.set_last_block(seq)
-            self.changed[seq] = None
-
     def _reserve_next_block(self, seq: Sequence) -> None:
-        """Give ``seq``, one of ``decodes``, a block for its next token, preempting others, or itself if worst."""
         pool, table = self._pool, seq.block_table
         index = seq.num_computed_tokens // pool.block_size
         while index == len(table) or pool.is_shared(table[index]):
@@ -254,10 +268,10 @@ class SlotAllocator:
 
     def preempt(self, seq: Sequence) -> None:
         """Move the running ``seq`` back to the waiting queue without slot and blocks; its full blocks stay cached."""
-        self._release_slot(seq)
-        seq.remaining = len(seq.tokens)
         seq.num_preemptions += 1
         self.num_preemptions += 1
+        self._release_slot(seq)
+        seq.remaining = len(seq.tokens)
         self.wait(seq)
 
     def requeue(self, seq: Sequence) -> None:
@@ -299,27 +313,18 @@ class SlotAllocator:
     def commit(self, seq: Sequence, first: int) -> None:
         """Add the full, computed blocks of ``seq`` from index ``first`` on to the prefix cache; free those behind."""
         if self._pool.enable_prefix_caching:
-            self._commit(seq, first)
+            num_full = seq.num_computed_tokens // self._pool.block_size
+            self._hash(seq, num_full)
+            for index in range(first, num_full):
+                self._commit_block(seq, index)
         if self._pool.window.num_tokens:
             self._free_behind_window(seq)
 
     def commit_decodes(self) -> None:
         """As ``commit``, for each of ``decodes`` that has just computed the last token of a block."""
-        pool = self._pool
         for seq, num_full in self.decodes.at_block_start():
-            if not num_full:
-                continue  # a fork of a prompt of one token
-            if pool.window.num_tokens:
+            if num_full:  # else a fork of a prompt of one token
                 self.commit(seq, num_full - 1)
-            elif pool.enable_prefix_caching:
-                self._hash(seq, num_full)
-                self._commit_block(seq, num_full - 1)
-
-    def _commit(self, seq: Sequence, first: int) -> None:
-        num_full = seq.num_computed_tokens // self._pool.block_size
-        self._hash(seq, num_full)
-        for index in range(first, num_full):
-            self._commit_block(seq, index)
 
     def _commit_block(self, seq: Sequence, index: int) -> None:
         block_hash = seq.hashes[index]
@@ -329,7 +334,6 @@ class SlotAllocator:
             self._blocked_seq = None  # it may need fewer blocks than when it was rejected
 
     def _free_behind_window(self, seq: Sequence) -> None:
-        """Free the blocks of ``seq`` that none of its later tokens reads."""
         pool, first, end = self._pool, seq.num_behind, self._pool.window.num_behind(seq.num_computed_tokens)
         if end <= first:
             return
@@ -420,7 +424,8 @@ class SlotAllocator:
         for block_hash in islice(seq.hashes, seq.num_computed_tokens // self._pool.block_size, None):
             if self._computing.get(block_hash) is seq:
                 del self._computing[block_hash]
-        self.loads.cancel(seq)
+        for index in self._loads.pop(seq, ()):
+            self._pool.tier.cancel_load(seq.block_table[index], seq.hashes[index])
         self.num_with_sampling_extras -= seq.num_logprobs >= 0 or seq.penalties is not None
         self.num_with_penalties -= seq.penalties is not None
         self.changed.pop(seq, None)
