@@ -105,9 +105,9 @@ class _Watched(EngineMetrics):
         super().__init__(config, model_config)
         self._on_end = on_end
 
-    def record_end(self, request: EngineRequest, outcome: str, now_ns: int, first_scheduled_ns: int = 0) -> None:
+    def record_end(self, request: EngineRequest, outcome: str, now_ns: int) -> None:
         """See ``EngineMetrics``."""
-        super().record_end(request, outcome, now_ns, first_scheduled_ns)
+        super().record_end(request, outcome, now_ns)
         self._on_end(request, outcome, now_ns)
 
 

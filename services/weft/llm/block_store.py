@@ -31,11 +31,7 @@ class BlockStore(Protocol):
     is_lost: bool
 
     def run(self, kv: Tensor, transfers: BlockTransfers) -> list[int]:
-        """Save, then load.
-
-        Args:
-            kv: The cache, ``[num_blocks, ...]``, contiguous; blocks that are loaded are written.
-            transfers: What to copy.
+        """Save, then load: ``kv``, ``[num_blocks, ...]`` and contiguous, is written where blocks are loaded.
 
         Returns:
             Blocks whose load failed, because the slot does not hold what was saved under that hash; they hold anything.
@@ -67,18 +63,13 @@ def open_store(config: EngineConfig, kv: Tensor) -> BlockStore | None:
 
 
 class FileStore:
-    """Blocks in a file without a name, which is gone when the process ends, however it does. Mode 0600.
+    """Blocks in a file of ``directory`` without a name, which is gone when the process ends, however it does.
 
-    It is read and written by system calls, although it lies in the page cache like a mapping: where another process
-    truncates the file, or a disk is full or broken, a mapping kills the process with SIGBUS; a call returns an error.
-    Each slot has a checksum and the hash of its block in this process's memory, so that neither a torn write nor one
-    that never happened is taken for a block. Measured on a virtual disk, blocks of 200 kB in the page cache: 6 GB/s
-    written, 16 GB/s read, checksums at 7 GB/s.
-
-    Args:
-        num_slots: Blocks.
-        block_bytes: Size of one.
-        directory: Where the file is; "": the folder of temporary files.
+    Its mode is 0600. It is read and written by system calls, although it lies in the page cache like a mapping: where
+    another process truncates the file, or a disk is full or broken, a mapping kills the process with SIGBUS; a call
+    returns an error. Each slot has a checksum and the hash of its block in this process's memory, so that neither a
+    torn write nor one that never happened is taken for a block. Measured on a virtual disk, blocks of 200 kB in the
+    page cache: 6 GB/s written, 16 GB/s read, checksums at 7 GB/s.
 
     Raises:
         InvalidArgumentError: No file can be created there.
@@ -154,13 +145,8 @@ class FileStore:
 class MemoryStore:
     """Blocks in host memory, copied by the device in the order of its other work, so that no step waits for them.
 
-    Args:
-        num_slots: Blocks.
-        block_bytes: Size of one.
-        is_pinned: Lock the memory, which a GPU needs to copy while the host goes on.
-
-    Raises:
-        ResourceExhaustedError: The host has less memory.
+    ``is_pinned`` locks the memory, which a GPU needs to copy while the host goes on. Raises ResourceExhaustedError if
+    the host has less memory.
     """
 
     def __init__(self, num_slots: int, block_bytes: int, *, is_pinned: bool) -> None:

@@ -171,10 +171,7 @@ class EngineConfig:
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
-        """Parse the ``parameters { key value { string_value } }`` of a ``config.pbtxt``.
-
-        Args:
-            parameters: Values as written, by field name. Absent fields keep their default.
+        """Parse the ``parameters`` of a ``config.pbtxt``; absent fields keep their default.
 
         Raises:
             InvalidArgumentError: A name is unknown, or a value does not have its field's type or range.
@@ -190,13 +187,8 @@ class EngineConfig:
     def resolved(self, model: TransformerConfig, draft: TransformerConfig | None = None) -> Self:
         """A copy with every default that depends on the model filled in, validated against the model.
 
-        Args:
-            model: The model to run.
-            draft: A draft model, whose keys and values take part of the cache; None: there is none.
-
-        Returns:
-            A copy with ``dtype``, ``max_model_len`` and ``num_blocks`` set; ``num_blocks`` is 0 if it depends on free
-            GPU memory: see ``with_cache``.
+        ``num_blocks`` is 0 if it depends on free GPU memory: see ``with_cache``. Keys and values of a ``draft`` model
+        take part of the cache.
 
         Raises:
             InvalidArgumentError: ``max_model_len`` or ``async_scheduling`` does not fit the model; or no block fits.
@@ -214,12 +206,7 @@ class EngineConfig:
     def with_cache(
         self, model: TransformerConfig, free_bytes: Callable[[], int], draft: TransformerConfig | None = None
     ) -> Self:
-        """A copy of this resolved configuration with ``num_blocks`` set.
-
-        Args:
-            model: The model to run, with its weights loaded.
-            free_bytes: Returns the free memory of the device; called only if ``num_blocks`` is 0.
-            draft: See ``resolved``.
+        """A copy of this resolved configuration with ``num_blocks`` set, by ``free_bytes()`` if it depends on it.
 
         Raises:
             InvalidArgumentError: The free memory holds no block.
@@ -227,7 +214,6 @@ class EngineConfig:
         return self if self.num_blocks else self._sized(model, draft, int(free_bytes() * _GPU_CACHE_SHARE))
 
     def _sized(self, model: TransformerConfig, draft: TransformerConfig | None, num_bytes: int) -> Self:
-        """A copy with as many blocks as fit in ``num_bytes``."""
         token_bytes = model.kv_bytes_per_token(self.kv_dtype)
         if draft is not None:
             token_bytes += draft.kv_bytes_per_token(self.dtype)

@@ -34,8 +34,6 @@ class DeviceState:
         device: Device of the tables.
 
     Attributes:
-        num_slots: As above.
-        num_columns: As above.
         padding_slot: The row behind those of sequences: no blocks but the null block.
         tables: Block tables, int32 ``[num_slots + 1, num_columns]``.
         last_tokens: The last sampled token of a slot, int32 ``[num_slots + 1]``; 0 where none is stored.
@@ -99,23 +97,17 @@ class DeviceProposer(Protocol):
     def bind(self, state: DeviceState, num_blocks: int, block_size: int) -> None:
         """Prepare for a runner's tables and KV cache; called once, before the first step.
 
-        Args:
-            state: Sampling parameters and block tables by slot, updated for the plan before ``propose``.
-            num_blocks: Blocks of the target's KV cache. A cache of one's own that has as many can use the target's
-                block tables and ``plan.slot_mapping``, and then prefix cache, copies and preemption hold for both,
-                provided that ``propose`` applies ``plan.copies`` and every token of every plan gets its entry.
-            block_size: Tokens of a block.
+        A cache of one's own that has as many blocks as the target's, ``num_blocks``, can use the target's block tables
+        and ``plan.slot_mapping``; then prefix cache, copies and preemption hold for both, provided that ``propose``
+        applies ``plan.copies`` and every token of every plan gets its entry.
         """
 
     def propose(self, plan: ForwardPlan, token_ids: Tensor) -> None:
-        """Replace each -1 in ``token_ids`` by a guess; other tokens must not change.
+        """Replace each -1 in ``token_ids``, int32 ``[T]`` on the device, by a guess; other tokens must not change.
 
         To be accepted at temperatures above 0, draw with ``ops.sample`` from the row of ``DeviceState.sampling`` at the
-        position of the draft: the target draws with the same noise, keyed by seed, position and token.
-
-        Args:
-            plan: The step. Of sequence ``b``, the drafts are the last ``num_drafts[b]`` tokens of its rows.
-            token_ids: int32 ``[T]`` on the device; changed in place.
+        position of the draft: the target draws with the same noise, keyed by seed, position and token. Of sequence
+        ``b``, the drafts are the last ``num_drafts[b]`` tokens of its rows.
         """
 
     def observe(self, plan: ForwardPlan, hidden: Tensor, num_accepted: npt.NDArray[np.int32]) -> None:

@@ -21,13 +21,7 @@ from weft.llm.speculation.speculator import Speculator
 
 
 class RequestLimits:
-    """Rejects requests that an engine could never serve, or that would index beyond a table of the model.
-
-    Args:
-        config: The engine's, resolved.
-        model_config: The model's.
-        num_blocks: Blocks of the KV cache, including the null block.
-    """
+    """Rejects requests that an engine could never serve, or that would index beyond a table of the model."""
 
     def __init__(self, config: EngineConfig, model_config: TransformerConfig, num_blocks: int) -> None:
         self._vocab_size = model_config.vocab_size
@@ -36,12 +30,7 @@ class RequestLimits:
         self._num_cached_tokens = kv_window(config, model_config).max_len(config.max_model_len, num_blocks - 1)
 
     def check(self, request: EngineRequest) -> None:
-        """Validate the request. Any thread.
-
-        Raises:
-            InvalidArgumentError: It can never be served; the message says what is wrong, what is allowed and what to
-                do.
-        """
+        """Validate the request; InvalidArgumentError says what is wrong, what is allowed and what to do. Any thread."""
         self._check_prompt(request)
         params = request.params
         most = self._max_model_len - len(request.prompt_ids)
@@ -117,16 +106,12 @@ class Engine:
         runner: Runs steps; owned by the engine.
         config: Resolved for the model.
         model_config: End-of-text tokens and vocabulary size.
-        metrics: Records latencies, rates and occupancy; created if absent.
+        metrics: Records latencies and rates; created if absent.
         after_deltas: Called on the engine's thread after every step and after messages that may have produced deltas,
             so that sinks can collect deltas and wake another thread once.
         on_lost: Called on the engine's thread if it dies of a defect, with the error that its requests received.
         clock_ns: Monotonic time in nanoseconds.
-        speculator: Gives drafts to sequences; None: there is no speculation.
-
-    Attributes:
-        metrics: Latencies, rates, occupancy.
-        speculator: As above; other threads may only read its counts.
+        speculator: Gives drafts to sequences; None: there is no speculation. Other threads may only read its counts.
     """
 
     def __init__(
@@ -198,11 +183,7 @@ class Engine:
     def stop(self, grace_s: float) -> bool:
         """Reject new requests, let the others finish for ``grace_s``, and end the thread.
 
-        Args:
-            grace_s: Time for running requests to finish; the rest fail with ``UnavailableError``.
-
-        Returns:
-            Whether the thread has ended; False if a step hangs.
+        The rest fail with ``UnavailableError``. Returns whether the thread has ended; False if a step hangs.
         """
         self._stop_ns = self._clock_ns() + round(grace_s * 1e9)
         self._inbox.put(None)
@@ -281,7 +262,6 @@ class Engine:
             self._after_deltas()
 
     def _read_inbox(self) -> None:
-        """Handle every message; block until there is one if there is nothing else to do."""
         inbox = self._inbox
         if not self._core.has_requests and self._stop_ns is None:
             self._handle(self._wait())
@@ -301,7 +281,6 @@ class Engine:
             handle(request)
 
     def _terminate(self, error: WeftError) -> None:
-        """Fail every request with ``error``, current and future."""
         self._end_error = error
         self._core.fail_all(error)
         self._reject_unread(error)

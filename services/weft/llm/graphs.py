@@ -20,12 +20,7 @@ BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 
 class GraphShape(NamedTuple):
-    """Shape of a captured step.
-
-    Attributes:
-        num_seqs: Sequences, those of padding included.
-        q_len: Tokens of each.
-    """
+    """Shape of a captured step: its sequences, those of padding included, and the tokens of each."""
 
     num_seqs: int
     q_len: int
@@ -37,10 +32,6 @@ class GraphPolicy:
     A step is uniform if all its sequences have equally many tokens, and that number is one of ``q_lens``: 1 for
     decodes, 1 and the drafts for decodes with speculation. A uniform step runs in the smallest shape that holds it, the
     rest padded. All others, such as those with a chunk of a prompt, are launched operation by operation.
-
-    Args:
-        max_num_seqs: Most sequences of a step.
-        q_lens: Tokens of a sequence in a uniform step.
 
     Attributes:
         shapes: What to capture, the largest first: smaller ones then fit into its memory.
@@ -54,13 +45,7 @@ class GraphPolicy:
         self.shapes = sorted(shapes, key=lambda shape: (shape.num_seqs * shape.q_len, shape), reverse=True)
 
     def choose(self, num_seqs: int, num_tokens: int, max_q_len: int) -> GraphShape | None:
-        """The shape for a step; None: it is not uniform, or has more sequences than any shape.
-
-        Args:
-            num_seqs: Sequences of the step, at least 1.
-            num_tokens: Tokens of all of them.
-            max_q_len: Most tokens of one.
-        """
+        """The shape for a step; None: it is not uniform, or has more sequences than any shape."""
         if max_q_len not in self._q_lens or num_tokens != num_seqs * max_q_len or num_seqs > self._sizes[-1]:
             return None
         return GraphShape(self._sizes[bisect_left(self._sizes, num_seqs)], max_q_len)
@@ -70,10 +55,7 @@ class GraphRecorder(Protocol):
     """Captures work once, to be repeated on the same tensors."""
 
     def record(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """Capture ``work``.
-
-        Args:
-            work: Launches operations whose number, shapes and addresses are the same each time; runs more than once.
+        """Capture ``work``, which has the same operations, shapes and addresses each time, and runs more than once.
 
         Returns:
             A function that repeats it, and its result, which each call overwrites.
@@ -81,11 +63,7 @@ class GraphRecorder(Protocol):
 
 
 class CudaRecorder:
-    """CUDA graphs that share one pool of memory: only one of them may be running, and the next overwrites its results.
-
-    Args:
-        device: A CUDA device.
-    """
+    """CUDA graphs that share a pool of memory: only one of them may be running, and the next overwrites its results."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -144,13 +122,12 @@ def build_shrinking(
 
 
 class _Graph(NamedTuple):
-    """A captured step.
+    """A captured step; ``lengths`` and ``token_ids`` are written before a replay, which computes ``hidden`` anew.
 
     Attributes:
-        lengths: Slots and context lengths of its sequences, int32 ``[2, B]``; written before a replay.
-        token_ids: int32 ``[T]``; written before a replay. -1: padding.
-        replay: Computes ``hidden`` anew.
-        hidden: Hidden states, ``[T, hidden_size]``.
+        lengths: Slots and context lengths of its sequences, int32 ``[2, B]``.
+        token_ids: int32 ``[T]``. -1: padding.
+        hidden: ``[T, hidden_size]``.
     """
 
     lengths: Tensor
@@ -164,16 +141,7 @@ class DecodeGraphs:
 
     Positions, cache slots and rows of block tables are computed on the device from ``DeviceState``, so that a step
     uploads two numbers a sequence and its tokens. A sequence of padding is in the slot behind the last: its blocks are
-    all the null block, which it writes.
-
-    Args:
-        model: The model.
-        kv: The cache, at its final address.
-        state: Tables by slot, whose last row is that of padding.
-        policy: What to capture.
-        recorder: Captures.
-        block_size: Tokens of a block.
-        max_model_len: Most tokens of a sequence.
+    all the null block, which it writes. ``kv`` is at its final address.
     """
 
     def __init__(
@@ -205,9 +173,7 @@ class DecodeGraphs:
     def run(self, plan: ForwardPlan, token_ids: Tensor) -> Tensor | None:
         """Hidden states of the plan's tokens, ``[T, hidden_size]``, valid until the next call; None: no graph fits.
 
-        Args:
-            plan: The step; the tables are up to date with it.
-            token_ids: Its tokens on the device, int32 ``[T]``.
+        The tables are up to date with the plan; ``token_ids`` are its tokens on the device, int32 ``[T]``.
         """
         shape = self._policy.choose(len(plan.slots), len(plan.token_ids), plan.max_q_len)
         graph = None if shape is None else self._graphs.get(shape)

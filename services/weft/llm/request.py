@@ -114,12 +114,10 @@ class SamplingParams:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        r"""Parse a JSON object whose keys are the field names; null counts as absent.
+        """Parse a JSON object whose keys are the field names; null counts as absent, and empty text as ``{}``.
 
-        Args:
-            text: For example ``{"temperature": 0.7, "stop": ["\n"], "logit_bias": {"50256": -100}}``. ``stop`` may be a
-                single string; ``top_k`` may be -1; numbers may be quoted, as clients of Triton's vLLM backend send
-                them. Empty text is ``{}``.
+        ``stop`` may be a single string, ``top_k`` -1; numbers may be quoted, as clients of Triton's vLLM backend send
+        them.
 
         Raises:
             InvalidArgumentError: It is not a JSON object, or a name, a type or a value is not allowed.
@@ -155,7 +153,6 @@ class SamplingParams:
 
 
 def _unquoted(name: str, value: object) -> object:
-    """The number in a quoted value of a numeric field; other values unchanged."""
     if name in _BOUNDS and isinstance(value, str) and _NUMBER.fullmatch(value):
         return json.loads(value)
     return value
@@ -236,10 +233,8 @@ def _shown(value: object) -> str:
 class TokenLogprobs(NamedTuple):
     """Log probabilities at one sampled token, of the model's distribution before penalties and temperature.
 
-    Attributes:
-        logprob: That of the sampled token.
-        top_ids: The most likely tokens, best first; as many as the request asked for, possibly none.
-        top_logprobs: Log probabilities of ``top_ids``.
+    ``logprob`` is that of the sampled token; ``top_ids`` are the most likely tokens, best first, as many as the request
+    asked for, possibly none.
     """
 
     logprob: float
@@ -252,7 +247,6 @@ class Delta:
     """New tokens of one choice of a request, or the error that ended the request.
 
     Attributes:
-        request: The request.
         choice: Index of the choice, from 0 to ``params.n - 1``; -1 with an error, which ends every choice.
         token_ids: New tokens, oldest first, including a token that ended the choice, such as end of text.
         logprobs: One entry per token of ``token_ids``; None if the request did not ask for them.
@@ -282,7 +276,6 @@ class EngineRequest:
 
     Attributes:
         prompt_ids: Tokens of the prompt, int32, 1-D. Not modified.
-        params: Sampling parameters.
         sink: Receives every delta, on the engine's thread, so it must not block. If it raises, the request is
             cancelled.
         level: Priority level; a smaller one is served sooner.

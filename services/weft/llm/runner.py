@@ -19,14 +19,11 @@ from weft.llm.scheduler.plan import ForwardPlan, accepted_counts, count_drafts, 
 
 
 class HostCopy:
-    """A copy of tensors to the host that has begun; ``wait`` gives them.
+    """A copy of tensors to the host that has begun; ``wait`` gives them. The tensors are not changed until it returns.
 
     On a GPU they go into pinned memory, on a stream of their own that waits for the current one, and an event says when
-    they are there. So work that is launched after them neither waits nor is waited for. On a CPU nothing is copied.
-
-    Args:
-        stream: Of the copies; None: the tensors are on a CPU.
-        tensors: Not changed until ``wait`` returns.
+    they are there. So work that is launched after them neither waits nor is waited for. On a CPU, where ``stream`` is
+    None, nothing is copied.
     """
 
     def __init__(self, stream: "torch.cuda.Stream | None", *tensors: Tensor) -> None:
@@ -59,10 +56,7 @@ def retain_freed_memory() -> bool:
 
     By default glibc returns large freed buffers to the system, and every step allocates the same ones again: attention
     of 12 sequences of 560 tokens over 4 layers (8 heads of 32) takes 7 to 8 ms of CPU in place of 9 to 11 (2 cores of
-    an AMD EPYC, 1 thread). Applies to the whole process; calling it again has no effect.
-
-    Returns:
-        Whether the C library supports the setting (glibc does); if not, nothing changes.
+    an AMD EPYC, 1 thread). Returns whether the C library supports the setting (glibc does).
     """
     return set_kept_bytes(_KEPT_BYTES)
 
@@ -75,10 +69,10 @@ class StepLogprobs(NamedTuple):
     """Log probabilities at the sampled rows, of the model's distribution before penalties and temperature.
 
     Attributes:
-        sampled: Log probabilities of the sampled tokens, float32 ``[S]``.
-        top_ids: The most likely tokens of each row, best first, int32 ``[S, k]``; ``k`` is the largest number
-            requested.
-        top: Log probabilities of ``top_ids``, float32 ``[S, k]``.
+        sampled: Of the sampled tokens, float32 ``[S]``.
+        top_ids: The most likely tokens of each row, best first, int32 ``[S, k]``; ``k`` is the largest number asked
+            for.
+        top: Of ``top_ids``, float32 ``[S, k]``.
     """
 
     sampled: npt.NDArray[np.float32]
@@ -121,7 +115,6 @@ class ModelRunner:
         ResourceExhaustedError: The host has not the memory or disk for the cache or the second tier.
 
     Attributes:
-        num_blocks: Blocks of the KV cache, including the null block.
         num_offload_blocks: Blocks of the second tier; 0: there is none.
         kv: The cache, ``[num_blocks, num_layers, ...]`` (``weft_kernels.blocks.layout``), zero-initialised, so that no
             block holds NaN.
@@ -165,10 +158,7 @@ class ModelRunner:
     def capture(self, policy: GraphPolicy, recorder: GraphRecorder, *, only_largest: bool = False) -> None:
         """Capture the steps of ``policy``, which run as graphs from now on; before the first step.
 
-        Args:
-            policy: Shapes of steps.
-            recorder: Captures.
-            only_largest: Capture the largest alone, to see how much memory it takes.
+        ``only_largest``: to see how much memory it takes.
         """
         self._graphs = DecodeGraphs(
             self._model,
@@ -240,7 +230,6 @@ class ModelRunner:
             return self._sample(self._forward(plan, token_ids), plan)
 
     def _start(self, plan: ForwardPlan) -> Tensor:
-        """Bring tables and blocks into the state that the plan assumes; the plan's token ids on the device."""
         state, upload = self._state, self._state.upload
         state.update(plan)
         if len(plan.copies):
@@ -248,7 +237,6 @@ class ModelRunner:
         return upload(plan.token_ids)
 
     def _run_with(self, proposer: DeviceProposer, plan: ForwardPlan, token_ids: Tensor) -> StepTokens:
-        """Run the step with drafts of ``proposer``."""
         proposer.propose(plan, token_ids)
         rows = draft_rows(plan)
         draft_ids = token_ids[self._state.upload(rows)].cpu().numpy() if len(rows) else np.empty(0, np.int32)

@@ -30,10 +30,10 @@ from weft.base.errors import (
 )
 from weft.llm import engine as engine_module
 from weft.llm.engine import Engine, RequestLimits
-from weft.llm.metrics import EngineObserver, RequestMetrics
+from weft.llm.metrics import EngineMetrics
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
-from weft.llm.request import Delta
+from weft.llm.request import Delta, EngineRequest
 from weft.llm.scheduler.sequence import Sequence
 from weft.llm.weights.parts import EMBEDDING
 
@@ -149,15 +149,16 @@ def test_messages_without_end_do_not_stop_steps():
     answer = Answer(_PROMPTS[0], max_tokens=2)
     is_open = True
 
-    class Flood(EngineObserver):
-        def on_request(self, record: RequestMetrics) -> None:
-            if is_open and record.outcome == "cancelled":
+    class Flood(EngineMetrics):
+        def record_end(self, request: EngineRequest, outcome: str, now_ns: int) -> None:
+            super().record_end(request, outcome, now_ns)
+            if is_open and outcome == "cancelled":
                 submit_cancelled()
 
     def submit_cancelled() -> None:
         engine.submit(Answer(_PROMPTS[1], is_cancelled=True).request)
 
-    engine = make_engine(observer=Flood())
+    engine = make_engine(metrics_class=Flood)
     engine.submit(answer.request)
     submit_cancelled()
     engine.start()

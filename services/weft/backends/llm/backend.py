@@ -30,11 +30,7 @@ _Item = list[tuple[Generation, Delta]] | Generation
 
 
 class OutputProcessor:
-    """Runs every ``Generation`` of one instance on a dedicated thread.
-
-    Args:
-        name: Name of the thread.
-    """
+    """Runs every ``Generation`` of one instance on a dedicated thread."""
 
     def __init__(self, name: str) -> None:
         self._inbox: SimpleQueue[_Item | None] = SimpleQueue()
@@ -85,7 +81,6 @@ class OutputProcessor:
                 self._run_isolated(generation, generation.flush)
 
     def _items(self) -> Iterator["_Item | None"]:
-        """The queued items; blocks for the first."""
         yield self._inbox.get()
         for _ in range(_MAX_BATCH):
             try:
@@ -200,7 +195,6 @@ class LlmBackend(Backend):
         return STREAMED if waiter is None else waiter.wait()
 
     def _submit(self, request: InferenceRequest, sink: ResponseSink | None) -> None:
-        """Submit the request to the engine. Raises a WeftError if it is invalid or the engine rejects it."""
         engine, output = self._engine, self._output
         if engine is None or output is None or sink is None:
             raise UnavailableError(f"instance {self.instance.name} is closed")
@@ -236,7 +230,6 @@ class LlmBackend(Backend):
             raise
 
     def _lose(self, error: WeftError) -> None:
-        """Record that the engine died; called on its thread."""
         self._loss = f"the engine of instance {self.instance.name} has ended: {error.message}"
         self.on_lost()
 
@@ -255,6 +248,5 @@ class _ResponseWaiter:
             self._has_come.set()
 
     def wait(self) -> Outcome:
-        """Block until the last response, and return it."""
         self._has_come.wait()
         return self._response or InternalError("the model sent no response")

@@ -25,8 +25,6 @@ class ChoiceOutput:
     """Accumulates the tokens of one choice between two responses. Detokenizes lazily.
 
     Args:
-        params: Sampling parameters of the request.
-        codec: The tokenizer, if there is one.
         prompt_ids: The last tokens of the prompt, the context of the first new token.
         wants_text: Whether ``take_text`` will be called.
 
@@ -150,7 +148,6 @@ class ChoiceOutput:
             self._ready += self._stop.push(self._text.finish()) + self._stop.finish()
 
     def _has_stopped(self) -> bool:
-        """Whether a stop string ended the text, and thus the choice."""
         if self._stop.stopped_by is None:
             return False
         self.finish_reason = "stop"
@@ -192,10 +189,6 @@ class Generation:
     a slow client gets fewer and longer ones and delays no other request. The final response is sent at once.
 
     Args:
-        request: The request.
-        generation_request: Its parsed content.
-        codec: The tokenizer, if there is one.
-        sink: Receives the responses.
         finish: Finishes a choice in the engine, by its index.
         cancel: Cancels the request in the engine.
         on_done: Called after the final response was sent.
@@ -267,7 +260,6 @@ class Generation:
             self._sink.deliver(self._response(), is_final=False)
 
     def _start(self) -> None:
-        """Set up the choices at the first token; the engine has validated the prompt by then."""
         self._first_token_ns = time.monotonic_ns()
         generation_request = self._generation_request
         context = generation_request.prompt_ids[-_NUM_CONTEXT_IDS:].tolist()

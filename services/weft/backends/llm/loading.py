@@ -96,7 +96,6 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def _release() -> None:
-    """Give memory that nothing uses back to the device."""
     gc.collect()
     torch.cuda.empty_cache()
 
@@ -105,12 +104,7 @@ _TOKENIZER = "tokenizer.json"
 
 
 def read_draft_config(directory: Path, config: EngineConfig, model: TransformerConfig) -> TransformerConfig | None:
-    """Configuration of the draft model that ``config`` names; None: it names none.
-
-    Args:
-        directory: Folder of the target.
-        config: Need not be resolved.
-        model: Of the target.
+    """Configuration of the draft model that ``config`` names for the model in ``directory``; None: it names none.
 
     Raises:
         NotFoundError: The folder has no ``config.json``.
@@ -155,12 +149,7 @@ def load_proposer(
 ) -> DeviceProposer | None:
     """The proposer on the device that ``config`` asks for; None: it asks for none.
 
-    Args:
-        directory: Folder of the target.
-        config: Resolved.
-        model: The target.
-        draft_config: The result of ``read_draft_config``.
-        has_weights: Whether a draft model's weights are loaded; False: random ones.
+    ``has_weights``: whether a draft model's weights are loaded; False: random ones.
 
     Raises:
         NotFoundError: A file is missing.
@@ -231,13 +220,10 @@ def make_speculator(config: EngineConfig, runner: ModelRunner) -> Speculator | N
 
 
 def measured_cost(config: EngineConfig, runner: ModelRunner, *, num_drafts: int, temperature: float = 0.0) -> CostCurve:
-    """Time of steps by rows, of short sequences.
+    """Time of steps by rows, of short sequences; a row at a ``temperature`` above 0 costs more.
 
-    Args:
-        config: Resolved.
-        runner: Not in use yet. Its cache is not changed but for the null block.
-        num_drafts: Drafts to time a proposer on the device with; 0: there is none.
-        temperature: Of all sequences; above 0 a row costs more.
+    The runner is not in use yet, and its cache is not changed but for the null block. ``num_drafts``: drafts to time a
+    proposer on the device with; 0: there is none.
     """
     points: list[tuple[int, float]] = []
     end_s = time.perf_counter() + _MAX_S
@@ -320,12 +306,6 @@ def load_engine(
 ) -> Engine:
     """Load the model of the folder into a new engine, which is not started.
 
-    Args:
-        directory: Has ``config.json``, and safetensors files unless ``settings.has_weights`` is false.
-        settings: Settings of the model.
-        after_deltas: See ``Engine``.
-        on_lost: See ``Engine``.
-
     Raises:
         NotFoundError: A file is missing.
         InvalidArgumentError: A file is invalid, the architecture is not supported, or the settings do not fit the
@@ -374,7 +354,6 @@ def _load_model(
 
 
 def _with_dtype(config: EngineConfig, model: TransformerConfig) -> EngineConfig:
-    """The configuration, with a type of computation where ``auto`` means another one than the model's."""
     if config.dtype != "auto" or config.device != "cpu" or model.dtype == "float32":
         return config
     fastest = faster_dtype(getattr(torch, model.dtype), (model.intermediate_size, model.hidden_size))

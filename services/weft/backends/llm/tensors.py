@@ -34,9 +34,6 @@ def chat_parameters(directory: Path) -> dict[str, str]:
     A template in a separate file takes precedence over that of the tokenizer's configuration; of several, the default
     one is returned.
 
-    Args:
-        directory: Version folder of a model.
-
     Raises:
         InvalidArgumentError: A file cannot be read, or the configuration is not a JSON object.
     """
@@ -51,7 +48,6 @@ def chat_parameters(directory: Path) -> dict[str, str]:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty without the file. Raises InvalidArgumentError."""
     text = _read(path)
     if text is None:
         return {}
@@ -65,7 +61,6 @@ def _object(path: Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> str | None:
-    """The text of a file; None if it does not exist."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -81,7 +76,6 @@ def _text_of(token: Any) -> str | None:
 
 
 def _template_of(value: Any) -> str | None:
-    """The template, or the default of several named ones."""
     if isinstance(value, list):
         by_name = {one.get("name"): one.get("template") for one in value if isinstance(one, dict)}
         value = by_name.get(_DEFAULT)
@@ -144,10 +138,7 @@ OUTPUTS: Mapping[str, TensorDeclaration] = {
 def complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:
     """Add every input and output, the decoupled policy and the chat template to a configuration.
 
-    Args:
-        config: See ``Backend.auto_complete``. Tensors that it declares must be a subset of these; its parameters take
-            precedence over the folder's.
-        directory: Version folder.
+    Tensors that it declares must be a subset of these; its parameters take precedence over the folder's.
 
     Raises:
         InvalidArgumentError: It declares other tensors, a batch dimension, or sequence batching.
@@ -210,8 +201,7 @@ class GenerationRequest:
     """A validated generation request.
 
     Attributes:
-        prompt_ids: Prompt tokens, int32, 1-D.
-        params: Sampling parameters.
+        prompt_ids: int32, 1-D.
         is_streamed: A response per token; False: a single response.
         outputs: Names of the outputs of each response.
         echo: Text of the prompt, to prepend to each choice; "" for none.
@@ -227,23 +217,14 @@ class GenerationRequest:
 
 
 class RequestReader:
-    """Parses the requests of one model.
-
-    Args:
-        codec: Its tokenizer; None: token ids only.
-        max_choices: Limit of ``n``.
-    """
+    """Parses the requests of one model, with its tokenizer or token ids only; ``n`` is at most ``max_choices``."""
 
     def __init__(self, codec: TextCodec | None, max_choices: int) -> None:
         self._codec = codec
         self._max_choices = max_choices
 
     def read(self, request: InferenceRequest) -> GenerationRequest:
-        """Parse and validate a request.
-
-        Raises:
-            InvalidArgumentError: It is invalid; the message says what is wrong and what is allowed.
-        """
+        """Parse and validate a request; InvalidArgumentError says what is wrong and what is allowed."""
         text, prompt_ids = self._prompt(request)
         outputs = self._outputs(request)
         params = self._params(request, outputs)

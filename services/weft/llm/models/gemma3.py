@@ -68,7 +68,6 @@ class Gemma3(TransformerConfig):
     """See the module.
 
     Attributes:
-        local_rope: Rotary embedding of layers with a window; ``rope`` is that of the others.
         query_pre_attn_scalar: Scores of attention are divided by its square root.
     """
 

@@ -18,19 +18,11 @@ from weft_kernels.linear.quantized import QuantizedWeight
 
 
 def rope_tables(rope: Mapping[str, Any], head_dim: int, num_positions: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines for positions 0 to ``num_positions - 1``.
+    """Cosines and sines by position, two float32 ``[num_positions, head_dim / 2]`` on the CPU.
 
-    Computed in float32 in the same order as in transformers, so that angles agree at large positions.
-
-    Args:
-        rope: One of ``TransformerConfig.ropes``.
-        head_dim: Width of a head.
-        num_positions: Rows. For type ``dynamic`` at most ``max_position_embeddings``, where the type has no effect:
-            beyond it, the angles of stored keys would depend on the length of the context.
-
-    Returns:
-        Two tensors, float32, shape ``[num_positions, head_dim / 2]``, on the CPU, with the attention factor of type
-        ``yarn`` multiplied in.
+    Computed in float32 in the same order as in transformers, so that angles agree at large positions. The attention
+    factor of type ``yarn`` is multiplied in. Type ``dynamic`` has no effect up to ``max_position_embeddings``; beyond
+    it, the angles of stored keys would depend on the length of the context, so ``num_positions`` is no larger.
     """
     frequencies = 1.0 / _powers(rope["rope_theta"], head_dim)
     factor = 1.0
@@ -52,7 +44,6 @@ def _powers(theta: float, head_dim: int) -> torch.Tensor:
 
 
 def _llama3(frequencies: torch.Tensor, rope: Mapping[str, Any]) -> torch.Tensor:
-    """Scale long wavelengths by ``factor``, keep short ones, interpolate in between."""
     original = rope["original_max_position_embeddings"]
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     wave_lengths = 2 * math.pi / frequencies
@@ -67,7 +58,6 @@ def _llama3(frequencies: torch.Tensor, rope: Mapping[str, Any]) -> torch.Tensor:
 
 
 def _yarn(rope: Mapping[str, Any], head_dim: int) -> torch.Tensor:
-    """Keep dimensions of high frequency, scale those of low frequency, with a linear ramp in between."""
     theta, original = rope["rope_theta"], rope["original_max_position_embeddings"]
 
     def dimension(num_turns: float) -> float:
@@ -115,9 +105,6 @@ class TransformerModel:
             them activations to 8. 0: nothing is rounded.
 
     Attributes:
-        config: The model.
-        dtype: Type of computation.
-        device: Device of computation.
         matrix_bytes: Size of the matrices of all products: codes and scales where there are such, else numbers.
 
     Raises:
@@ -178,12 +165,7 @@ class TransformerModel:
         self._ropes = [(cos.to(device), sin.to(device)) for cos, sin in tables]
 
     def new_kv(self, num_blocks: int, block_size: int, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """A KV cache of zeros, laid out as ``weft_kernels.blocks.layout`` says.
-
-        Args:
-            num_blocks: Blocks.
-            block_size: Tokens of a block.
-            dtype: Of keys and values, which may be codes; None: that of computation.
+        """A KV cache of zeros, laid out as ``weft_kernels.blocks.layout`` says; of ``self.dtype`` by default.
 
         Raises:
             ResourceExhaustedError: The host has less memory; a GPU raises ``torch.OutOfMemoryError``.
@@ -225,7 +207,7 @@ class TransformerModel:
         Args:
             token_ids: int32 or int64 ``[T]``, contiguous per sequence.
             positions: int32 ``[T]``, position of each token in its sequence.
-            kv: KV cache of ``new_kv``; of type ``dtype``, or of 8-bit codes. Changed in place.
+            kv: KV cache of ``new_kv``. Changed in place.
             block_tables: int32 ``[B, M]``: blocks of each sequence in order, 0 behind the last.
             q_start: int32 ``[B + 1]``: first token of each sequence, and T.
             ctx_len: int32 ``[B]``: tokens of each sequence, including those of this step.

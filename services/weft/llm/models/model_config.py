@@ -40,15 +40,9 @@ _DEFAULT_THETA = 10000.0
 
 
 def rope_of_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary embedding settings of a ``config.json``, written by transformers 5 or earlier.
+    """Rotary embedding settings of a ``config.json``, as ``checked_rope`` returns them.
 
-    Earlier versions put ``rope_theta`` beside ``rope_scaling``; version 5 has both in ``rope_parameters``.
-
-    Args:
-        config: The parsed file.
-
-    Returns:
-        ``rope_type``, ``rope_theta`` and the parameters of the type, as returned by ``checked_rope``.
+    transformers before version 5 put ``rope_theta`` beside ``rope_scaling``; 5 has both in ``rope_parameters``.
 
     Raises:
         InvalidArgumentError: The type is not supported, or a value is missing or wrong.
@@ -140,11 +134,6 @@ class TransformerConfig:
     Each architecture of ``registry`` is a subclass that overrides what differs from Llama's.
 
     Attributes:
-        vocab_size: Rows of the embedding and of the logits.
-        hidden_size: Width of the residual stream.
-        intermediate_size: Inner width of the MLP.
-        num_layers: Decoder layers.
-        num_heads: Query heads.
         num_kv_heads: Key and value heads; divides ``num_heads``.
         head_dim: Width of a head, even. Need not be ``hidden_size / num_heads``.
         rope: Rotary embedding as in ``rope_parameters`` of transformers: ``rope_type`` (``default``, ``linear``,
@@ -153,12 +142,9 @@ class TransformerConfig:
         max_position_embeddings: Context length in training, in tokens.
         tie_word_embeddings: The LM head shares the embedding's weight.
         has_qk_norm: Queries and keys are normed per head before the rotary embedding.
-        has_qkv_bias: The query, key and value projections have a bias.
-        has_output_bias: The output projection of attention has a bias.
         sliding_window: Tokens that a token attends to, including itself, in ``sliding_layers``. 0: all.
         sliding_layers: Whether each layer uses the window. Empty: all layers do, if there is one.
         eos_token_ids: End-of-text tokens. Those of a file that are outside of the vocabulary are left out.
-        bos_token_id: Beginning-of-text token; None: there is none.
         dtype: Type of the published weights: ``float32``, ``float16`` or ``bfloat16``.
 
     Raises:

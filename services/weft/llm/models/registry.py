@@ -25,11 +25,9 @@ ARCHITECTURES: list[type[TransformerConfig]] = [
 
 
 def read_config(path: Path) -> TransformerConfig:
-    """Read the configuration of a Hugging Face folder, or of a folder with a GGUF file.
+    """Read the configuration of a Hugging Face folder, or of a folder with one ``.gguf`` file and no safetensors.
 
-    Args:
-        path: Folder with ``config.json``, or with one ``.gguf`` file and no safetensors. End-of-text tokens of
-            ``generation_config.json``, if present, take precedence over those of ``config.json``.
+    End-of-text tokens of ``generation_config.json`` take precedence over those of ``config.json``.
 
     Raises:
         NotFoundError: There is no ``config.json``.

@@ -38,8 +38,8 @@ def load_folder(
 
     Raises:
         NotFoundError: A file is missing.
-        InvalidArgumentError: A file is truncated, or a tensor is missing, unexpected or of another shape; the message
-            has its name, the expected and the actual shape. Or the format is not supported.
+        InvalidArgumentError: A file is truncated; a tensor is missing, unexpected or of another shape; or the format is
+            not supported.
     """
     dtype = dtype or getattr(torch, config.dtype)
     layout = config.weight_parts()
@@ -90,7 +90,6 @@ def _load(
 
 
 def _read(source: FolderSource | GgufSource, part: Part) -> torch.Tensor | QuantizedWeight:
-    """The weight; InvalidArgumentError where it was quantised with scales that are no numbers."""
     weight = source.read(part)
     if not source.is_quantized(part):
         return weight
@@ -104,7 +103,6 @@ def _read(source: FolderSource | GgufSource, part: Part) -> torch.Tensor | Quant
 
 
 def _log_formats(format_name: str, weights: Mapping[str, Matrix]) -> None:
-    """Say what was quantised, and what could not be fused."""
     matrices = [weight for name, weight in weights.items() if is_matrix(name)]
     packed = sum(not isinstance(weight, torch.Tensor) for weight in matrices)
     if packed:
@@ -123,11 +121,7 @@ def random_weights(
 ) -> Weights:
     """Normal random weights that keep activations near 1: matrices scaled by input width, gains 1, biases 0.1.
 
-    Args:
-        config: The model.
-        seed: The same seed gives the same weights on the same type of device.
-        dtype: Type of the result; None: ``config.dtype``.
-        device: Device of the generator and the result.
+    The same seed gives the same weights on the same type of device. ``dtype``: None: ``config.dtype``.
     """
     dtype = dtype or getattr(torch, config.dtype)
     generator = torch.Generator(device).manual_seed(seed)

@@ -27,12 +27,6 @@ class DraftCache:
 
     An entry that the target writes belongs to another token from then on, so the draft model's is void until it is
     computed again.
-
-    Args:
-        num_slots: Slots of the engine.
-        num_columns: Most blocks of a sequence.
-        num_blocks: Blocks of the cache, including the null block.
-        block_size: Tokens of a block.
     """
 
     def __init__(self, num_slots: int, num_columns: int, num_blocks: int, block_size: int) -> None:
@@ -58,12 +52,8 @@ class DraftCache:
     def missing(self, slots: Int32, ends: Int32, max_num_tokens: int) -> TokenRange:
         """From the first token that is not computed, of each sequence, as many tokens as a step may compute.
 
-        The last token is always among those to compute, because its hidden state is wanted.
-
-        Args:
-            slots: Slots of the sequences, ``[N]``; the first are served first.
-            ends: Number of known tokens of each.
-            max_num_tokens: Of all sequences together.
+        The last token is always among those to compute, because its hidden state is wanted. ``ends`` are the known
+        tokens of each of the sequences in ``slots``, of which the first are served first.
         """
         checked = np.minimum(self._num_checked[slots], ends - 1)
         first = np.minimum(checked + self._num_computed(slots, checked, ends), ends - 1)
@@ -101,17 +91,12 @@ class DraftModelProposer:
     Its keys and values lie under the target's block ids, so a block that the prefix cache, a fork or a resumed sequence
     reuses has both. What it has not computed, it catches up on before it drafts: at most ``max_num_tokens`` tokens in a
     step, and sequences for which that is not enough get drafts of no use until they have caught up. While nobody is
-    given drafts, as in a full batch, it computes nothing, and follows many of the target's steps at once.
-
-    Drafts are drawn with the target's noise and sampling parameters, but without penalties and biases.
-
-    Args:
-        model: The draft model, on the target's device.
-        max_num_tokens: Known tokens that it computes in a step.
+    given drafts, as in a full batch, it computes nothing, and follows many of the target's steps at once. Drafts are
+    drawn with the target's noise and sampling parameters, but without penalties and biases.
 
     Source:
         Speculative decoding, https://arxiv.org/abs/2211.17192, with the accept rule of Gumbel coupling,
-        https://arxiv.org/abs/2408.07978.
+            https://arxiv.org/abs/2408.07978.
     """
 
     def __init__(self, model: TransformerModel, max_num_tokens: int) -> None:
@@ -164,7 +149,6 @@ class DraftModelProposer:
         """See ``DeviceProposer``; wrong drafts are written over by the tokens of later plans."""
 
     def _follow_waiting(self) -> None:
-        """Follow the steps that wait, as one."""
         plans, self._waiting = self._waiting, []
         if not plans:
             return
@@ -192,7 +176,6 @@ class DraftModelProposer:
         self._tokens.index_put_((upload(plan.slot_mapping),), token_ids.clamp(min=0))
 
     def _compute(self, part: TokenRange) -> Tensor:
-        """Hidden states of the known tokens of ``part``, whose keys and values are stored."""
         num_tokens = part.num_tokens
         has_any = num_tokens > 0
         starts = np.cumsum(num_tokens) - num_tokens

@@ -33,7 +33,6 @@ class HeadTraining:
 
     Attributes:
         num_heads: Heads, and so the most drafts of a step.
-        num_steps: Steps of the optimizer.
         batch_size: Positions of the text in each step.
         learning_rate: Largest; it rises for 50 steps and then falls to 0, linearly.
         seed: Of the initial weights and of the batches.
@@ -146,7 +145,6 @@ def train_heads(
 
 
 def _hidden_states(model: TransformerModel, token_ids: npt.NDArray[np.int64]) -> _Windows:
-    """Hidden states of windows ``[n, L]``, each computed on its own."""
     (num_windows, window), device = token_ids.shape, model.device
     ids = torch.from_numpy(token_ids).to(device)
     hidden = torch.empty(num_windows, window, model.config.hidden_size, dtype=model.dtype, device=device)

@@ -26,9 +26,6 @@ class LookaheadProposer:
     accepted, and text without any repetition gets few guesses. At temperatures above 0 its samples share the noise of
     their positions, so that an iteration still converges to what is sampled without it.
 
-    Args:
-        max_len: Not needed.
-
     Source:
         Lookahead decoding, https://arxiv.org/abs/2402.02057; Jacobi decoding, https://arxiv.org/abs/2305.10427.
     """
@@ -72,7 +69,6 @@ class LookaheadProposer:
         self._guesses_from = self._num_seen + count + 1
 
     def _learn(self, tokens: "array[int]") -> None:
-        """Enter the n-grams of new tokens; of many the last ones."""
         for index in range(max(self._num_seen, len(tokens) - _MAX_NGRAMS, 1), len(tokens)):
             token, following = tokens[index - 1], tokens[index]
             if index > 1:
@@ -82,7 +78,6 @@ class LookaheadProposer:
 
 
 def _put(pool: dict[_Key, int], key: _Key, following: int) -> None:
-    """Enter an n-gram as the most recent one; beyond the limit the least recent one is forgotten."""
     pool.pop(key, None)
     pool[key] = following
     if len(pool) > _MAX_NGRAMS:

@@ -33,12 +33,8 @@ def fingerprint(folder: Path) -> str:
     Of files above 16 MiB, 256 evenly spaced chunks of 64 KiB are read, so that it takes milliseconds: training, however
     short, changes every weight of a matrix. ``config.json`` does not count.
 
-    Args:
-        folder: A Hugging Face folder.
-
     Raises:
         NotFoundError: The folder is missing or has no file with weights.
-        OSError: A file cannot be read.
     """
     paths = [path for path in folder.iterdir() if path.suffix in _SUFFIXES] if folder.is_dir() else []
     if not paths:
@@ -78,14 +74,10 @@ class Head(NamedTuple):
     bias: Tensor
 
     def advance(self, state: Tensor, embedded: Tensor) -> Tensor:
-        """An estimate of the hidden state one token later.
+        """An estimate of the hidden state one token later, ``[N, H]``, which the model's LM head turns into logits.
 
-        Args:
-            state: Hidden states after the final norm, or estimates of them, ``[N, H]``.
-            embedded: Embeddings of the tokens that follow them, ``[N, H]``.
-
-        Returns:
-            ``[N, H]``, newly allocated; the LM head of the model turns it into logits.
+        ``state``: hidden states after the final norm, or estimates of them; ``embedded``: embeddings of the tokens that
+        follow them; both ``[N, H]``.
         """
         carried, gated = functional.linear(state, self.state).chunk(2, dim=-1)
         return carried + functional.silu(gated + functional.linear(embedded, self.token, self.bias))
@@ -112,14 +104,7 @@ class MedusaHeads:
     def load(
         cls, folder: Path, model_folder: Path, config: TransformerConfig, dtype: torch.dtype, device: torch.device | str
     ) -> Self:
-        """Load heads of a model.
-
-        Args:
-            folder: What ``save`` has written.
-            model_folder: Folder of the model that is to use them.
-            config: Of that model.
-            dtype: Type of the result.
-            device: Device of the result.
+        """Load heads of the model in ``model_folder`` from what ``save`` has written.
 
         Raises:
             NotFoundError: A file is missing.
@@ -152,11 +137,7 @@ class MedusaHeads:
         return cls(heads, own)
 
     def save(self, folder: Path, facts: Mapping[str, Any]) -> None:
-        """Write weights and description; the folder is made. Files of that name are replaced, each in one step.
-
-        Args:
-            folder: To write to.
-            facts: JSON values for the description, such as measured accuracy.
+        """Write weights and description, with ``facts`` such as measured accuracy. Replaces files, each in one step.
 
         Raises:
             OSError: The folder cannot be written to.
@@ -221,8 +202,6 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 class _Observed(NamedTuple):
-    """The arguments of ``observe``."""
-
     plan: ForwardPlan
     hidden: Tensor
     num_accepted: npt.NDArray[np.int32]
@@ -234,10 +213,6 @@ class MedusaProposer:
     Each draft is drawn with the target's noise and sampling parameters, but without penalties and biases, and its
     embedding goes into the next head. A draft costs a product with a ``[2 * H, H]`` and an ``[H, H]`` matrix, and one
     with the LM head.
-
-    Args:
-        model: The target.
-        heads: Trained on it; at least as many as the most drafts of a sequence.
 
     Source:
         Medusa, https://arxiv.org/abs/2401.10774, as a chain rather than a tree; heads as in Hydra,

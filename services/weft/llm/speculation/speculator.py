@@ -28,9 +28,6 @@ _HOST_S = 20e-6
 class Acceptance:
     """How often the drafts of one sequence were accepted.
 
-    Args:
-        rate: Moving average to start with.
-
     Attributes:
         rate: Moving average of the acceptance of a draft whose predecessors were accepted, 0 to 1.
         pause: Length of the next pause, in steps.
@@ -164,7 +161,6 @@ class AdaptiveDepth:
         self._overall.add(num_drafts, num_accepted)
 
     def _added_s(self, num_drafts: int) -> float:
-        """Time that ``num_drafts`` further rows add to the step."""
         rows_s = self._cost(self._num_rows + num_drafts) - self._cost(self._num_rows)
         return rows_s + num_drafts * self._cost.draft_s + _HOST_S
 
@@ -232,16 +228,13 @@ class Proposer(Protocol):
     """
 
     def propose(self, tokens: "array[int]", num_drafts: int) -> Seq[int]:
-        """Guesses of the tokens that follow ``tokens``.
+        """Guesses of the tokens that follow ``tokens``: 0 to ``num_drafts``, of which the first may be used alone.
 
         Args:
-            tokens: Prompt and output so far, int32. Must be neither changed nor kept, and no view of it may outlive
-                the call. It is that of the last call with new tokens appended: earlier tokens never change, whatever
+            tokens: Prompt and output so far, int32. Must be neither changed nor kept, and no view of it may outlive the
+                call. It is that of the last call with new tokens appended: earlier tokens never change, whatever
                 happened to drafts, and also after a preemption.
             num_drafts: Most guesses that the step has room for, at least 1.
-
-        Returns:
-            0 to ``num_drafts`` token ids of the target's vocabulary, in order. Of these the first may be used alone.
         """
 
     def observe(self, drafts: Seq[int], samples: Seq[int]) -> None:
@@ -289,9 +282,7 @@ class Speculator:
         factory: Makes the proposer of a sequence; None: the runner's proposer works on the device.
 
     Attributes:
-        name: As above.
-        num_drafts: Drafts that steps have computed.
-        num_accepted: Those of them that were accepted.
+        num_drafts: Drafts that steps have computed; ``num_accepted`` of them were accepted.
         num_checks: Times that a sequence had drafts in a step.
     """
 

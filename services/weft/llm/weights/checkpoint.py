@@ -20,23 +20,14 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 class StoredTensor(NamedTuple):
-    """What a tensor of a file is, or has to be.
-
-    Attributes:
-        shape: Its dimensions.
-        dtypes: Its type as safetensors names it, or those that it may have.
-    """
+    """What a tensor of a file is, or has to be; ``dtypes``: the name of its type, or those that it may have."""
 
     shape: tuple[int, ...]
     dtypes: tuple[str, ...] = FLOATS
 
 
 class Checkpoint:
-    """Open safetensors files; reads each tensor on demand. Created by ``open``.
-
-    Args:
-        files: The open file that holds each tensor, and that file's name.
-    """
+    """Open safetensors files; reads each tensor on demand. Created by ``open``."""
 
     def __init__(self, files: dict[str, tuple[Any, str]]) -> None:
         self._files = files
@@ -44,11 +35,7 @@ class Checkpoint:
     @classmethod
     @contextmanager
     def open(cls, path: Path) -> Iterator[Self]:
-        """Open the checkpoint of a folder; leaving the ``with`` block closes its files.
-
-        Args:
-            path: Folder with ``model.safetensors``, or with ``model.safetensors.index.json`` and the files that it
-                names. The single file takes precedence.
+        """Open ``model.safetensors`` of a folder, else ``model.safetensors.index.json`` and the files that it names.
 
         Raises:
             NotFoundError: Both are missing, or a file that the index names is.
@@ -108,11 +95,7 @@ class Checkpoint:
                 )
 
     def read(self, name: str) -> torch.Tensor:
-        """Copy the tensor ``name`` to the CPU, with its stored type.
-
-        Raises:
-            InvalidArgumentError: Its file cannot be read.
-        """
+        """Copy the tensor ``name`` to the CPU as it is stored; InvalidArgumentError if its file cannot be read."""
         handle, file = self._files[name]
         try:
             tensor: torch.Tensor = handle.get_tensor(name)
@@ -177,11 +160,7 @@ class WeightFormat(ABC):
 
     @abstractmethod
     def read(self, module: str, shape: tuple[int, int], checkpoint: Checkpoint) -> ReadWeight:
-        """The weight, from tensors that were checked.
-
-        Raises:
-            InvalidArgumentError: The values of a tensor are impossible.
-        """
+        """The weight, from tensors that were checked; InvalidArgumentError if the values of one are impossible."""
 
     def ignored(self, module: str) -> Iterable[str]:
         """Names of tensors that a quantised module may have and that are not read."""

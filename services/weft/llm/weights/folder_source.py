@@ -125,12 +125,7 @@ _WEIGHT = ".weight"
 
 
 class FolderSource:
-    """Reads weights one at a time. Created by ``open``.
-
-    Args:
-        checkpoint: Open files.
-        weight_format: Of the quantised weights; None: all are plain numbers.
-    """
+    """Reads weights one at a time. Created by ``open``."""
 
     def __init__(self, checkpoint: Checkpoint, weight_format: WeightFormat | None) -> None:
         self._checkpoint = checkpoint
@@ -139,11 +134,7 @@ class FolderSource:
     @classmethod
     @contextmanager
     def open(cls, path: Path) -> Iterator[Self]:
-        """Open the files of the folder; leaving the ``with`` block closes them.
-
-        Raises:
-            NotFoundError, InvalidArgumentError: As of ``Checkpoint.open`` and ``weight_format``.
-        """
+        """Open the files of the folder; leaving the ``with`` block closes them. Raises as ``Checkpoint.open``."""
         found = weight_format(path)
         with Checkpoint.open(path) as checkpoint:
             yield cls(checkpoint, found)
@@ -154,11 +145,7 @@ class FolderSource:
         return self._format.name if self._format is not None else "none"
 
     def check(self, parts: Iterable[Part], ignored: Iterable[str]) -> None:
-        """Validate names, shapes and types of all tensors against the model, before the weights are read.
-
-        Args:
-            parts: All weights of the model.
-            ignored: Tensors that may be present as well.
+        """Validate the tensors of all ``parts`` of the model; ``ignored`` ones may be there as well.
 
         Raises:
             InvalidArgumentError: Tensors are missing, unexpected, or of another shape or type.
@@ -182,11 +169,7 @@ class FolderSource:
         return self._format_of(part) is not None
 
     def read(self, part: Part) -> ReadWeight:
-        """The weight, on the CPU; numbers in the type that they are stored in.
-
-        Raises:
-            InvalidArgumentError: A file cannot be read, or its values are impossible.
-        """
+        """The weight, on the CPU; numbers in the type that they are stored in."""
         weight_format = self._format_of(part)
         if weight_format is None:
             return self._checkpoint.read(part.name)

@@ -30,13 +30,7 @@ _SAFETENSORS = "*.safetensors"
 
 
 class GgufTensor(NamedTuple):
-    """Where a tensor is.
-
-    Attributes:
-        shape: Slowest dimension first, as in torch.
-        type_id: Type of its blocks; see ``blocks``.
-        offset: First byte within the file.
-    """
+    """Where a tensor is: its shape, slowest dimension first, type of its blocks, and first byte within the file."""
 
     shape: tuple[int, ...]
     type_id: int
@@ -64,9 +58,7 @@ class GgufFile:
     """An open file. Created by ``open``.
 
     Attributes:
-        name: Of the file, for errors.
         metadata: Values by key; arrays of numbers as numpy's, of strings as lists.
-        tensors: Tensors by name.
     """
 
     def __init__(self, name: str, data: mmap.mmap | bytes) -> None:
@@ -203,11 +195,7 @@ class GgufLayout(NamedTuple):
 
 
 def config_of_gguf(path: Path, classes: Sequence[tuple[GgufLayout, str]]) -> dict[str, Any]:
-    """``config.json`` of the model of a GGUF file.
-
-    Args:
-        path: The file.
-        classes: Layouts, each with its class in transformers.
+    """``config.json`` of the model of a GGUF file, given layouts, each with its class in transformers.
 
     Raises:
         InvalidArgumentError: The file is torn, the architecture is not supported, or metadata is missing or wrong.
@@ -279,7 +267,6 @@ class _Metadata:
         return rope
 
     def _llama3(self, theta: float, head_dim: int) -> dict[str, Any]:
-        """Parameters that give the factors of the file."""
         tensor = self._file.tensors[ROPE_FACTORS]
         count = head_dim // 2
         if tensor.shape != (count,) or PLAIN_TYPES.get(tensor.type_id) != "float32":
@@ -307,7 +294,6 @@ class _Metadata:
         return embedding.shape[0]
 
     def _dtype(self) -> str:
-        """Type of the embedding where that is numbers, else bfloat16."""
         return PLAIN_TYPES.get(self._file.tensors[_EMBEDDING].type_id, "bfloat16")
 
     def _token(self, name: str) -> int | None:
