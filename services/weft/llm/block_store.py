@@ -4,7 +4,6 @@ import os
 import tempfile
 import zlib
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,29 +18,7 @@ from weft.llm.scheduler.plan import BlockTransfers
 _LOG = get_logger("weft.llm")
 
 
-class BlockStore(Protocol):
-    """Holds rows of a KV cache, whole blocks as bytes, in slots. Not thread-safe.
-
-    Attributes:
-        num_slots: Blocks that it has room for.
-        is_lost: It does not work any more: nothing is saved, and every load fails.
-    """
-
-    num_slots: int
-    is_lost: bool
-
-    def run(self, kv: Tensor, transfers: BlockTransfers) -> list[int]:
-        """Save, then load: ``kv``, ``[num_blocks, ...]`` and contiguous, is written where blocks are loaded.
-
-        Returns:
-            Blocks whose load failed, because the slot does not hold what was saved under that hash; they hold anything.
-        """
-
-    def close(self) -> None:
-        """Free the memory; further loads fail."""
-
-
-def open_store(config: EngineConfig, kv: Tensor) -> BlockStore | None:
+def open_store(config: EngineConfig, kv: Tensor) -> "FileStore | MemoryStore | None":
     """The store for a cache, by ``kv_offload_bytes`` and ``kv_offload_path``; None: there is to be none.
 
     Raises:
@@ -69,7 +46,10 @@ class FileStore:
     another process truncates the file, or a disk is full or broken, a mapping kills the process with SIGBUS; a call
     returns an error. Each slot has a checksum and the hash of its block in this process's memory, so that neither a
     torn write nor one that never happened is taken for a block. Measured on a virtual disk, blocks of 200 kB in the
-    page cache: 6 GB/s written, 16 GB/s read, checksums at 7 GB/s.
+    page cache: 6 GB/s written, 16 GB/s read, checksums at 7 GB/s. Not thread-safe.
+
+    Attributes:
+        is_lost: It does not work any more: nothing is saved, and every load fails.
 
     Raises:
         InvalidArgumentError: No file can be created there.
@@ -99,7 +79,11 @@ class FileStore:
         self._keys: list[tuple[bytes, int] | None] = [None] * num_slots  # hash and checksum
 
     def run(self, kv: Tensor, transfers: BlockTransfers) -> list[int]:
-        """See ``BlockStore``."""
+        """Save, then load: ``kv``, ``[num_blocks, ...]`` and contiguous, is written where blocks are loaded.
+
+        Returns:
+            Blocks whose load failed, because the slot does not hold what was saved under that hash; they hold anything.
+        """
         rows = kv.view(torch.uint8).view(len(kv), -1).numpy()
         try:
             for (block, slot), key in zip(transfers.saves.tolist(), transfers.save_keys, strict=True):
@@ -116,7 +100,7 @@ class FileStore:
             return [int(block) for _, block in transfers.loads]
 
     def close(self) -> None:
-        """See ``BlockStore``."""
+        """Free the file; further loads fail."""
         self._keys = [None] * self.num_slots
         self._file.close()
 
@@ -162,7 +146,7 @@ class MemoryStore:
         self._keys: list[bytes | None] = [None] * num_slots
 
     def run(self, kv: Tensor, transfers: BlockTransfers) -> list[int]:
-        """See ``BlockStore``."""
+        """See ``FileStore``."""
         if len(transfers.saves):
             blocks, slots = transfers.saves.T
             rows = ops.gather_blocks(kv, _ids(blocks, kv)).view(torch.uint8).view(len(blocks), -1)
@@ -180,7 +164,7 @@ class MemoryStore:
         return [block for pair in pairs if pair not in good for block in pair[1:]]
 
     def close(self) -> None:
-        """See ``BlockStore``."""
+        """See ``FileStore``."""
         self._keys = [None] * self.num_slots
         self._rows = self._rows[:0]
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Self
 
@@ -15,11 +15,14 @@ __all__ = ["EngineConfig", "TransformerConfig"]
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
 _BLOCK_SIZES = (4, 8, 16, 32, 64, 128, 256)
-_DTYPES = ("auto", *DTYPE_BYTES)
-_KV_CACHE_DTYPES = ("auto", *KV_CODES)
 _QUANTIZATIONS = {"none": 0, "int8": 8, "int4": 4}
-_SPECULATIONS = ("none", "ngram", "draft", "medusa", "lookahead")
-_ASYNC_SCHEDULINGS = ("auto", "true", "false")
+_CHOICES: dict[str, Collection[str]] = {
+    "dtype": ("auto", *DTYPE_BYTES),
+    "kv_cache_dtype": ("auto", *KV_CODES),
+    "quantization": _QUANTIZATIONS,
+    "speculation": ("none", "ngram", "draft", "medusa", "lookahead"),
+    "async_scheduling": ("auto", "true", "false"),
+}
 _WITH_FOLDER = {"draft": "draft model", "medusa": "heads that weft train-heads writes"}
 _DEVICE = re.compile(r"cpu|cuda(:\d{1,3})?")
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
@@ -108,16 +111,9 @@ class EngineConfig:
                 raise self._fault(name, f"must be from {least} to {most}")
         if self.block_size not in (0, *_BLOCK_SIZES):
             raise self._fault("block_size", f"must be 0 or one of {', '.join(map(str, _BLOCK_SIZES))}")
-        if self.dtype not in _DTYPES:
-            raise self._fault("dtype", f"must be one of {', '.join(_DTYPES)}")
-        if self.kv_cache_dtype not in _KV_CACHE_DTYPES:
-            raise self._fault("kv_cache_dtype", f"must be one of {', '.join(_KV_CACHE_DTYPES)}")
-        if self.quantization not in _QUANTIZATIONS:
-            raise self._fault("quantization", f"must be one of {', '.join(_QUANTIZATIONS)}")
-        if self.speculation not in _SPECULATIONS:
-            raise self._fault("speculation", f"must be one of {', '.join(_SPECULATIONS)}")
-        if self.async_scheduling not in _ASYNC_SCHEDULINGS:
-            raise self._fault("async_scheduling", f"must be one of {', '.join(_ASYNC_SCHEDULINGS)}")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise self._fault(name, f"must be one of {', '.join(choices)}")
         if self.async_scheduling == "true" and (self.speculation != "none" or self.kv_offload_bytes):
             reason = "with speculation or kv_offload_bytes, whose plans depend on the step before"
             raise self._fault("async_scheduling", f"must be auto or false {reason}")

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from weft.llm import ops
 from weft.llm.scheduler.plan import ForwardPlan
 
 
@@ -21,6 +22,10 @@ class SamplingRows(NamedTuple):
     frequency: Tensor
     top_k: Tensor
     seeds: Tensor
+
+    def sample(self, logits: Tensor, positions: Tensor) -> Tensor:
+        """A token for each row at its position, int32 ``[S]``: see ``ops.sample``."""
+        return ops.sample(logits, self.temperature, self.top_k, self.top_p, self.min_p, self.seeds, positions)
 
 
 class DeviceState:

@@ -227,7 +227,7 @@ class ModelRunner:
             token_ids = self._start(plan)
             if self._proposer is not None:
                 return self._run_with(self._proposer, plan, token_ids)
-            return self._sample(self._forward(plan, token_ids), plan)
+            return _on_host(self._sample_rows(self._forward(plan, token_ids), plan))
 
     def _start(self, plan: ForwardPlan) -> Tensor:
         state, upload = self._state, self._state.upload
@@ -243,7 +243,7 @@ class ModelRunner:
         if len(rows) and len(plan.penalty_tokens):
             plan = count_drafts(plan, draft_ids)
         hidden = self._forward(plan, token_ids)
-        result = self._sample(hidden, plan)
+        result = _on_host(self._sample_rows(hidden, plan))
         proposer.observe(plan, hidden, accepted_counts(plan, draft_ids, result.token_ids))
         return result._replace(draft_ids=draft_ids)
 
@@ -264,10 +264,6 @@ class ModelRunner:
             plan.max_q_len,
             plan.max_ctx_len,
         )
-
-    def _sample(self, hidden: Tensor, plan: ForwardPlan) -> StepTokens:
-        """One token per sample row, on the host."""
-        return _on_host(self._sample_rows(hidden, plan))
 
     def _sample_rows(self, hidden: Tensor, plan: ForwardPlan) -> HostCopy | None:
         """One token per sample row, on its way to the host; None: there are none."""
@@ -292,9 +288,7 @@ class ModelRunner:
                 rows.presence,
                 rows.frequency,
             )
-        token_ids = ops.sample(
-            logits, rows.temperature, rows.top_k, rows.top_p, rows.min_p, rows.seeds, upload(plan.sample_positions)
-        )
+        token_ids = rows.sample(logits, upload(plan.sample_positions))
         logprobs = _logprobs(before, token_ids, num_top) if num_top >= 0 else ()
         if self._plans_ahead:
             self._state.last_tokens.index_put_((upload(plan.sample_slots),), token_ids)

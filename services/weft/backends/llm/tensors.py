@@ -14,6 +14,7 @@ from weft.base.core import ParameterValue
 from weft.base.errors import InvalidArgumentError
 from weft.base.text.suggestion import suggestion
 from weft.llm.request import SamplingParams
+from weft.llm.weights.parts import read_object
 from weft.serving.request.request import InferenceRequest
 
 CHAT_TEMPLATE = "chat_template"
@@ -37,34 +38,20 @@ def chat_parameters(directory: Path) -> dict[str, str]:
     Raises:
         InvalidArgumentError: A file cannot be read, or the configuration is not a JSON object.
     """
-    config = _object(directory / _CONFIG)
+    config = read_object(directory / _CONFIG) or {}
     said = {name: _text_of(config.get(name)) for name in SPECIAL_TOKENS}
-    said[CHAT_TEMPLATE] = _read(directory / _TEMPLATE) or _template_of(config.get(CHAT_TEMPLATE))
-    added = _object(directory / _TOKENIZER).get("added_tokens")
+    said[CHAT_TEMPLATE] = _separate_template(directory) or _template_of(config.get(CHAT_TEMPLATE))
+    added = (read_object(directory / _TOKENIZER) or {}).get("added_tokens")
     tokens = [one for one in added if isinstance(one, dict)] if isinstance(added, list) else []
     if special := [one["content"] for one in tokens if one.get("special") and isinstance(one.get("content"), str)]:
         said[ALL_SPECIAL_TOKENS] = json.dumps(special, ensure_ascii=False)
     return {name: value for name, value in said.items() if value is not None}
 
 
-def _object(path: Path) -> dict[str, Any]:
-    text = _read(path)
-    if text is None:
-        return {}
+def _separate_template(directory: Path) -> str | None:
+    path = directory / _TEMPLATE
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgumentError(f"{path} is no JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise InvalidArgumentError(f"{path} must be a JSON object, got {type(value).__name__}")
-    return value
-
-
-def _read(path: Path) -> str | None:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
+        return path.read_text(encoding="utf-8") if path.exists() else None
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgumentError(f"{path} cannot be read: {error}") from None
 
@@ -96,21 +83,12 @@ OUTPUT_IDS, CONTEXT_IDS, NUM_PREVIOUS_TOKENS = "output_ids", "context_ids", "num
 CUMULATIVE_LOGPROB, LOGPROBS = "cumulative_logprob", "logprobs"
 NUM_INPUT_TOKENS, NUM_CACHED_TOKENS, NUM_OUTPUT_TOKENS = "num_input_tokens", "num_cached_tokens", "num_output_tokens"
 
-_TEXT, _FLAG, _IDS = (
-    TensorDeclaration("TYPE_STRING", (1,)),
-    TensorDeclaration("TYPE_BOOL", (1,)),
-    TensorDeclaration("TYPE_INT32", (-1,)),
-)
+_TEXT, _FLAG = TensorDeclaration("TYPE_STRING", (1,)), TensorDeclaration("TYPE_BOOL", (1,))
+_TEXTS, _COUNTS = TensorDeclaration("TYPE_STRING", (-1,)), TensorDeclaration("TYPE_UINT32", (-1,))
+_IDS, _COUNT = TensorDeclaration("TYPE_INT32", (-1,)), TensorDeclaration("TYPE_UINT32", (1,))
 
 #: Outputs that a request without requested outputs selects by an input ``return_<name>``.
-ON_REQUEST = (
-    FINISH_REASON,
-    CUMULATIVE_LOGPROB,
-    LOGPROBS,
-    NUM_INPUT_TOKENS,
-    NUM_CACHED_TOKENS,
-    NUM_OUTPUT_TOKENS,
-)
+ON_REQUEST = (FINISH_REASON, CUMULATIVE_LOGPROB, LOGPROBS, NUM_INPUT_TOKENS, NUM_CACHED_TOKENS, NUM_OUTPUT_TOKENS)
 
 INPUTS: Mapping[str, TensorDeclaration] = {
     TEXT_INPUT: _TEXT,
@@ -122,16 +100,16 @@ INPUTS: Mapping[str, TensorDeclaration] = {
 }
 
 OUTPUTS: Mapping[str, TensorDeclaration] = {
-    TEXT_OUTPUT: TensorDeclaration("TYPE_STRING", (-1,)),
-    FINISH_REASON: TensorDeclaration("TYPE_STRING", (-1,)),
+    TEXT_OUTPUT: _TEXTS,
+    FINISH_REASON: _TEXTS,
     CUMULATIVE_LOGPROB: TensorDeclaration("TYPE_FP32", (-1,)),
-    LOGPROBS: TensorDeclaration("TYPE_STRING", (-1,)),
-    NUM_INPUT_TOKENS: TensorDeclaration("TYPE_UINT32", (1,)),
-    NUM_CACHED_TOKENS: TensorDeclaration("TYPE_UINT32", (1,)),
-    NUM_OUTPUT_TOKENS: TensorDeclaration("TYPE_UINT32", (-1,)),
+    LOGPROBS: _TEXTS,
+    NUM_INPUT_TOKENS: _COUNT,
+    NUM_CACHED_TOKENS: _COUNT,
+    NUM_OUTPUT_TOKENS: _COUNTS,
     OUTPUT_IDS: _IDS,
     CONTEXT_IDS: _IDS,
-    NUM_PREVIOUS_TOKENS: TensorDeclaration("TYPE_UINT32", (-1,)),
+    NUM_PREVIOUS_TOKENS: _COUNTS,
 }
 
 
@@ -159,19 +137,19 @@ def complete(config: dict[str, Any], directory: Path) -> dict[str, Any]:
         declared = list(config.get(kind, ()))
         for tensor in declared:
             _check(name, kind, tensor, known)
-        absent = known.keys() - {tensor["name"] for tensor in declared}
-        added = [_spelled(kind, tensor, known[tensor]) for tensor in known if tensor in absent]
-        completed[kind] = [{**tensor, "optional": True} if kind == "input" else tensor for tensor in declared] + added
+        names = {tensor["name"] for tensor in declared}
+        added = [
+            {"name": each, "data_type": tensor.data_type, "dims": list(tensor.dims)}
+            for each, tensor in known.items()
+            if each not in names
+        ]
+        optional = {"optional": True} if kind == "input" else {}
+        completed[kind] = [{**tensor, **optional} for tensor in (*declared, *added)]
     completed["max_batch_size"] = 0
     completed["model_transaction_policy"] = {"decoupled": True}
     chat = {name: {"string_value": text} for name, text in chat_parameters(directory).items()}
     completed["parameters"] = chat | config.get("parameters", {})
     return completed
-
-
-def _spelled(kind: str, name: str, tensor: TensorDeclaration) -> dict[str, Any]:
-    spelled = {"name": name, "data_type": tensor.data_type, "dims": list(tensor.dims)}
-    return {**spelled, "optional": True} if kind == "input" else spelled
 
 
 def _check(model: str, kind: str, tensor: Mapping[str, Any], known: Mapping[str, TensorDeclaration]) -> None:

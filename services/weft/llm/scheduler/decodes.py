@@ -17,7 +17,6 @@ class Decodes:
     """One row for each running sequence that has one token left to compute; every step computes all of them.
 
     A step changes whole columns. Building them anew from 256 sequences would take two thirds of the scheduler's time.
-    The columns are views: copy what outlives the step.
 
     Attributes:
         seqs: The sequence of each row; in no particular order, since a removed row is replaced by the last one.
@@ -27,31 +26,16 @@ class Decodes:
         self.seqs: list[Sequence] = []
         self._block_size = block_size
         self._columns = np.zeros((5, num_slots), np.int32)
-        self._slots, self._positions, self._tokens, self._last_blocks, self._max_lens = self._columns
+        _, self._positions, self._tokens, self._last_blocks, self._max_lens = self._columns
         self._stop_ids: Counter[int] = Counter()
 
     def __len__(self) -> int:
         return len(self.seqs)
 
     @property
-    def slots(self) -> Int32:
-        """``[B]`` slot of each sequence."""
-        return self._slots[: len(self.seqs)]
-
-    @property
-    def positions(self) -> Int32:
-        """``[B]`` position of the token to compute."""
-        return self._positions[: len(self.seqs)]
-
-    @property
-    def tokens(self) -> Int32:
-        """``[B]`` the token to compute; -1 while the step in flight samples it."""
-        return self._tokens[: len(self.seqs)]
-
-    @property
-    def last_blocks(self) -> Int32:
-        """``[B]`` last block of each block table."""
-        return self._last_blocks[: len(self.seqs)]
+    def columns(self) -> Int32:
+        """``[4, B]`` slot, position and token to compute (-1: in flight) and last block of each sequence; a view."""
+        return self._columns[:4, : len(self.seqs)]
 
     def add(self, seq: Sequence, *, is_known: bool = True) -> None:
         """Add ``seq``, which has a slot and one token to compute; not ``is_known``: the step in flight samples it."""
@@ -91,8 +75,9 @@ class Decodes:
 
     def at_block_start(self) -> list[tuple[Sequence, int]]:
         """Sequences whose token begins a block, and how many full blocks are before it."""
-        rows = np.flatnonzero(self.positions % self._block_size == 0)
-        num_blocks = self.positions[rows] // self._block_size
+        positions = self._positions[: len(self.seqs)]
+        rows = np.flatnonzero(positions % self._block_size == 0)
+        num_blocks = positions[rows] // self._block_size
         return [(self.seqs[row], count) for row, count in zip(rows.tolist(), num_blocks.tolist(), strict=True)]
 
     def advance(self, num_rows: int, token_ids: Int32 | None = None) -> list[int]:
@@ -158,9 +143,9 @@ def build_plan(
     slots, ctx_len = (np.empty(len(q_start) - 1, np.int32) for _ in range(2))
     positions, token_ids, slot_mapping = (np.empty(q_start[-1], dtype) for dtype in (np.int32, np.int32, np.int64))
     num_drafts, num_samples = np.zeros(len(slots), np.int32), np.ones(len(slots), np.int32)
-    slots[:num_decodes], token_ids[:num_decodes] = decodes.slots, decodes.tokens
-    positions[:num_decodes], ctx_len[:num_decodes] = decodes.positions, decodes.positions + 1
-    slot_mapping[:num_decodes] = decodes.last_blocks.astype(np.int64) * block_size + decodes.positions % block_size
+    slots[:num_decodes], at, token_ids[:num_decodes], last_blocks = decodes.columns
+    positions[:num_decodes], ctx_len[:num_decodes] = at, at + 1
+    slot_mapping[:num_decodes] = last_blocks.astype(np.int64) * block_size + at % block_size
     for row, seq in enumerate(prefills, num_decodes):
         slots[row], ctx_len[row] = seq.slot, seq.num_computed_tokens + seq.num_scheduled
         num_drafts[row], num_samples[row] = len(seq.drafts), 1 + len(seq.drafts) if seq.is_sampled else 0

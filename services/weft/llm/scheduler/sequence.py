@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Iterable, Iterator
+from dataclasses import InitVar, dataclass, field
 from enum import Enum, auto
 
 import numpy as np
@@ -119,119 +120,87 @@ class SequenceStatus(Enum):
     ENDED = auto()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Sequence:
     """Tokens of one choice of one request, with the scheduler's state for it. Changed only by the scheduler.
 
     There is no prefill or decode phase: ``remaining`` tokens have no keys and values yet, and after the last of them is
-    computed, a new token is sampled.
+    computed, a new token is sampled. Sequences whose requests have different salts share no block.
 
     Args:
-        request: Its request. Sequences whose requests have different salts share no block.
-        sequence_id: Unique in the engine, and increasing.
+        id: Unique in the engine, and increasing.
         choice: Index among the request's choices.
         seed: Seed of its sampling noise, a signed 64-bit number.
         eos_token_ids: Stop tokens unless its parameters say otherwise.
         parent: The request's first choice, from which this one forks once the prompt is computed; None for the first.
     """
 
-    __slots__ = (
-        "block_table",
-        "choice",
-        "copy_source",
-        "drafting",
-        "drafts",
-        "first_scheduled_ns",
-        "forks",
-        "hashes",
-        "id",
-        "is_cancelled",
-        "level",
-        "max_len",
-        "num_behind",
-        "num_cached",
-        "num_logprobs",
-        "num_matched_blocks",
-        "num_preemptions",
-        "num_prompt",
-        "num_scheduled",
-        "num_uploaded_behind",
-        "num_uploaded_blocks",
-        "params",
-        "parent",
-        "penalties",
-        "rank",
-        "remaining",
-        "request",
-        "root",
-        "row",
-        "seed",
-        "slot",
-        "status",
-        "stop_ids",
-        "tokens",
-    )
+    request: EngineRequest
+    id: int
+    choice: int = 0
+    seed: int = 0
+    eos_token_ids: InitVar[tuple[int, ...]] = ()
+    parent: "Sequence | None" = None
+    params: SamplingParams = field(init=False)
+    level: int = field(init=False)
+    #: Most likely tokens to report with each new one; -1: no log probabilities.
+    num_logprobs: int = field(init=False)
+    #: Prompt and output, int32. A NumPy view must not outlive the next ``append``. Shared with the parent until
+    #: ``start``, because a hundred waiting copies of a long prompt would fill the memory.
+    tokens: "array[int]" = field(init=False)
+    num_prompt: int = field(init=False)
+    #: Known tokens without keys and values; drafts are not known.
+    remaining: int = field(init=False)
+    #: Order of service, smaller is sooner; constant after ``Scheduler.add``.
+    rank: tuple[int, ...] = field(init=False)
+    stop_ids: frozenset[int] = field(init=False)
+    #: Length at which it ends; lowered by ``Scheduler.add``.
+    max_len: int = field(init=False)
+    #: Chain hashes of the full blocks, as far as they were needed, and the start of the chain, empty before.
+    hashes: list[bytes] = field(init=False)
+    root: bytes = b""
+    #: Tokens that the current step computes for it; 1 from step to step while it has a ``row``.
+    num_scheduled: int = 0
+    #: Row in ``Decodes``; -1 unless it runs and has one token to compute.
+    row: int = -1
+    #: Row in the runner's tables; -1 without a slot.
+    slot: int = -1
+    #: None: it has no penalties, or never had a slot.
+    penalties: PenaltyRow | None = None
+    #: Sequences that fork from it once its prompt is computed.
+    forks: "list[Sequence]" = field(default_factory=list)
+    status: SequenceStatus = SequenceStatus.WAITING
+    is_cancelled: bool = False
+    num_preemptions: int = 0
+    #: When it first got a slot, 0 before; and how many tokens it then found in the prefix cache.
+    first_scheduled_ns: int = 0
+    num_cached: int = -1
+    #: Blocks, in order; the first ``num_behind`` are null blocks, behind the window. Empty without a slot.
+    block_table: list[int] = field(default_factory=list)
+    num_behind: int = 0
+    #: What the runner knows of the table; -1 blocks: it does not know the slot either.
+    num_uploaded_blocks: int = -1
+    num_uploaded_behind: int = 0
+    #: Block to copy, before the step, into the block of its next token; -1: none.
+    copy_source: int = -1
+    #: Cached blocks at the last lookup; -1: never looked up.
+    num_matched_blocks: int = -1
+    #: Guesses of the tokens that follow ``tokens``, computed and checked by the current step.
+    drafts: list[int] = field(default_factory=list)
+    #: State of its speculation, owned by the scheduler's ``DraftSource``; None: not started.
+    drafting: object = None
 
-    def __init__(
-        self,
-        request: EngineRequest,
-        sequence_id: int,
-        *,
-        choice: int = 0,
-        seed: int = 0,
-        eos_token_ids: tuple[int, ...] = (),
-        parent: "Sequence | None" = None,
-    ) -> None:
-        params = request.params
-        self.request = request
-        self.id = sequence_id
-        self.choice = choice
-        self.params = params
-        #: Most likely tokens to report with each new one; -1: no log probabilities.
-        self.num_logprobs = -1 if params.logprobs is None else params.logprobs
-        self.seed = seed
-        self.parent = parent
-        #: Prompt and output, int32. A NumPy view must not outlive the next ``append``. Shared with the parent until
-        #: ``start``, because a hundred waiting copies of a long prompt would fill the memory.
-        self.tokens: array[int] = parent.tokens if parent is not None else array("i", request.prompt_ids.tobytes())
-        self.num_prompt = len(request.prompt_ids)
-        #: Known tokens without keys and values; drafts are not known.
-        self.remaining = self.num_prompt
-        #: Tokens that the current step computes for it; 1 from step to step while it has a ``row``.
-        self.num_scheduled = 0
-        #: Row in ``Decodes``; -1 unless it runs and has one token to compute.
-        self.row = -1
-        #: Row in the runner's tables; -1 without a slot.
-        self.slot = -1
-        #: Order of service, smaller is sooner; constant after ``Scheduler.add``.
-        self.rank: tuple[int, ...] = (request.level, request.arrival_ns, sequence_id)
+    def __post_init__(self, eos_token_ids: tuple[int, ...]) -> None:
+        request = self.request
+        params = self.params = request.params
         self.level = request.level
+        self.num_logprobs = -1 if params.logprobs is None else params.logprobs
+        self.tokens = self.parent.tokens if self.parent is not None else array("i", request.prompt_ids.tobytes())
+        self.num_prompt = self.remaining = len(request.prompt_ids)
+        self.rank = (request.level, request.arrival_ns, self.id)
         self.stop_ids = frozenset((*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)))
-        #: Length at which it ends; lowered by ``Scheduler.add``.
         self.max_len = self.num_prompt + params.max_tokens
-        #: None: it has no penalties, or never had a slot.
-        self.penalties: PenaltyRow | None = None
-        #: Sequences that fork from it once its prompt is computed.
-        self.forks: list[Sequence] = []
-        self.status = SequenceStatus.WAITING
-        self.is_cancelled = False
-        self.num_preemptions = 0
-        #: When it first got a slot, 0 before; and how many tokens it then found in the prefix cache.
-        self.first_scheduled_ns, self.num_cached = 0, -1
-        #: Blocks, in order; the first ``num_behind`` are null blocks, behind the window. Empty without a slot.
-        self.block_table: list[int] = []
-        self.num_behind = 0
-        #: What the runner knows of the table; -1 blocks: it does not know the slot either.
-        self.num_uploaded_blocks, self.num_uploaded_behind = -1, 0
-        #: Block to copy, before the step, into the block of its next token; -1: none.
-        self.copy_source = -1
-        #: Chain hashes of the full blocks, as far as they were needed, and the start of the chain, empty before.
-        self.hashes, self.root = request.block_hashes[:], b""
-        #: Cached blocks at the last lookup; -1: never looked up.
-        self.num_matched_blocks = -1
-        #: Guesses of the tokens that follow ``tokens``, computed and checked by the current step.
-        self.drafts: list[int] = []
-        #: State of its speculation, owned by the scheduler's ``DraftSource``; None: not started.
-        self.drafting: object = None
+        self.hashes = request.block_hashes[:]
 
     def __repr__(self) -> str:
         done, known = self.num_computed_tokens, len(self.tokens)

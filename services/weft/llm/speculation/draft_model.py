@@ -193,17 +193,8 @@ class DraftModelProposer:
         counts, slots = plan.num_drafts[chosen], plan.slots[chosen]
         rows = plan.q_start[chosen + 1] - counts  # of the first draft
         for index in range(int(counts.max())):
-            params = self._state.sampling(upload(slots))
             positions = plan.positions[rows] + index
-            tokens = ops.sample(
-                self._model.logits(hidden),
-                params.temperature,
-                params.top_k,
-                params.top_p,
-                params.min_p,
-                params.seeds,
-                upload(positions),
-            )
+            tokens = self._state.sampling(upload(slots)).sample(self._model.logits(hidden), upload(positions))
             places = plan.slot_mapping[rows + index]
             token_ids.index_put_((upload(rows + index),), tokens)
             self._tokens.index_put_((upload(places),), tokens)

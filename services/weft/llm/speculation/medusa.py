@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
-from weft.llm import ops
 from weft.llm.device_state import DeviceState
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.model_config import TransformerConfig
@@ -252,16 +251,8 @@ class MedusaProposer:
                 kept = upload(np.flatnonzero(left))
                 slots, hidden, tokens = (part.index_select(0, kept) for part in (slots, hidden, tokens))
             hidden = self._heads[index].advance(hidden, self._model.embed(tokens))
-            params = self._state.sampling(slots)
-            tokens = ops.sample(
-                self._model.logits(hidden),
-                params.temperature,
-                params.top_k,
-                params.top_p,
-                params.min_p,
-                params.seeds,
-                upload(plan.positions[rows] + (index + 1)),
-            )
+            positions = upload(plan.positions[rows] + (index + 1))
+            tokens = self._state.sampling(slots).sample(self._model.logits(hidden), positions)
             token_ids.index_put_((upload(rows + (index + 1)),), tokens)
 
     def observe(self, plan: ForwardPlan, hidden: Tensor, num_accepted: npt.NDArray[np.int32]) -> None:

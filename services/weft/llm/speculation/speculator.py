@@ -4,6 +4,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import attrgetter
 from typing import Protocol, cast
@@ -187,31 +188,14 @@ class AdaptiveDepth:
 
 
 class FixedDepth(AdaptiveDepth):
-    """The same number of drafts for all sequences at all times, for tests and measurements."""
+    """The same number of drafts for all sequences at all times, as if they cost nothing: to test and to measure."""
 
     def __init__(self, num_drafts: int) -> None:
-        self.is_full = False
-        self._num_drafts = num_drafts
-
-    @override
-    def begin(self, num_rows: int, *, is_greedy: bool = True) -> None:
-        pass
+        super().__init__(num_drafts, CostCurve([(1, 1.0)]))
 
     @override
     def choose(self, acceptance: Acceptance) -> int:
-        return self._num_drafts
-
-    @override
-    def add(self, acceptance: Acceptance, num_drafts: int) -> None:
-        pass
-
-    @override
-    def new_acceptance(self) -> Acceptance:
-        return Acceptance(_PRIOR)
-
-    @override
-    def observe(self, acceptance: Acceptance, num_drafts: int, num_accepted: int) -> None:
-        pass
+        return self._max_drafts
 
 
 class Proposer(Protocol):
@@ -256,21 +240,13 @@ ProposerFactory = Callable[[int], Proposer]
 NONE = "none"
 
 
+@dataclass(slots=True)
 class _Drafting:
-    """Speculation of one sequence.
+    """Speculation of one sequence; ``num_preemptions`` when it last sampled a token, -1: it never has."""
 
-    Attributes:
-        acceptance: Of its drafts.
-        proposer: Its proposer; None: on the device.
-        num_preemptions: Of the sequence when it last sampled a token; -1: it never has.
-    """
-
-    __slots__ = ("acceptance", "num_preemptions", "proposer")
-
-    def __init__(self, acceptance: Acceptance, proposer: Proposer | None) -> None:
-        self.acceptance = acceptance
-        self.proposer = proposer
-        self.num_preemptions = -1
+    acceptance: Acceptance
+    proposer: Proposer | None  #: None: on the device
+    num_preemptions: int = -1
 
 
 class Speculator:

@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -138,20 +138,92 @@ def _open(path: Path) -> Any:
 ReadWeight: TypeAlias = torch.Tensor | QuantizedWeight
 
 
-class WeightFormat(ABC):
-    """Reads the linear layers of a folder. Layers that are not quantised are recognised by the tensors that they have.
+class Module(NamedTuple):
+    """A linear layer in a checkpoint, named like ``model.layers.0.mlp.up_proj``.
 
-    A layer is named by its module, such as ``model.layers.0.mlp.up_proj``, and has a weight of ``shape`` ``[out, in]``.
+    Its tensors are named without the prefix.
+
+    Attributes:
+        shape: Of its weight, ``[out, in]``.
     """
 
     name: str
+    shape: tuple[int, int]
+    checkpoint: Checkpoint
+
+    def find(self, tensor: str) -> StoredTensor | None:
+        """Shape and type of a tensor; None where there is none."""
+        return self.checkpoint.find(f"{self.name}.{tensor}")
+
+    def read(self, tensor: str) -> torch.Tensor:
+        """A copy of a tensor."""
+        return self.checkpoint.read(f"{self.name}.{tensor}")
+
+    def wrong(self, tensor: str, allowed: str, got: object) -> InvalidArgumentError:
+        """Error for a tensor that is not what its format says."""
+        return InvalidArgumentError(
+            f"weights: '{self.name}.{tensor}' must be {allowed}, got {got}; fetch the folder again, or quantise the "
+            f"model again"
+        )
+
+    def num_groups(self, scales: str, axis: int) -> int:
+        """Groups of inputs by the shape of the scales, which have them along ``axis``.
+
+        Raises:
+            InvalidArgumentError: The scales are missing, or their number does not divide the inputs.
+        """
+        stored, num_inputs = self.find(scales), self.shape[1]
+        if stored is None:
+            raise InvalidArgumentError(
+                f"weights: '{self.name}.{scales}' is missing, the scales of '{self.name}'; fetch the folder again, or "
+                f"quantise it again"
+            )
+        groups = stored.shape[axis] if len(stored.shape) == 2 else 0
+        if groups < 1 or num_inputs % groups or (groups > 1 and num_inputs // groups % 2):
+            allowed = f"of two dimensions, with a number along axis {axis} that divides {num_inputs} into even groups"
+            raise self.wrong(scales, allowed, list(stored.shape))
+        return groups
+
+    def permutation(self, tensor: str, group_size: int) -> torch.Tensor | None:
+        """The order of inputs in which those of a group are neighbours; None where they are, or have no such tensor.
+
+        Raises:
+            InvalidArgumentError: The tensor, the group of each input, has more or fewer inputs of some group.
+        """
+        if self.find(tensor) is None:
+            return None
+        g_idx = self.read(tensor).long()
+        groups = g_idx.numel() // group_size
+        in_order = torch.arange(groups).repeat_interleave(group_size)
+        if torch.equal(g_idx, in_order):
+            return None
+        order = torch.argsort(g_idx, stable=True)
+        if not torch.equal(g_idx[order], in_order):
+            raise self.wrong(
+                tensor,
+                f"the group of each input, {group_size} of each of {groups}",
+                f"from {int(g_idx.min())} to {int(g_idx.max())} in other numbers",
+            )
+        return order
+
+
+class WeightFormat(ABC):
+    """Reads the linear layers of a folder. Layers that are not quantised are recognised by the tensors that they have.
+
+    Attributes:
+        name: For the log.
+        ignored: Names of tensors that a quantised module may have and that are not read.
+    """
+
+    name: ClassVar[str]
+    ignored: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
-    def is_quantized(self, module: str, checkpoint: Checkpoint) -> bool:
+    def is_quantized(self, module: Module) -> bool:
         """Whether the weight of the module is stored in this format; else it is stored as plain numbers."""
 
     @abstractmethod
-    def tensors(self, module: str, shape: tuple[int, int], checkpoint: Checkpoint) -> dict[str, StoredTensor]:
+    def tensors(self, module: Module) -> dict[str, StoredTensor]:
         """The tensors that the weight is stored as, with the shapes and types that they must have.
 
         Raises:
@@ -159,37 +231,8 @@ class WeightFormat(ABC):
         """
 
     @abstractmethod
-    def read(self, module: str, shape: tuple[int, int], checkpoint: Checkpoint) -> ReadWeight:
+    def read(self, module: Module) -> ReadWeight:
         """The weight, from tensors that were checked; InvalidArgumentError if the values of one are impossible."""
-
-    def ignored(self, module: str) -> Iterable[str]:
-        """Names of tensors that a quantised module may have and that are not read."""
-        return ()
-
-
-def wrong(tensor: str, allowed: str, got: object) -> InvalidArgumentError:
-    """Error for a tensor that is not what its format says."""
-    return InvalidArgumentError(
-        f"weights: '{tensor}' must be {allowed}, got {got}; fetch the folder again, or quantise the model again"
-    )
-
-
-def num_groups(module: str, scales: str, axis: int, num_inputs: int, checkpoint: Checkpoint) -> int:
-    """Groups of inputs by the shape of the scales, which have them along ``axis``.
-
-    Raises:
-        InvalidArgumentError: The scales are missing, or their number does not divide the inputs.
-    """
-    stored = checkpoint.find(scales)
-    if stored is None:
-        raise InvalidArgumentError(
-            f"weights: '{scales}' is missing, the scales of '{module}'; fetch the folder again, or quantise it again"
-        )
-    groups = stored.shape[axis] if len(stored.shape) == 2 else 0
-    if groups < 1 or num_inputs % groups or (groups > 1 and num_inputs // groups % 2):
-        allowed = f"of two dimensions, with a number along axis {axis} that divides {num_inputs} into even groups"
-        raise wrong(scales, allowed, list(stored.shape))
-    return groups
 
 
 def scales_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -206,28 +249,3 @@ def bytes_of(words: torch.Tensor) -> torch.Tensor:
 def halves_of(packed: torch.Tensor) -> torch.Tensor:
     """Codes of 4 bits, low half first, along a new last axis of twice the length: ``[..., n]`` to ``[..., 2 n]``."""
     return torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
-
-
-def permutation_of(name: str, g_idx: torch.Tensor, group_size: int) -> torch.Tensor | None:
-    """The order of inputs in which those of a group are neighbours; None where they are in order already.
-
-    Args:
-        name: Of the tensor, for the error.
-        g_idx: Group of each input.
-        group_size: Inputs of each group.
-
-    Raises:
-        InvalidArgumentError: A group has more or fewer inputs, or does not exist.
-    """
-    groups = g_idx.numel() // group_size
-    in_order = torch.arange(groups).repeat_interleave(group_size)
-    if torch.equal(g_idx.long(), in_order):
-        return None
-    order = torch.argsort(g_idx.long(), stable=True)
-    if not torch.equal(g_idx.long()[order], in_order):
-        raise wrong(
-            name,
-            f"the group of each input, {group_size} of each of {groups}",
-            f"from {int(g_idx.min())} to {int(g_idx.max())} in other numbers",
-        )
-    return order

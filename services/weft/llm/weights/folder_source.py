@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from weft.base.errors import InvalidArgumentError
-from weft.llm.weights.checkpoint import Checkpoint, ReadWeight, StoredTensor, WeightFormat
+from weft.llm.weights.checkpoint import Checkpoint, Module, ReadWeight, StoredTensor, WeightFormat
 from weft.llm.weights.formats.awq import Awq
 from weft.llm.weights.formats.bitsandbytes import BitsAndBytes4, BitsAndBytes8
 from weft.llm.weights.formats.compressed_tensors import CompressedTensors
@@ -130,6 +130,7 @@ class FolderSource:
     def __init__(self, checkpoint: Checkpoint, weight_format: WeightFormat | None) -> None:
         self._checkpoint = checkpoint
         self._format = weight_format
+        self.format_name = "none" if weight_format is None else weight_format.name  # for the log
 
     @classmethod
     @contextmanager
@@ -138,11 +139,6 @@ class FolderSource:
         found = weight_format(path)
         with Checkpoint.open(path) as checkpoint:
             yield cls(checkpoint, found)
-
-    @property
-    def format_name(self) -> str:
-        """Name of the format of quantised weights, for the log."""
-        return self._format.name if self._format is not None else "none"
 
     def check(self, parts: Iterable[Part], ignored: Iterable[str]) -> None:
         """Validate the tensors of all ``parts`` of the model; ``ignored`` ones may be there as well.
@@ -153,45 +149,33 @@ class FolderSource:
         wanted: dict[str, StoredTensor] = {}
         surplus = list(ignored)
         for part in parts:
-            weight_format = self._format_of(part)
-            if weight_format is None:
+            module = self._quantized(part)
+            if self._format is None or module is None:
                 wanted[part.name] = StoredTensor(part.shape)
             else:
-                wanted |= weight_format.tensors(_module(part), _sides(part), self._checkpoint)
-                surplus += weight_format.ignored(_module(part))
+                wanted |= {f"{module.name}.{name}": stored for name, stored in self._format.tensors(module).items()}
+                surplus += [f"{module.name}.{name}" for name in self._format.ignored]
         self._checkpoint.check(wanted, surplus)
         for name in surplus:
-            if name.endswith(".bias") and name not in wanted and self._checkpoint.find(name) is not None:
-                self._check_zero(name)
+            is_bias = name.endswith(".bias") and name not in wanted and self._checkpoint.find(name) is not None
+            if is_bias and self._checkpoint.read(name).count_nonzero():
+                raise InvalidArgumentError(
+                    f"weights: '{name}' must be zeros or absent, since the model has no such bias, got other numbers; "
+                    f"config.json and the weights are of different models"
+                )
 
     def is_quantized(self, part: Part) -> bool:
         """Whether the weight is stored in the format of quantised weights."""
-        return self._format_of(part) is not None
+        return self._quantized(part) is not None
 
     def read(self, part: Part) -> ReadWeight:
         """The weight, on the CPU; numbers in the type that they are stored in."""
-        weight_format = self._format_of(part)
-        if weight_format is None:
-            return self._checkpoint.read(part.name)
-        return weight_format.read(_module(part), _sides(part), self._checkpoint)
+        module = self._quantized(part)
+        return self._checkpoint.read(part.name) if self._format is None or module is None else self._format.read(module)
 
-    def _format_of(self, part: Part) -> WeightFormat | None:
-        if self._format is None or not part.name.endswith(_WEIGHT) or len(part.shape) != len(("out", "in")):
+    def _quantized(self, part: Part) -> Module | None:
+        """The module of a weight that is quantised."""
+        if self._format is None or not part.name.endswith(_WEIGHT) or len(part.shape) != 2:
             return None
-        return self._format if self._format.is_quantized(_module(part), self._checkpoint) else None
-
-    def _check_zero(self, name: str) -> None:
-        if self._checkpoint.read(name).count_nonzero():
-            raise InvalidArgumentError(
-                f"weights: '{name}' must be zeros or absent, since the model has no such bias, got other numbers; "
-                f"config.json and the weights are of different models"
-            )
-
-
-def _module(part: Part) -> str:
-    return part.name.removesuffix(_WEIGHT)
-
-
-def _sides(part: Part) -> tuple[int, int]:
-    outputs, inputs = part.shape
-    return outputs, inputs
+        module = Module(part.name.removesuffix(_WEIGHT), (part.shape[0], part.shape[1]), self._checkpoint)
+        return module if self._format.is_quantized(module) else None

@@ -61,14 +61,15 @@ class Scripted(FixedDepth):
     """So many drafts in the first steps with decodes, the last number ever after."""
 
     def __init__(self, script: Sequence[int]) -> None:
-        super().__init__(script[-1])
+        self._script: list[int] = []
+        super().__init__(max(script))
         self._script = list(script)
 
     @override
     def begin(self, num_rows: int, *, is_greedy: bool = True) -> None:
         if self._script:
-            self._num_drafts = self._script.pop(0)
-        self.is_full = not self._num_drafts
+            self._max_drafts = self._script.pop(0)
+        super().begin(num_rows, is_greedy=is_greedy)
 
 
 def options(
