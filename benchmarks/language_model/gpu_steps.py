@@ -107,7 +107,6 @@ def step_plan(num_seqs: int, q_len: int, context: int) -> ForwardPlan:
         sample_positions=np.full(num_seqs, context, np.int32),
         num_logprobs=np.full(num_seqs, -1, np.int32),
         table_delta=np.stack(cells, 1).astype(np.int32),
-        copies=none.reshape(0, 2),
         new_slots=slots,
         new_params=np.tile(np.array([neutral[name] for name in PARAM_COLUMNS], np.float32), (num_seqs, 1)),
         new_top_k=np.zeros(num_seqs, np.int32),

@@ -248,7 +248,7 @@ class KvWindow(NamedTuple):
     """Which blocks of a sequence no later token reads, and how many it needs at most.
 
     A token at position p reads the keys of positions ``p - num_tokens + 1`` to p. One more is kept, because a fork
-    computes the last token of its parent's prompt again.
+    computes the last tokens of its parent's prompt again.
 
     Attributes:
         num_tokens: The widest window of all layers; 0: some layer reads all tokens, so that no block is ever behind.

@@ -103,8 +103,8 @@ class DeviceProposer(Protocol):
         """Prepare for a runner's tables and KV cache; called once, before the first step.
 
         A cache of one's own that has as many blocks as the target's, ``num_blocks``, can use the target's block tables
-        and ``plan.slot_mapping``; then prefix cache, copies and preemption hold for both, provided that ``propose``
-        applies ``plan.copies`` and every token of every plan gets its entry.
+        and ``plan.slot_mapping``; then prefix cache, forks and preemption hold for both, provided that every
+        token of every plan gets its entry.
         """
 
     def propose(self, plan: ForwardPlan, token_ids: Tensor) -> None:

@@ -31,32 +31,7 @@ class RequestLimits:
 
     def check(self, request: EngineRequest) -> None:
         """Validate the request; InvalidArgumentError says what is wrong, what is allowed and what to do. Any thread."""
-        self._check_prompt(request)
-        params = request.params
-        most = self._max_model_len - len(request.prompt_ids)
-        if most < params.max_tokens != UNLIMITED_TOKENS:
-            raise InvalidArgumentError(
-                f"max_tokens must be at most {most}, which is max_model_len = {self._max_model_len} less the "
-                f"{len(request.prompt_ids)} tokens of the prompt, got {params.max_tokens}; lower it"
-            )
-        self._check_token_ids("stop_token_ids", params.stop_token_ids)
-        self._check_token_ids("logit_bias", [token for token, _ in params.logit_bias])
-        if params.logprobs is not None and params.logprobs > self._vocab_size:
-            raise InvalidArgumentError(
-                f"logprobs must be at most {self._vocab_size}, the model's number of tokens, got {params.logprobs}"
-            )
-
-        if params.speculation not in (None, "none", self._speculation):
-            raise InvalidArgumentError(self._speculation_fault(params.speculation))
-
-    def _speculation_fault(self, name: str | None) -> str:
-        if self._speculation == "none":
-            cure = "this model has no other; set the parameter 'speculation' of the model to have one"
-            return f"speculation must be 'none', got {name!r:.80}; {cure}"
-        return f"speculation must be 'none' or '{self._speculation}', which this model has, got {name!r:.80}"
-
-    def _check_prompt(self, request: EngineRequest) -> None:
-        prompt = request.prompt_ids
+        prompt, params, own = request.prompt_ids, request.params, self._speculation
         if not isinstance(prompt, np.ndarray) or prompt.dtype != np.int32 or prompt.ndim != 1:
             shape = f"{prompt.dtype} {list(prompt.shape)}" if isinstance(prompt, np.ndarray) else type(prompt).__name__
             raise InvalidArgumentError(f"prompt must be a 1-D array of int32 token ids, got {shape}")
@@ -72,6 +47,26 @@ class RequestLimits:
             raise InvalidArgumentError(
                 f"prompt has {len(prompt)} tokens, but with at least one new token the KV cache holds "
                 f"{self._num_cached_tokens}; shorten the prompt, or raise kv_cache_bytes of the model"
+            )
+        most = self._max_model_len - len(prompt)
+        if most < params.max_tokens != UNLIMITED_TOKENS:
+            raise InvalidArgumentError(
+                f"max_tokens must be at most {most}, which is max_model_len = {self._max_model_len} less the "
+                f"{len(prompt)} tokens of the prompt, got {params.max_tokens}; lower it"
+            )
+        self._check_token_ids("stop_token_ids", params.stop_token_ids)
+        self._check_token_ids("logit_bias", [token for token, _ in params.logit_bias])
+        if params.logprobs is not None and params.logprobs > self._vocab_size:
+            raise InvalidArgumentError(
+                f"logprobs must be at most {self._vocab_size}, the model's number of tokens, got {params.logprobs}"
+            )
+        if params.speculation not in (None, "none", own):
+            got = f"got {params.speculation!r:.80}"
+            raise InvalidArgumentError(
+                f"speculation must be 'none', {got}; this model has no other; set the parameter 'speculation' of the "
+                f"model to have one"
+                if own == "none"
+                else f"speculation must be 'none' or '{own}', which this model has, {got}"
             )
 
     def _check_token_ids(self, name: str, token_ids: npt.ArrayLike) -> None:

@@ -230,11 +230,8 @@ class ModelRunner:
             return _on_host(self._sample_rows(self._forward(plan, token_ids), plan))
 
     def _start(self, plan: ForwardPlan) -> Tensor:
-        state, upload = self._state, self._state.upload
-        state.update(plan)
-        if len(plan.copies):
-            ops.copy_blocks(self.kv, upload(plan.copies))
-        return upload(plan.token_ids)
+        self._state.update(plan)
+        return self._state.upload(plan.token_ids)
 
     def _run_with(self, proposer: DeviceProposer, plan: ForwardPlan, token_ids: Tensor) -> StepTokens:
         proposer.propose(plan, token_ids)

@@ -204,19 +204,8 @@ class TransformerModel:
     ) -> torch.Tensor:
         """Compute the hidden states of the tokens of a step, and store their keys and values in ``kv``.
 
-        Args:
-            token_ids: int32 or int64 ``[T]``, contiguous per sequence.
-            positions: int32 ``[T]``, position of each token in its sequence.
-            kv: KV cache of ``new_kv``. Changed in place.
-            block_tables: int32 ``[B, M]``: blocks of each sequence in order, 0 behind the last.
-            q_start: int32 ``[B + 1]``: first token of each sequence, and T.
-            ctx_len: int32 ``[B]``: tokens of each sequence, including those of this step.
-            slot_mapping: int64 ``[T]``: block times block size plus offset, the slot of each token's keys and values.
-            max_q_len: Most tokens of one sequence in the step.
-            max_ctx_len: Largest ``ctx_len``.
-
-        Returns:
-            ``[T, hidden_size]``, after the final norm, of type ``dtype``.
+        ``token_ids``: int32 or int64 ``[T]``, contiguous per sequence; ``kv``: of ``new_kv``; the others as
+        ``StepInput`` says. The result, ``[T, hidden_size]`` of type ``dtype``, is after the final norm.
         """
         step = StepInput(positions, slot_mapping, block_tables, q_start, ctx_len, max_q_len, max_ctx_len, self._ropes)
         with torch.inference_mode():

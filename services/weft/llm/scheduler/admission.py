@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from operator import attrgetter
 
@@ -121,15 +121,7 @@ class BlockAdmission:
         """Whether ``num_blocks`` more can be allocated without touching the watermark."""
         return self._pool.num_free >= self._num_spare + num_blocks
 
-    def victims(
-        self,
-        seq: Sequence,
-        num_new: int,
-        *,
-        has_slot: bool,
-        running: RankedQueue,
-        copy_sources: Collection[int],
-    ) -> list[Sequence] | None:
+    def victims(self, seq: Sequence, num_new: int, *, has_slot: bool, running: RankedQueue) -> list[Sequence] | None:
         """The sequences to preempt so that ``seq`` can be admitted: just enough, worst first; None if it cannot be.
 
         Args:
@@ -137,7 +129,6 @@ class BlockAdmission:
             num_new: Blocks that it needs besides.
             has_slot: A slot is free.
             running: The running sequences.
-            copy_sources: Blocks that this step copies; they do not become free in it, whichever sequence is preempted.
         """
         preemptible = self._ranking.preemptible_by(seq, running)
         retained = running.first(len(running) - len(preemptible))
@@ -150,7 +141,7 @@ class BlockAdmission:
                 victims.append(victim)
                 for block in victim.block_table:
                     owners[block] += 1
-                    num_free += owners[block] == self._pool.num_owners(block) and block not in copy_sources
+                    num_free += owners[block] == self._pool.num_owners(block)
                 if num_free >= num_needed:
                     break
             if num_free < num_needed or not (has_slot or victims):

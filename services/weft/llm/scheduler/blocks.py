@@ -310,15 +310,6 @@ class BlockPool:
                 # A block outside the index cannot be reused by a later prompt, so it is allocated first.
                 self._link(block, NULL_BLOCK if hashes[block] is None else self._prev[NULL_BLOCK])
 
-    def fork(self, table: Sequence[int]) -> list[int]:
-        """A copy of ``table`` whose blocks have one more owner each."""
-        self.acquire(table)
-        return list(table)
-
-    def is_shared(self, block: int) -> bool:
-        """Whether the block has another owner or is in the index, so that its owner must not write to it."""
-        return self._ref[block] + (self._hash[block] is not None) > 1
-
     def num_owners(self, block: int) -> int:
         """Owners of ``block``."""
         return self._ref[block]

@@ -45,8 +45,6 @@ class Decodes:
         token, position = (seq.tokens[-1], len(seq.tokens) - 1) if is_known else (UNKNOWN_TOKEN, len(seq.tokens))
         self._columns[:, seq.row] = (seq.slot, position, token, seq.block_table[-1], seq.max_len)
         self._stop_ids.update(seq.stop_ids)
-        if seq.forks:
-            self.examine(seq)
 
     def remove(self, seq: Sequence) -> None:
         """Remove ``seq``, which has a row; ``num_scheduled`` is left to the caller."""
@@ -69,10 +67,6 @@ class Decodes:
         """The token of ``seq`` was not known, and now is."""
         self._tokens[seq.row] = seq.tokens[-1]
 
-    def examine(self, seq: Sequence) -> None:
-        """Have ``advance`` always remove ``seq``."""
-        self._max_lens[seq.row] = 0
-
     def at_block_start(self) -> list[tuple[Sequence, int]]:
         """Sequences whose token begins a block, and how many full blocks are before it."""
         positions = self._positions[: len(self.seqs)]
@@ -84,8 +78,7 @@ class Decodes:
         """Go on to the next token in the first ``num_rows`` rows, whose token a step computes; None: not known yet.
 
         Returns:
-            Rows of sequences that the next token may end by their length, or that have forks; they are removed, and the
-            others have moved.
+            Rows of sequences that the next token may end by their length; they are removed, and the others have moved.
         """
         self._positions[:num_rows] += 1
         self._tokens[:num_rows] = UNKNOWN_TOKEN if token_ids is None else token_ids
@@ -161,12 +154,11 @@ def build_plan(
     num_logprobs = np.full(len(sample_rows), -1, np.int32)
     if asking:
         num_logprobs[:] = np.repeat([seq.num_logprobs for seq in asking], [1 + len(seq.drafts) for seq in asking])
-    table_delta, copies = _table_changes(changed, block_size)
+    table_delta = _table_changes(changed)
     new_slots, new_params, new_top_k, new_seeds = _new_rows([seq for seq in changed if seq.num_uploaded_blocks < 0])
     for seq in changed:
         seq.num_uploaded_blocks = len(seq.block_table)
         seq.num_uploaded_behind = seq.num_behind
-        seq.copy_source = -1
     return ForwardPlan(
         slots,
         q_start,
@@ -180,7 +172,6 @@ def build_plan(
         sample_positions,
         num_logprobs,
         table_delta,
-        copies,
         new_slots,
         new_params,
         new_top_k,
@@ -203,12 +194,11 @@ def _chunk(seq: Sequence, block_size: int) -> tuple[Int64, "array[int]", Int64]:
     return positions, tokens, slot_mapping
 
 
-def _table_changes(changed: Seq[Sequence], block_size: int) -> tuple[Int32, Int32]:
+def _table_changes(changed: Seq[Sequence]) -> Int32:
     # Columns: a tuple for each of the 6,250 blocks of a prompt of 100,000 tokens would cost a millisecond.
     slots: list[int] = []
     indices: list[int] = []
     blocks: list[int] = []
-    copies: list[tuple[int, int]] = []
     for seq in changed:
         table = seq.block_table
         first = max(seq.num_uploaded_blocks, 0)
@@ -219,11 +209,9 @@ def _table_changes(changed: Seq[Sequence], block_size: int) -> tuple[Int32, Int3
         indices += range(first, len(table))
         blocks += table[first:]
         slots += [seq.slot] * (len(indices) - len(slots))
-        if seq.copy_source >= 0:
-            copies.append((seq.copy_source, table[seq.num_computed_tokens // block_size]))
     table_delta = np.empty((len(slots), 3), np.int32)
     table_delta[:, 0], table_delta[:, 1], table_delta[:, 2] = slots, indices, blocks
-    return table_delta, np.array(copies, np.int32).reshape(-1, 2)
+    return table_delta
 
 
 def _new_rows(seqs: Seq[Sequence]) -> tuple[Int32, Float32, Int32, Int64]:

@@ -45,7 +45,7 @@ class ForwardPlan(NamedTuple):
     """One step over ``B`` sequences, ``T`` tokens and ``S`` sampled rows; the receiver owns the arrays.
 
     A sequence's *slot* is its row in the runner's tables and does not change while it runs. A token's slot in the KV
-    cache is ``block * block_size + offset``. The runner applies ``transfers``, then ``copies``, and
+    cache is ``block * block_size + offset``. The runner applies ``transfers``, then
     ``table_delta`` and ``new_*``, before the forward pass.
 
     Attributes:
@@ -63,7 +63,6 @@ class ForwardPlan(NamedTuple):
         sample_positions: ``[S]`` position of the new token.
         num_logprobs: ``[S]`` most likely tokens to report with it; -1: no log probabilities at all.
         table_delta: ``[n, 3]`` changes of block tables: slot, index in the table, block.
-        copies: ``[C, 2]`` blocks to copy, source and destination; no block is in both columns, no destination twice.
         new_slots: ``[n]`` slots that a new sequence takes from this step on.
         new_params: ``[n, 6]`` its sampling parameters, ``PARAM_COLUMNS``.
         new_top_k: ``[n]`` its ``top_k``, 0 for off.
@@ -89,7 +88,6 @@ class ForwardPlan(NamedTuple):
     sample_positions: Int32
     num_logprobs: Int32
     table_delta: Int32
-    copies: Int32
     new_slots: Int32
     new_params: Float32
     new_top_k: Int32

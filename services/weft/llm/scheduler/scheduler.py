@@ -125,11 +125,10 @@ class Scheduler:
         seq.max_len = min(seq.max_len, self.max_len)
         self._track_deadline(seq)
         parent = seq.parent
-        if parent is not None and parent.status is not SequenceStatus.ENDED and not parent.num_output:
+        is_computed = parent is None or parent.num_output > 0 or parent.row >= 0
+        if parent is not None and not is_computed and parent.status is not SequenceStatus.ENDED:
             seq.status = SequenceStatus.FORKING
             parent.forks.append(seq)
-            if parent.row >= 0:
-                self._decodes.examine(parent)
         else:
             self._allocator.wait(seq)
 
@@ -263,7 +262,6 @@ class Scheduler:
         """
         cancelled = self._cancelled()
         step = self._take_step()
-        self._allocator.end_step()
         failed = dict.fromkeys((*step.decodes, *step.prefills))
         for later in self._steps:
             for seq in later.prefills:
@@ -313,7 +311,6 @@ class Scheduler:
         return not (
             self._draft_source is not None
             or allocator.num_with_penalties
-            or allocator.has_forked
             or self._pool.window.num_tokens
             or self._pool.tier.num_slots
             or allocator.may_preempt()
@@ -331,7 +328,6 @@ class Scheduler:
     def _advance(self, step: "_Step", token_ids: Int32 | None = None) -> None:
         """Apply all of a step but the tokens to its sequences; ``token_ids`` are those of its decodes, if known."""
         step.is_advanced = True
-        self._allocator.end_step()
         step.held = self._decodes.advance(len(step.decodes), token_ids)
         for seq in step.prefills:
             step.progress.append(
@@ -364,8 +360,7 @@ class Scheduler:
             return []
         drafted = []
         for seq in source.propose(self._decodes.seqs, num_rows, num_left):
-            # With all drafts accepted there is one more token. Forks share the blocks of the prompt, and no others.
-            num_drafts = 0 if seq.forks else min(len(seq.drafts), seq.max_len - len(seq.tokens) - 1)
+            num_drafts = min(len(seq.drafts), seq.max_len - len(seq.tokens) - 1)  # all accepted bring one more
             del seq.drafts[self._allocator.reserve_drafts(seq, num_drafts) :]
             if seq.drafts:
                 self._decodes.remove(seq)

@@ -181,8 +181,6 @@ class Sequence:
     #: What the runner knows of the table; -1 blocks: it does not know the slot either.
     num_uploaded_blocks: int = -1
     num_uploaded_behind: int = 0
-    #: Block to copy, before the step, into the block of its next token; -1: none.
-    copy_source: int = -1
     #: Cached blocks at the last lookup; -1: never looked up.
     num_matched_blocks: int = -1
     #: Guesses of the tokens that follow ``tokens``, computed and checked by the current step.

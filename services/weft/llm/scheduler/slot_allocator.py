@@ -19,7 +19,6 @@ class SlotAllocator:
         num_preemptions: Preemptions so far.
         num_with_sampling_extras: Running sequences with log probabilities or penalties.
         num_with_penalties: Running sequences with penalties.
-        has_forked: A sequence has forked since blocks were last reserved, so that a block to be written may be shared.
         is_ahead: The step being planned follows one in flight.
         changed: Running sequences whose block table or slot is not uploaded, in the order of the changes.
     """
@@ -33,7 +32,7 @@ class SlotAllocator:
         self.num_with_sampling_extras = self.num_with_penalties = 0
         self.changed: dict[Sequence, None] = {}
         self.decodes = Decodes(num_slots, pool.block_size)
-        self.has_forked = self.is_ahead = False
+        self.is_ahead = False
         self._pool = pool
         self._ranking = ranking
         self._admission = admission
@@ -41,8 +40,6 @@ class SlotAllocator:
         self._free_slots = list(reversed(range(num_slots)))
         self._computing: dict[bytes, Sequence] = {}  # the sequence that will commit the block with this hash
         self._loads: dict[Sequence, list[int]] = {}  # indices in the table of blocks that the current step loads
-        self._copied: set[int] = set()
-        self._deferred_frees: list[int] = []
         # Rejected, and nothing has changed since that could help it, so trying again is pointless.
         self._blocked_seq: Sequence | None = None
         # Blocks ran out and a sequence was preempted; until one ends, readmitting it would repeat that.
@@ -113,9 +110,7 @@ class SlotAllocator:
         num_behind = window.num_behind(len(cached) * pool.block_size)
         num_new = window.table_len(len(seq.tokens), num_behind) - len(cached) + cached.count(OFFLOADED)
         pool.acquire(cached)
-        victims = self._admission.victims(
-            seq, num_new, has_slot=bool(self._free_slots), running=self.running, copy_sources=self._copied
-        )
+        victims = self._admission.victims(seq, num_new, has_slot=bool(self._free_slots), running=self.running)
         if victims is None:
             pool.free(cached)
             self._blocked_seq = seq
@@ -167,14 +162,13 @@ class SlotAllocator:
 
         A sequence that ranks worst of all is preempted itself.
         """
-        # The last block of a sequence that has forked is shared: its next writer gets a copy.
-        is_shared, self.has_forked = self.has_forked, False
-        if not is_shared and self.try_reserve_next_blocks():
+        if self.try_reserve_next_blocks():
             return
-        seqs = self.decodes.seqs[:] if is_shared else self._without_block()
-        for seq in sorted(seqs, key=lambda seq: seq.rank):
-            if seq.row >= 0:  # not preempted by one before it
-                self._reserve_next_block(seq)
+        for seq in sorted(self._without_block(), key=lambda seq: seq.rank):
+            while seq.row >= 0 and not self._pool.num_free:  # without a row it was preempted, by itself or before
+                self._preempt_worst().num_scheduled = 0
+            if seq.row >= 0:
+                self._append_block(seq, *self._pool.allocate(1))
 
     def try_reserve_next_blocks(self) -> bool:
         """As ``reserve_next_blocks``, but if blocks are short, change nothing and return False."""
@@ -182,32 +176,16 @@ class SlotAllocator:
         if len(seqs) > self._pool.num_free:
             return False
         for seq, block in zip(seqs, self._pool.allocate(len(seqs)), strict=True):
-            seq.block_table.append(block)
-            self.decodes.set_last_block(seq)
-            self.changed[seq] = None
+            self._append_block(seq, block)
         return True
 
     def _without_block(self) -> list[Sequence]:
         return [seq for seq, num_blocks in self.decodes.at_block_start() if len(seq.block_table) <= num_blocks]
 
-    def _reserve_next_block(self, seq: Sequence) -> None:
-        pool, table = self._pool, seq.block_table
-        index = seq.num_computed_tokens // pool.block_size
-        while index == len(table) or pool.is_shared(table[index]):
-            if pool.num_free:
-                (block,) = pool.allocate(1)
-                self.changed[seq] = None
-                if index == len(table):
-                    table.append(block)
-                else:
-                    self._copy_on_write(seq, index, block)
-                self.decodes.set_last_block(seq)
-                return
-            victim = self._preempt_worst()
-            if victim is not None:
-                victim.num_scheduled = 0
-            if victim is seq:
-                return
+    def _append_block(self, seq: Sequence, block: int) -> None:
+        seq.block_table.append(block)
+        self.decodes.set_last_block(seq)
+        self.changed[seq] = None
 
     def reserve_chunk(self, seq: Sequence, num_tokens: int) -> list[Sequence]:
         """Give the running ``seq`` blocks for its next ``num_tokens`` tokens; with a window it does not have them all.
@@ -222,10 +200,8 @@ class SlotAllocator:
         self._free_behind_window(seq)
         victims: list[Sequence] = []
         while pool.num_free < num_missing:
-            victim = self._preempt_worst()
-            if victim is not None:
-                victims.append(victim)
-            if victim is seq:
+            victims.append(self._preempt_worst())
+            if victims[-1] is seq:
                 return victims
         # More than this chunk needs: what it gave back at the other end is for its later chunks.
         num_wanted = pool.window.table_len(len(seq.tokens), seq.num_behind) - len(table)
@@ -233,11 +209,7 @@ class SlotAllocator:
         self.changed[seq] = None
         return victims
 
-    def _preempt_worst(self) -> Sequence | None:
-        """Preempt the running sequence that ranks worst; None: blocks whose freeing was deferred are free instead."""
-        if len(self.running) == 1:
-            self.end_step()  # all copies of this step were preempted; their deferred blocks are the missing ones
-            return None
+    def _preempt_worst(self) -> Sequence:
         victim = max(self.running, key=self._ranking.preemption_key)
         self._is_out_of_blocks = True
         self.preempt(victim)
@@ -262,7 +234,7 @@ class SlotAllocator:
         """Free the last blocks of ``seq`` that hold none of its computed tokens: they were for rejected drafts."""
         num_used = -(-seq.num_computed_tokens // self._pool.block_size)
         if num_used < len(seq.block_table):
-            self._release_blocks(seq.block_table[num_used:])
+            self._pool.free(seq.block_table[num_used:])
             del seq.block_table[num_used:]
             seq.num_uploaded_blocks = min(seq.num_uploaded_blocks, num_used)
 
@@ -282,23 +254,26 @@ class SlotAllocator:
         self._blocked_seq = None
 
     def fork(self, parent: Sequence) -> None:
-        """Start ``parent.forks``: on its blocks if a slot and spare blocks are free, else through the waiting queue.
+        """Start ``parent.forks``: on its full blocks if slots and blocks are free, else through the waiting queue.
 
-        The prompt of ``parent`` must just have been computed. Each fork computes its last token again to sample from
-        it.
+        The prompt of ``parent`` must just have been computed. A fork computes again what is behind these blocks, at
+        least the last token, to sample from it: so nobody ever writes to a block that is shared.
         """
-        first_waiting = self.waiting.first(1)
-        for count, child in enumerate(parent.forks, 1):
+        pool, first_waiting = self._pool, self.waiting.first(1)
+        num_full = (parent.num_prompt - 1) // pool.block_size
+        num_behind = pool.window.num_behind(num_full * pool.block_size)
+        for child in parent.forks:
             is_overtaking = bool(first_waiting) and first_waiting[0].rank < child.rank
+            has_room = self._free_slots and self._admission.has_spare_blocks(1)
             child.root, child.hashes = parent.root, parent.hashes[:]
-            if is_overtaking or not self._free_slots or not self._admission.has_spare_blocks(count):
+            if is_overtaking or not has_room or parent.num_behind > num_behind:
                 self.wait(child)
                 continue
             child.start()
-            child.remaining, child.num_behind = 1, parent.num_behind
-            self._assign_slot(child, self._pool.fork(parent.block_table))
-            self.decodes.add(child)
-            self.has_forked = True
+            child.remaining, child.num_behind = parent.num_prompt - num_full * pool.block_size, parent.num_behind
+            shared = parent.block_table[:num_full]
+            pool.acquire(shared)
+            self._assign_slot(child, shared + pool.allocate(1))
         parent.forks = []
 
     def may_preempt(self) -> bool:
@@ -340,7 +315,7 @@ class SlotAllocator:
         behind = seq.block_table[first:end]
         for block in behind[max(-(-seq.num_prompt // pool.block_size) - first, 0) :]:
             pool.forget(block)  # generated: a long answer would evict the prefixes of prompts
-        self._release_blocks(behind)
+        self._pool.free(behind)
         seq.block_table[first:end] = [NULL_BLOCK] * len(behind)
         seq.num_behind = end
         self.changed[seq] = None
@@ -356,17 +331,9 @@ class SlotAllocator:
         seq.status = SequenceStatus.ENDED
         self._blocked_seq = None
 
-    def end_step(self) -> None:
-        """Release the blocks whose freeing was deferred because the step copied them."""
-        if self._copied:
-            self._pool.free(self._deferred_frees)
-            self._deferred_frees = []
-            self._copied.clear()
-            self._blocked_seq = None
-
     def check(self) -> None:
         """Raise AssertionError unless slots, tables and pool agree; for tests and idle times."""
-        owners: dict[int, int] = dict.fromkeys(self._deferred_frees, 1)
+        owners: dict[int, int] = {}
         for seq in self.running:
             for block in seq.block_table[seq.num_behind :]:
                 owners[block] = owners.get(block, 0) + 1
@@ -392,14 +359,6 @@ class SlotAllocator:
     def _hash(self, seq: Sequence, num_blocks: int) -> None:
         seq.root = seq.root or self._pool.hasher.root(seq.request.salt)
         self._pool.hasher.extend(seq.hashes, seq.root, seq.tokens, num_blocks)
-
-    def _copy_on_write(self, seq: Sequence, index: int, block: int) -> None:
-        source = seq.block_table[index]
-        seq.block_table[index] = block
-        seq.copy_source = source
-        seq.num_uploaded_blocks = min(seq.num_uploaded_blocks, index)
-        self._copied.add(source)
-        self._release_blocks([source])
 
     def _assign_slot(self, seq: Sequence, table: list[int]) -> None:
         seq.slot = self._free_slots.pop()
@@ -430,15 +389,7 @@ class SlotAllocator:
         self.num_with_penalties -= seq.penalties is not None
         self.changed.pop(seq, None)
         self._free_slots.append(seq.slot)
-        self._release_blocks(seq.block_table)
+        self._pool.free(seq.block_table)
         seq.block_table = []
         seq.num_behind = seq.num_uploaded_behind = 0
-        seq.slot = seq.copy_source = -1
-
-    def _release_blocks(self, table: list[int]) -> None:
-        # A block that this step copies must not be reallocated within it: another copy could overwrite it.
-        if self._copied:
-            deferred = [block for block in table if block in self._copied and self._pool.num_owners(block) == 1]
-            self._deferred_frees += deferred
-            table = [block for block in table if block not in deferred]
-        self._pool.free(table)
+        seq.slot = -1

@@ -7,7 +7,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from weft.llm import ops
 from weft.llm.device_state import DeviceState
 from weft.llm.models.model import TransformerModel
 from weft.llm.scheduler.blocks import NULL_BLOCK
@@ -36,11 +35,10 @@ class DraftCache:
         self._num_checked = np.zeros(num_slots, np.int64)  # leading tokens of a slot that are known to be computed
 
     def follow(self, plan: ForwardPlan) -> None:
-        """Apply copies, block tables and new slots of a plan, and void the entries of all its tokens."""
+        """Apply block tables and new slots of a plan, and void the entries of all its tokens."""
         self._num_checked[plan.new_slots] = 0
         slots, columns, blocks = plan.table_delta.T
         self._tables[slots, columns] = blocks
-        self._is_computed[plan.copies[:, 1]] = self._is_computed[plan.copies[:, 0]]
         self._flat[plan.slot_mapping] = False
         self._is_computed[NULL_BLOCK] = True  # stands for blocks behind a window, which nobody needs
 
@@ -103,7 +101,7 @@ class DraftModelProposer:
         self._model = model
         self._max_num_tokens = max_num_tokens
         self._num_idle_steps = _MAX_IDLE_STEPS
-        self._waiting: list[ForwardPlan] = []  # without drafts and copies, not followed yet
+        self._waiting: list[ForwardPlan] = []  # without drafts, not followed yet
 
     def bind(self, state: DeviceState, num_blocks: int, block_size: int) -> None:
         """See ``DeviceProposer``."""
@@ -122,7 +120,7 @@ class DraftModelProposer:
             self._num_idle_steps = 0
         elif len(plan.sample_rows):
             self._num_idle_steps += 1
-        if self._num_idle_steps >= _MAX_IDLE_STEPS and not len(plan.copies):
+        if self._num_idle_steps >= _MAX_IDLE_STEPS:
             self._waiting.append(plan)
             if len(self._waiting) == _MAX_WAITING:
                 self._follow_waiting()
@@ -167,11 +165,6 @@ class DraftModelProposer:
         """Apply the plan's changes, and note its tokens by their places in the cache."""
         upload = self._state.upload
         self._cache.follow(plan)
-        if len(plan.copies):
-            pairs = upload(plan.copies)
-            ops.copy_blocks(self._kv, pairs)
-            blocks = self._tokens.view(-1, self._block_size)
-            blocks.index_copy_(0, pairs[:, 1].long(), blocks.index_select(0, pairs[:, 0]))
         # A draft stays 0 where the draft model has not caught up with its sequence.
         self._tokens.index_put_((upload(plan.slot_mapping),), token_ids.clamp(min=0))
 

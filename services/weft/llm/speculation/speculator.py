@@ -283,7 +283,7 @@ class Speculator:
         for seq in sorted(seqs, key=attrgetter("rank")):
             if num_left <= 0 or depth.is_full:
                 break
-            if seq.params.speculation == NONE or seq.forks:
+            if seq.params.speculation == NONE:
                 continue
             drafting = cast("_Drafting | None", seq.drafting) or self._start(seq)
             has_sampled = drafting.num_preemptions == seq.num_preemptions
