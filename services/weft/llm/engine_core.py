@@ -69,16 +69,8 @@ class EngineCore:
 
     A request that has ended, for whatever reason, owns no resources and receives nothing after its last delta.
 
-    Args:
-        runner: Runs steps.
-        config: Resolved for the model.
-        model_config: End-of-text tokens.
-        metrics: Records every event.
-        clock_ns: Monotonic time in nanoseconds.
-        drafts: Decides about speculation; None: there is none.
-
     Attributes:
-        busy_since_ns: Start of the current step; 0 between steps.
+        busy_since_ns: Start of the current step by ``clock_ns``; 0 between steps.
     """
 
     def __init__(

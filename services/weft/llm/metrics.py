@@ -46,19 +46,12 @@ class _Timeline:
 
 
 class Totals(NamedTuple):
-    """Cumulative totals of an engine at one time; the difference of two gives rates.
+    """Cumulative totals of an engine at ``time_ns`` by its clock; the difference of two gives rates.
 
-    Attributes:
-        time_ns: When they were read, by the engine's clock.
-        num_output_tokens: New tokens.
-        num_good_requests: Requests that completed within their latency objectives.
-        busy_ns: Time spent in steps.
-        num_flops: Minimum arithmetic of the steps, see ``TransformerConfig.flops``; 0 if no peak is configured.
-        num_bytes: Minimum memory traffic of the steps in bytes; 0 if no peak is configured.
+    ``num_flops`` and ``num_bytes`` are the minimum arithmetic and memory traffic of the steps; 0 if no peak is
+    configured.
     """
 
-    time_ns: int
-    num_output_tokens: int
     num_good_requests: int
     busy_ns: int
     num_flops: int
@@ -69,8 +62,6 @@ class Rates(NamedTuple):
     """Rates between two ``Totals``.
 
     Attributes:
-        tokens_per_s: New tokens per second.
-        goodput_per_s: Requests per second that completed within their latency objectives.
         mfu: Model FLOPs utilisation while steps ran, 0 to 1; None if the peak is unknown.
         mbu: Memory bandwidth utilisation while steps ran, 0 to 1; None if the peak is unknown.
     """
@@ -85,8 +76,6 @@ class EngineMetrics:
     """Totals, histograms and rates of one engine.
 
     Args:
-        config: The engine's; provides default latency objectives and peak rates.
-        model_config: The model's shape, from which arithmetic and memory traffic are computed.
         weight_bytes: Of all matrices of products as they are in memory; None: as numbers of ``config.dtype``.
 
     Attributes:
@@ -94,7 +83,6 @@ class EngineMetrics:
         ttft: Time to first token, from arrival.
         itl: Inter-token latency: between successive tokens of a choice.
         tpot: Time per output token: mean of a choice's ``itl``.
-        e2e: From arrival to end.
         outcomes: Ended requests by outcome: ``"stop"`` or ``"length"`` (that of the last choice), ``"cancelled"``, or
             the code of the error.
         num_prompt_tokens: Prompt tokens of requests with at least one token.

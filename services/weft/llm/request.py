@@ -253,7 +253,6 @@ class Delta:
         finish_reason: ``""`` while the choice is unfinished; ``"stop"`` at a stop token, ``"length"`` at ``max_tokens``
             or the end of the context.
         error: Why the request failed; ``token_ids`` is empty then.
-        is_last: The last delta of this request, for all choices.
         num_cached_tokens: Prompt tokens found in the prefix cache when the choice was first scheduled.
     """
 
@@ -283,7 +282,6 @@ class EngineRequest:
         deadline_ns: Time by the same clock at which it fails with ``DeadlineExceededError``, waiting or running. None:
             no deadline.
         salt: Requests with different salts share no cached prefix. Use one per tenant to isolate tenants.
-        id: For logs.
         slo_ttft_ms: Time-to-first-token objective, for goodput, in milliseconds; 0: the engine's.
         slo_tpot_ms: Time-per-output-token objective, for goodput, in milliseconds; 0: the engine's.
         is_cancelled: Set by ``Engine.cancel``; no further delta is delivered.

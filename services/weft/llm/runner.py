@@ -105,7 +105,6 @@ class ModelRunner:
     """Owns the KV cache and the device tables. Not thread-safe.
 
     Args:
-        model: The model; cache and tables live on the device of its weights.
         config: Resolved: ``dtype``, ``max_model_len`` and ``num_blocks`` are set.
         num_blocks: Blocks of the KV cache, including the null block; None: those of ``config``.
         proposer: Fills in the drafts that plans leave unknown; None: there are none.

@@ -31,7 +31,6 @@ class ChoiceOutput:
     Attributes:
         finish_reason: ``"stop"`` or ``"length"``; "" while unfinished.
         cumulative_logprob: Sum over all its tokens, if the request asks for log probabilities.
-        ids: New tokens since the last response.
         has_update: Whether a response would contain anything new.
     """
 

@@ -53,8 +53,6 @@ def make_runner(
     Args:
         make: Makes a runner whose cache has so many blocks.
         config: Resolved, without a number of blocks where that depends on free memory.
-        model_config: The model, whose weights are loaded.
-        draft_config: A draft model, likewise; None: there is none.
 
     Raises:
         InvalidArgumentError: The free memory of the device holds no block, or not the cache that was asked for.

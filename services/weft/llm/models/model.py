@@ -93,7 +93,6 @@ class TransformerModel:
     no prefill or decode mode: a step may have 1 token of one sequence and 500 of another.
 
     Args:
-        config: The model.
         weights: Weights by the names of ``config.weight_parts``; matrices as ``Matrix``, others as numbers. Taken out
             of the mapping one by one: a packed weight is a copy, and the two need not be in memory at once. With tied
             embeddings there may be a matrix for the LM head all the same.

@@ -31,8 +31,6 @@ def load_folder(
     Names, shapes and types of all tensors are validated before any is read.
 
     Args:
-        path: The folder, of Hugging Face or with a GGUF file.
-        config: Its model.
         dtype: Type of weights that are not quantised; None: ``config.dtype``.
         device: Device of the result; weights are copied one by one, so the CPU holds one at a time.
 

@@ -98,8 +98,6 @@ class BlockAdmission:
     not count against it; on an idle engine it is always admitted.
 
     Args:
-        pool: The blocks.
-        ranking: Decides which sequence may preempt which.
         watermark: Share of all blocks to keep free.
     """
 
@@ -128,7 +126,6 @@ class BlockAdmission:
             seq: Its cached blocks are acquired already.
             num_new: Blocks that it needs besides.
             has_slot: A slot is free.
-            running: The running sequences.
         """
         preemptible = self._ranking.preemptible_by(seq, running)
         retained = running.first(len(running) - len(preemptible))

@@ -199,9 +199,7 @@ class BlockPool:
 
     Args:
         num_blocks: All blocks, including the null block; at least 2.
-        block_size: Tokens of a block.
         enable_prefix_caching: False: ``match`` never finds a block.
-        key: Secret key of the hashes, up to 64 bytes.
         fields: See ``BlockHasher``.
         window: What a sequence still reads; by default everything.
         tier: Where cached blocks are saved that are reallocated; by default nowhere.

@@ -127,7 +127,6 @@ def build_plan(
             that compute all they have sample after the last known token and after each draft.
         changed: Those of both whose block table or slot is not uploaded.
         has_sampling_extras: Some sequences need log probabilities or penalties.
-        block_size: Tokens of a block.
     """
     num_decodes = len(decodes)
     counts = [seq.num_scheduled for seq in prefills]

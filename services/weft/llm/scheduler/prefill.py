@@ -26,12 +26,7 @@ class PrefillBudget:
     budget lends it that sequence's token in advance.
 
     Args:
-        config: The engine's.
-        num_left: Tokens left in the step.
         candidates: Sequences that may get some, running or waiting.
-
-    Attributes:
-        num_left: Tokens left now, including the lent one.
     """
 
     def __init__(self, config: EngineConfig, num_left: int, *candidates: list[Sequence]) -> None:

@@ -440,7 +440,6 @@ class _Step:
         decodes: Sequences of its first rows, which compute one token each and sample the next.
         prefills: Its other sequences.
         cancelled: Running sequences to end after it.
-        is_advanced: All was applied but the sampled tokens.
         held: Indices of ``decodes`` without a row among the decodes since then: their token may end them.
         lost: Those of ``prefills`` that were computed from invalid blocks.
         progress: Of each of ``prefills``, the first block written to, and how many tokens are sampled for it.

@@ -18,14 +18,10 @@ class PenaltyRow:
     """Token counts and biases of one sequence: unique tokens of prompt, output and biases; appending costs O(1).
 
     Args:
-        params: Penalties, biases and ``min_tokens`` of the sequence.
-        tokens: All its tokens so far.
-        num_prompt: Length of the prompt.
         stop_ids: Stop tokens, suppressed until the sequence has ``min_tokens`` new tokens.
         unique_prompt_ids: Tokens of the prompt, each once, int32; None: to be found.
 
     Attributes:
-        tokens: Unique token ids, int32.
         counts: Occurrences of each in the output; 0: in the prompt only; -1: in neither.
         biases: Added to the logit of each, float32; minus infinity while suppressed.
     """

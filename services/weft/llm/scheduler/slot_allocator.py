@@ -16,7 +16,6 @@ class SlotAllocator:
         running: Sequences with a slot.
         decodes: Those of them that have one token to compute.
         waiting: Sequences that wait for one.
-        num_preemptions: Preemptions so far.
         num_with_sampling_extras: Running sequences with log probabilities or penalties.
         num_with_penalties: Running sequences with penalties.
         is_ahead: The step being planned follows one in flight.
@@ -100,7 +99,6 @@ class SlotAllocator:
         """Give the waiting ``seq`` a slot and blocks for all its known tokens, preempting others if necessary.
 
         Args:
-            seq: The sequence.
             cached: The result of ``cached_blocks`` for it.
 
         Returns:

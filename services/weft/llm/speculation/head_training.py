@@ -99,11 +99,8 @@ def train_heads(
     same. The last tenth of the text is held out. A text of a million tokens takes ``4 * hidden_size`` MB of memory.
 
     Args:
-        model: Frozen.
         embedding: Its embedding, ``[vocab_size, hidden_size]``, on its device.
-        lm_head: Its LM head, of the same shape.
         token_ids: The text, ``[n]``.
-        training: How.
         on_step: Called after each step with its number from 1 and its loss in nats per token.
 
     Returns:

@@ -109,7 +109,6 @@ class AdaptiveDepth:
 
     Args:
         max_drafts: Most drafts of a sequence.
-        cost: Time of a greedy step.
         sampled_cost: Time of a step at a temperature above 0, whose rows cost more; None: the same.
 
     Attributes:
@@ -254,7 +253,6 @@ class Speculator:
 
     Args:
         name: Of the proposer, as requests name it.
-        depth: Decides how many drafts a sequence gets.
         factory: Makes the proposer of a sequence; None: the runner's proposer works on the device.
 
     Attributes:
