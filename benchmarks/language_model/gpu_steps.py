@@ -74,7 +74,7 @@ class Bench:
         runner = ModelRunner(network, config)
         runner.bind_thread()
         if graphs and self.device != "cpu":
-            runner.capture(graph_policy(config), CudaRecorder(network.device))
+            runner.capture(graph_policy(config), CudaRecorder(network.device).record)
         return runner
 
     def network(self, num_bits: int = 0) -> TransformerModel:

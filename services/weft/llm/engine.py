@@ -137,21 +137,6 @@ class Engine:
         self._end_error: WeftError | None = None  # error for requests after the thread has ended
 
     @property
-    def is_alive(self) -> bool:
-        """Whether the thread runs: started, not stopped and not dead."""
-        return self._thread.is_alive()
-
-    @property
-    def is_accepting(self) -> bool:
-        """Whether ``submit`` accepts requests: ``stop`` was not called and the thread has not died. Any thread."""
-        return self._stop_ns is None and self._end_error is None
-
-    @property
-    def busy_since_ns(self) -> int:
-        """Start of the current step by ``clock_ns``; 0 between steps. For a watchdog; any thread."""
-        return self._core.busy_since_ns
-
-    @property
     def num_waiting(self) -> int:
         """Sequences without a slot; a request that the thread has not read yet counts as one. Any thread."""
         return self._core.scheduler.num_waiting + self._inbox.qsize()
@@ -200,7 +185,7 @@ class Engine:
             ResourceExhaustedError: ``max_queued`` sequences are waiting.
             UnavailableError: The engine is stopping, has stopped or has died.
         """
-        if not self.is_accepting:
+        if self._stop_ns is not None or self._end_error is not None:
             raise UnavailableError("the engine takes no requests: it is stopping, has stopped or was lost").refused()
         self._limits.check(request)
         if 0 < self._max_queued <= self.num_waiting:

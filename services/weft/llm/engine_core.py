@@ -68,9 +68,6 @@ class EngineCore:
     """Active requests and the steps that advance them. Not thread-safe.
 
     A request that has ended, for whatever reason, owns no resources and receives nothing after its last delta.
-
-    Attributes:
-        busy_since_ns: Start of the current step by ``clock_ns``; 0 between steps.
     """
 
     def __init__(
@@ -94,7 +91,6 @@ class EngineCore:
             ),
         )
         self.scheduler = Scheduler(config, self.pool, clock_ns=clock_ns, drafts=drafts)
-        self.busy_since_ns = 0
         self._in_flight: deque[_Launched] = deque()
         self._end_ns = 0  # of the latest step
         self._plans_ahead = config.plans_ahead
@@ -231,15 +227,13 @@ class EngineCore:
     def _collect(self) -> None:
         """Await the tokens of the oldest step in flight, and emit its deltas; if it raises, its requests fail."""
         launched = self._in_flight.popleft()
-        self.busy_since_ns = start_ns = max(launched.start_ns, self._end_ns)
+        start_ns = max(launched.start_ns, self._end_ns)
         try:
             tokens = launched.collect()
         except Exception as exception:
             self._in_flight.clear()  # what was planned after it is void
             self._fail_step(exception)
             return
-        finally:
-            self.busy_since_ns = 0
         results = self.scheduler.complete(tokens.token_ids, tokens.draft_ids, tokens.failed_loads)
         if tokens.is_tier_lost:
             self.pool.tier.disable()

@@ -3,7 +3,7 @@
 import logging
 from bisect import bisect_left
 from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -51,15 +51,9 @@ class GraphPolicy:
         return GraphShape(self._sizes[bisect_left(self._sizes, num_seqs)], max_q_len)
 
 
-class GraphRecorder(Protocol):
-    """Captures work once, to be repeated on the same tensors."""
-
-    def record(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """Capture ``work``, which has the same operations, shapes and addresses each time, and runs more than once.
-
-        Returns:
-            A function that repeats it, and its result, which each call overwrites.
-        """
+#: Captures work that has the same operations, shapes and addresses each time, and runs it more than once. Returns a
+#: function that repeats it, and its result, which each call overwrites.
+Recorder = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 
 
 class CudaRecorder:
@@ -71,7 +65,7 @@ class CudaRecorder:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """See ``GraphRecorder``; ``work`` runs twice before, so that nothing is compiled while it is captured."""
+        """See ``Recorder``; ``work`` runs twice before, so that nothing is compiled while it is captured."""
         with torch.cuda.device(self._device), torch.inference_mode():
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
@@ -150,25 +144,21 @@ class DecodeGraphs:
         kv: Tensor,
         state: DeviceState,
         policy: GraphPolicy,
-        recorder: GraphRecorder,
+        record: Recorder,
         *,
         block_size: int,
         max_model_len: int,
+        only_largest: bool,
     ) -> None:
         self._model = model
         self._kv = kv
         self._state = state
         self._policy = policy
-        self._recorder = recorder
         self._block_size = block_size
         self._max_model_len = max_model_len
-        self._graphs: dict[GraphShape, _Graph] = {}
-
-    def capture(self, *, only_largest: bool = False) -> None:
-        """Capture every shape of the policy, the largest first; ``only_largest``: to see how much memory it takes."""
         with torch.inference_mode():
-            for shape in self._policy.shapes[: 1 if only_largest else None]:
-                self._graphs[shape] = self._captured(shape)
+            shapes = policy.shapes[: 1 if only_largest else None]
+            self._graphs = {shape: self._captured(shape, record) for shape in shapes}
 
     def run(self, plan: ForwardPlan, token_ids: Tensor) -> Tensor | None:
         """Hidden states of the plan's tokens, ``[T, hidden_size]``, valid until the next call; None: no graph fits.
@@ -188,7 +178,7 @@ class DecodeGraphs:
         graph.replay()
         return graph.hidden[: len(token_ids)]
 
-    def _captured(self, shape: GraphShape) -> _Graph:
+    def _captured(self, shape: GraphShape, record: Recorder) -> _Graph:
         num_tokens = shape.num_seqs * shape.q_len
         device = self._kv.device
         lengths = torch.empty(2, shape.num_seqs, dtype=torch.int32, device=device)
@@ -206,4 +196,4 @@ class DecodeGraphs:
                 known, positions, self._kv, rows, q_start, ctx_len, slot_mapping, shape.q_len, self._max_model_len
             )
 
-        return _Graph(lengths, token_ids, *self._recorder.record(step))
+        return _Graph(lengths, token_ids, *record(step))

@@ -13,7 +13,7 @@ from weft.llm import ops
 from weft.llm.block_store import open_store
 from weft.llm.config import EngineConfig
 from weft.llm.device_state import DeviceProposer, DeviceState
-from weft.llm.graphs import DecodeGraphs, GraphPolicy, GraphRecorder
+from weft.llm.graphs import DecodeGraphs, GraphPolicy, Recorder
 from weft.llm.models.model import TransformerModel
 from weft.llm.scheduler.plan import ForwardPlan, accepted_counts, count_drafts, draft_rows
 
@@ -154,7 +154,7 @@ class ModelRunner:
         else:
             retain_freed_memory()
 
-    def capture(self, policy: GraphPolicy, recorder: GraphRecorder, *, only_largest: bool = False) -> None:
+    def capture(self, policy: GraphPolicy, record: Recorder, *, only_largest: bool = False) -> None:
         """Capture the steps of ``policy``, which run as graphs from now on; before the first step.
 
         ``only_largest``: to see how much memory it takes.
@@ -164,11 +164,11 @@ class ModelRunner:
             self.kv,
             self._state,
             policy,
-            recorder,
+            record,
             block_size=self._block_size,
             max_model_len=self._max_model_len,
+            only_largest=only_largest,
         )
-        self._graphs.capture(only_largest=only_largest)
 
     def warm_up(self) -> None:
         """Compute a token of the null block on a CPU, so that nothing is compiled during the first request.

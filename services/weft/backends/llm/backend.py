@@ -108,26 +108,14 @@ _CLOSE_GRACE_S = 1.0
 class LlmBackend(Backend):
     """Generates text with the model of a Hugging Face folder, for many requests concurrently (continuous batching).
 
-    The version folder has ``config.json`` and ``*.safetensors`` of a Llama, Mistral, Qwen or Gemma 3
-    model, and
-    ``tokenizer.json``; without the latter, prompts and outputs are token ids only. Inputs and outputs are those of
-    Triton's vLLM backend, plus ``input_ids`` and ``output_ids`` (``tensors``); the configuration need not declare them.
-    The model is decoupled: with ``stream`` true there is a response per token, or per several if the client reads
-    slower; otherwise, and for a unary call, there is one response.
+    Folder, parameters, tensors and request parameters: docs/language-models.md. The model is decoupled: with ``stream``
+    true there is a response per token, or per several if the client reads slower; otherwise, and for a unary call,
+    there is one response.
 
     Requests wait in the model's queue, under the priorities, policies and ageing of ``dynamic_batching``, and enter the
     engine while it has slots; one of better priority enters at once, and the engine preempts a worse one. A request
     that is cancelled, or whose deadline passes, leaves the engine within a step, also while it runs. Several instances
     are separate engines, each with its own weights, and share the requests.
-
-    Parameters (all optional): those of ``EngineConfig``, except ``device`` and ``aging_ns``, and
-        max_text_bytes: Limit of ``text_input``, in bytes of UTF-8. Default 1048576.
-        load_format: ``safetensors``, or ``dummy``: random weights, for benchmarks. Default safetensors.
-
-    Request parameters: ``priority`` and ``timeout``; ``cache_salt``: requests share cached prefixes only if it is
-    equal; ``add_special_tokens``: false for a ``text_input`` that has them already; ``parse_special_tokens``: whether
-    special tokens in a ``text_input`` are special, by default those of one that has them already; and, without the
-    input ``sampling_parameters``, sampling parameters by name.
     """
 
     auto_complete = staticmethod(tensors.complete)  # type: ignore[assignment]  # mypy takes the base's for a method
@@ -152,9 +140,8 @@ class LlmBackend(Backend):
         self.close()
         settings = read_settings(self.model, self.instance)
         load_engine = require("weft.backends.llm.loading", "model").load_engine  # imports torch
-        sys.setswitchinterval(
-            min(SWITCH_INTERVAL_S, sys.getswitchinterval())
-        )  # shortens the engine's waits for the GIL
+        # Shortens the engine's waits for the GIL.
+        sys.setswitchinterval(min(SWITCH_INTERVAL_S, sys.getswitchinterval()))
         codec = TextCodec.from_folder(self.model.directory, settings.max_text_bytes)
         self._codec = codec
         self._reader = RequestReader(codec, settings.engine.max_num_seqs)

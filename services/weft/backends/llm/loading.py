@@ -68,7 +68,7 @@ def make_runner(
         runner = make(num_blocks)
         runner.bind_thread()
         try:
-            runner.capture(policy, CudaRecorder(device), only_largest=only_largest)
+            runner.capture(policy, CudaRecorder(device).record, only_largest=only_largest)
         except BaseException:
             runner.close()
             raise

@@ -127,10 +127,7 @@ class DraftModelProposer:
             return
         self._follow_waiting()
         self._follow(plan, token_ids)
-        wanted = is_drafting
-        if self._num_idle_steps < _MAX_IDLE_STEPS:
-            wanted = wanted | (np.diff(plan.q_start) - plan.num_drafts > 1)
-        chosen = np.flatnonzero(wanted)
+        chosen = np.flatnonzero(is_drafting | (np.diff(plan.q_start) - plan.num_drafts > 1))
         if not len(chosen):
             return
         ends = (plan.ctx_len - plan.num_drafts)[chosen]
