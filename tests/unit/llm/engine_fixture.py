@@ -11,15 +11,14 @@ import numpy as np
 import torch
 
 from weft.llm.config import EngineConfig, TransformerConfig
+from weft.llm.device_state import DeviceProposer
 from weft.llm.engine import Engine
-from weft.llm.metrics import EngineMetrics, EngineObserver
+from weft.llm.metrics import EngineMetrics
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
-from weft.llm.request import Delta, EngineRequest, TokenLogprobs
+from weft.llm.request import Delta, EngineRequest, SamplingParams, TokenLogprobs
 from weft.llm.runner import ModelRunner, StepTokens
-from weft.llm.sampling_params import SamplingParams
 from weft.llm.scheduler.plan import ForwardPlan
-from weft.llm.speculation.device_proposer import DeviceProposer
 from weft.llm.speculation.speculator import Speculator
 
 torch.set_num_threads(1)
@@ -74,7 +73,7 @@ def make_engine(
     *,
     shape: str = "narrow",
     model: TransformerModel | None = None,
-    observer: EngineObserver | None = None,
+    metrics_class: type[EngineMetrics] = EngineMetrics,
     on_lost: Callable[[Any], None] = lambda error: None,
     before_step: Callable[[ForwardPlan], None] = lambda plan: None,
     after_deltas: Callable[[], None] = lambda: None,
@@ -88,7 +87,7 @@ def make_engine(
     Args:
         shape: Of its random model, a key of ``SHAPES``.
         model: Another model.
-        observer: Of its metrics.
+        metrics_class: Of its metrics.
         on_lost: As of ``Engine``.
         before_step: As of ``HookedRunner``.
         after_deltas: As of ``Engine``.
@@ -103,7 +102,7 @@ def make_engine(
     own = _model(shape, resolved.dtype, resolved.deterministic, resolved.quantization)
     runner = HookedRunner(model or own, resolved, proposer=proposer)
     runner.before_step = before_step
-    metrics = EngineMetrics(resolved, model_config, observer=observer)
+    metrics = metrics_class(resolved, model_config)
     return Engine(
         runner,
         resolved,

@@ -11,10 +11,8 @@ from tests.unit.llm.engine_fixture import VOCAB_SIZE, Answer
 from torch import Tensor
 
 from weft.llm.device_state import DeviceState
-from weft.llm.scheduler.plan import ForwardPlan
-from weft.llm.speculation.depth import FixedDepth
-from weft.llm.speculation.planned_drafts import draft_rows
-from weft.llm.speculation.speculator import Speculator
+from weft.llm.scheduler.plan import ForwardPlan, draft_rows
+from weft.llm.speculation.speculator import FixedDepth, Speculator
 
 #: Sampling parameters of every kind, whose tokens drafts must not change.
 SAMPLING_KINDS: list[dict[str, Any]] = [

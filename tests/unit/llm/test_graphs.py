@@ -30,7 +30,7 @@ class FakeRecorder:
         self.num_replays = 0
 
     def record(self, work: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        """See ``GraphRecorder``."""
+        """See ``Recorder``."""
         self.num_recorded += 1
         result = work().clone()
 
@@ -71,7 +71,7 @@ def serve_on_graphs(recorder: FakeRecorder | None, **config) -> list[list[int]]:
     engine = make_engine(max_num_seqs=6, max_num_batched_tokens=16, **config)
     if recorder is not None:
         runner: Any = engine._core._runner
-        runner.capture(GraphPolicy(6, (1, 3)), recorder)
+        runner.capture(GraphPolicy(6, (1, 3)), recorder.record)
     prompts = random_prompts(9, 1, 30, 1)
     answers = [Answer(p, max_tokens=8, temperature=float(i % 2), seed=i) for i, p in enumerate(prompts)]
     engine.start()
@@ -100,7 +100,7 @@ def runner_of(**config: Any) -> Any:
 def test_padding_writes_the_null_block_alone(num_seqs, q_len):
     """A padded step changes the blocks that its tokens are in, and block 0; so does one that follows a larger one."""
     runner = runner_of(max_num_seqs=8)
-    runner.capture(GraphPolicy(8, (1, 3)), FakeRecorder())
+    runner.capture(GraphPolicy(8, (1, 3)), FakeRecorder().record)
     hidden_of(runner, decode_plan(8, q_len))
     plan = decode_plan(num_seqs, q_len)
     plan = plan._replace(token_ids=plan.token_ids + 30)
@@ -180,7 +180,7 @@ def test_replay_equals_eager_bitwise_and_compiles_nothing(deterministic):
     model = TransformerModel(config, weights, dtype=torch.bfloat16, device="cuda", deterministic=deterministic)
     options: dict[str, Any] = {"model": model, "dtype": "bfloat16", "deterministic": deterministic, "max_num_seqs": 4}
     eager, graphs = (runner_of(**options) for _ in range(2))
-    graphs.capture(GraphPolicy(4, (1, 3)), CudaRecorder(torch.device("cuda")))
+    graphs.capture(GraphPolicy(4, (1, 3)), CudaRecorder(torch.device("cuda")).record)
     compiled: list[object] = []
     for num_seqs, q_len in ((1, 1), (4, 1), (4, 3)):
         plan = decode_plan(num_seqs, q_len)

@@ -22,10 +22,9 @@ from weft.base.errors import InvalidArgumentError
 from weft.llm.config import EngineConfig
 from weft.llm.engine import Engine
 from weft.llm.models.model import TransformerModel
-from weft.llm.sampling_params import SamplingParams
-from weft.llm.speculation.depth import FixedDepth
+from weft.llm.request import SamplingParams
 from weft.llm.speculation.ngram import NgramProposer
-from weft.llm.speculation.speculator import Speculator
+from weft.llm.speculation.speculator import FixedDepth, Speculator
 
 _PLACES = ["host", "device"]
 #: Sampling parameters of every kind; the second of each pair of requests is sampled.

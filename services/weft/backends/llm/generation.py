@@ -9,12 +9,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from weft.backends.llm import tensors
-from weft.backends.llm.generation_request import GenerationRequest
+from weft.backends.llm.tensors import GenerationRequest
 from weft.backends.llm.text import TextCodec
 from weft.base.errors import WeftError
 from weft.base.tensors import Array
-from weft.llm.request import Delta, TokenLogprobs
-from weft.llm.sampling_params import SamplingParams
+from weft.llm.request import Delta, SamplingParams, TokenLogprobs
 from weft.serving.detokenizer import Demand, StopStrings, enough_of
 from weft.serving.request.request import InferenceRequest, InferenceResponse, Work
 
@@ -26,15 +25,12 @@ class ChoiceOutput:
     """Accumulates the tokens of one choice between two responses. Detokenizes lazily.
 
     Args:
-        params: Sampling parameters of the request.
-        codec: The tokenizer, if there is one.
         prompt_ids: The last tokens of the prompt, the context of the first new token.
         wants_text: Whether ``take_text`` will be called.
 
     Attributes:
         finish_reason: ``"stop"`` or ``"length"``; "" while unfinished.
         cumulative_logprob: Sum over all its tokens, if the request asks for log probabilities.
-        ids: New tokens since the last response.
         has_update: Whether a response would contain anything new.
     """
 
@@ -151,7 +147,6 @@ class ChoiceOutput:
             self._ready += self._stop.push(self._text.finish()) + self._stop.finish()
 
     def _has_stopped(self) -> bool:
-        """Whether a stop string ended the text, and thus the choice."""
         if self._stop.stopped_by is None:
             return False
         self.finish_reason = "stop"
@@ -193,10 +188,6 @@ class Generation:
     a slow client gets fewer and longer ones and delays no other request. The final response is sent at once.
 
     Args:
-        request: The request.
-        generation_request: Its parsed content.
-        codec: The tokenizer, if there is one.
-        sink: Receives the responses.
         finish: Finishes a choice in the engine, by its index.
         cancel: Cancels the request in the engine.
         on_done: Called after the final response was sent.
@@ -268,7 +259,6 @@ class Generation:
             self._sink.deliver(self._response(), is_final=False)
 
     def _start(self) -> None:
-        """Set up the choices at the first token; the engine has validated the prompt by then."""
         self._first_token_ns = time.monotonic_ns()
         generation_request = self._generation_request
         context = generation_request.prompt_ids[-_NUM_CONTEXT_IDS:].tolist()

@@ -7,8 +7,7 @@ import tokenizers
 
 from weft.backends.llm.generation import ChoiceOutput
 from weft.backends.llm.text import TextCodec
-from weft.llm.request import Delta, TokenLogprobs
-from weft.llm.sampling_params import SamplingParams
+from weft.llm.request import Delta, SamplingParams, TokenLogprobs
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from weft.backends.llm.settings import Settings
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.llm.config import EngineConfig
 from weft.llm.engine import Engine
-from weft.llm.speculation.depth import FixedDepth
+from weft.llm.speculation.speculator import FixedDepth
 from weft.tools.train_heads import train_heads
 
 

@@ -1,5 +1,6 @@
 """Memory for a KV cache beside CUDA graphs, on a device that is stood in for."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,7 +73,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> Any:
     """``on(device, config)``: a runner made on a device."""
 
     def run(device: Device, /, **fields: Any) -> Any:
-        monkeypatch.setattr(module, "CudaRecorder", lambda _: None)
+        monkeypatch.setattr(module, "CudaRecorder", lambda _: SimpleNamespace(record=None))
         monkeypatch.setattr(module, "_free_bytes", lambda _: device.free_bytes - device.taken_bytes)
         monkeypatch.setattr(module, "_release", lambda: setattr(device, "taken_bytes", 0))
         config = EngineConfig(**({"device": "cuda", "dtype": "float32"} | fields)).resolved(MODEL)

@@ -13,13 +13,11 @@ from typing_extensions import override
 
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
-from weft.llm.speculation.depth import AdaptiveDepth, FixedDepth
 from weft.llm.speculation.draft_model import DraftModelProposer
 from weft.llm.speculation.head_training import HeadTraining, train_heads
 from weft.llm.speculation.lookahead import LookaheadProposer
-from weft.llm.speculation.medusa import MedusaProposer
-from weft.llm.speculation.medusa_heads import Head, MedusaHeads
-from weft.llm.speculation.speculator import Speculator
+from weft.llm.speculation.medusa import Head, MedusaHeads, MedusaProposer
+from weft.llm.speculation.speculator import AdaptiveDepth, FixedDepth, Speculator
 from weft.llm.weights.parts import EMBEDDING, LM_HEAD
 
 #: "self" is a draft model that equals the target, so that every draft is right.
@@ -63,14 +61,15 @@ class Scripted(FixedDepth):
     """So many drafts in the first steps with decodes, the last number ever after."""
 
     def __init__(self, script: Sequence[int]) -> None:
-        super().__init__(script[-1])
+        self._script: list[int] = []
+        super().__init__(max(script))
         self._script = list(script)
 
     @override
     def begin(self, num_rows: int, *, is_greedy: bool = True) -> None:
         if self._script:
-            self._num_drafts = self._script.pop(0)
-        self.is_full = not self._num_drafts
+            self._max_drafts = self._script.pop(0)
+        super().begin(num_rows, is_greedy=is_greedy)
 
 
 def options(

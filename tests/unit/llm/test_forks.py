@@ -1,4 +1,4 @@
-"""Several continuations of one prompt: shared blocks, copied by whoever writes first."""
+"""Several continuations of one prompt, whose full blocks they share."""
 
 import pytest
 from tests.unit.llm.fake_runner import Bench, undisturbed
@@ -18,44 +18,22 @@ def test_choices_are_as_if_alone(num_prompt, is_caching):
     assert 0 == bench.pool.num_used
 
 
-def test_the_prompt_is_computed_once():
-    """Forks own the parent's blocks and compute one token: the last of the prompt, to sample from it."""
-    bench = Bench(num_blocks=40)
-    parent, *forks = bench.add(10, n=3, max_tokens=9)
+@pytest.mark.parametrize("is_caching", [True, False])
+@pytest.mark.parametrize(("num_prompt", "num_shared"), [(1, 0), (4, 0), (5, 1), (8, 1), (9, 2), (10, 2)])
+def test_full_blocks_of_the_prompt_are_computed_once(num_prompt, num_shared, is_caching):
+    """Forks own them with the parent, and compute what is behind, at least the last token, to sample from it."""
+    bench = Bench(num_blocks=40, enable_prefix_caching=is_caching)
+    parent, *forks = bench.add(num_prompt, n=3, max_tokens=9)
     bench.step()
-    assert {10} == set(bench.scheduled().values())
-    assert [parent.block_table] * 2 == [fork.block_table for fork in forks]
-    assert [9, 9] == [fork.num_cached for fork in forks]
-    assert 3 == bench.pool.num_used
+    assert {num_prompt} == set(bench.scheduled().values())
+    shared = parent.block_table[:num_shared]
+    assert [shared] * 2 == [fork.block_table[:-1] for fork in forks]
+    assert [4 * num_shared] * 2 == [fork.num_cached for fork in forks]
+    assert num_shared + 3 == bench.pool.num_used
     bench.step()
-    assert [1, 1, 1] == list(bench.scheduled().values())
-    assert 5 == bench.pool.num_used
-    assert {tuple(parent.block_table[:2])} == {tuple(seq.block_table[:2]) for seq in (parent, *forks)}
-
-
-def test_the_last_owner_writes_in_place():
-    """Of three owners of a part-filled block two get copies, and the last keeps it."""
-    bench = Bench()
-    parent, *forks = bench.add(6, n=3, max_tokens=9)
-    bench.step()
-    shared = parent.block_table[1]
-    bench.step()
-    copies = bench.plan.copies.tolist()
-    assert [[shared, parent.block_table[1]], [shared, forks[0].block_table[1]]] == sorted(copies)
-    assert shared == forks[1].block_table[1]
-    bench.step()
-    assert not len(bench.plan.copies)
-
-
-def test_a_full_last_block_is_copied_too():
-    """Where the prompt fills its last block, forks write to copies: that block can be found by others."""
-    bench = Bench()
-    parent, *forks = bench.add(8, n=3, max_tokens=9)
-    bench.step()
-    shared = parent.block_table[1]
-    bench.step()
-    assert [[shared, fork.block_table[1]] for fork in forks] == bench.plan.copies.tolist()
-    assert shared == parent.block_table[1]
+    assert [1, *[num_prompt - 4 * num_shared] * 2] == list(bench.scheduled().values())
+    bench.run()
+    assert [undisturbed(seq) for seq in (parent, *forks)] == [seq.tokens.tolist() for seq in (parent, *forks)]
 
 
 def test_forks_wait_for_the_prompt():
@@ -150,20 +128,3 @@ def test_a_parent_of_one_token_still_forks():
     bench.run()
     assert [undisturbed(seq) for seq in sequences] == [seq.tokens.tolist() for seq in sequences]
     assert 0 == bench.pool.num_used
-
-
-def test_a_block_that_is_copied_is_not_given_away_in_the_same_step():
-    """If the owner of a block that is being copied is preempted in that step, nobody gets the block before its end."""
-    bench = Bench(max_num_seqs=2)
-    parent, fork = bench.add(6, n=2, level=1, max_tokens=6)
-    bench.step()
-    shared = parent.block_table[1]
-    (better,) = bench.add([9] * 4, level=0, max_tokens=3)
-    plan = bench.scheduler.schedule()
-    assert SequenceStatus.WAITING is fork.status
-    assert [[shared, parent.block_table[1]]] == plan.copies.tolist()
-    assert (1, False) == (bench.pool.num_owners(shared), shared in better.block_table)
-    bench.scheduler.complete(bench.runner.run(plan))
-    assert 0 == bench.pool.num_owners(shared)
-    bench.run()
-    assert [undisturbed(seq) for seq in bench.sequences] == [seq.tokens.tolist() for seq in bench.sequences]

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from weft.base.errors import InvalidArgumentError
-from weft.llm.weights.gguf.container import GgufFile
-from weft.llm.weights.gguf.model_metadata import ROPE_FACTORS, GgufLayout
+from weft.llm.weights.gguf import ROPE_FACTORS, GgufFile, GgufLayout
 from weft.llm.weights.parts import Part, is_norm, listed
 from weft_kernels.linear.quantized import QuantizedWeight, pack
 
@@ -25,9 +24,7 @@ class BlockType(NamedTuple):
     """A type of tensors.
 
     Attributes:
-        name: As llama.cpp calls it.
         num_elements: Of a block.
-        num_bytes: Of a block.
         dtype: Of plain numbers; None for codes.
         num_bits: Of the codes that they become.
         decode: From uint8 ``[N, blocks, num_bytes]`` to codes.
@@ -42,13 +39,7 @@ class BlockType(NamedTuple):
 
 
 def to_weight(block_type: BlockType, data: Tensor, shape: tuple[int, ...]) -> Tensor | QuantizedWeight:
-    """The weight of a tensor.
-
-    Args:
-        block_type: Its type.
-        data: Its bytes, uint8, rows one after another.
-        shape: Of the tensor; two dimensions where it has codes.
-    """
+    """The weight of its bytes, uint8, rows one after another; ``shape`` has two dimensions where it has codes."""
     if block_type.decode is None:
         return data.view(block_type.dtype or torch.float32).view(shape)
     outputs, inputs = shape
@@ -73,12 +64,10 @@ def to_weight(block_type: BlockType, data: Tensor, shape: tuple[int, ...]) -> Te
 
 
 def _half(data: Tensor) -> Tensor:
-    """float32 of float16 numbers: uint8 ``[..., 2 n]`` to ``[..., n]``."""
     return data.contiguous().view(torch.float16).float()
 
 
 def _nibbles(data: Tensor) -> Tensor:
-    """Codes of 4 bits: the low halves of all bytes, then the high halves."""
     return torch.cat((data & 15, data >> 4), -1)
 
 
@@ -187,13 +176,9 @@ _LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 
 
 class GgufSource:
-    """Reads weights one at a time. Created by ``open``.
+    """Reads weights one at a time. Created by ``open``."""
 
-    Args:
-        file: The open file.
-        layout: Of the files of the architecture.
-        head_dim: Width of a head.
-    """
+    format_name = "gguf"  # for the log
 
     def __init__(self, file: GgufFile, layout: GgufLayout, head_dim: int) -> None:
         self._file = file
@@ -204,25 +189,12 @@ class GgufSource:
     @classmethod
     @contextmanager
     def open(cls, path: Path, layout: GgufLayout, head_dim: int) -> Iterator[Self]:
-        """Open the file, whose configuration was read; leaving the ``with`` block closes it.
-
-        Raises:
-            NotFoundError, InvalidArgumentError: As of ``GgufFile.open``.
-        """
+        """Open the file; leaving the ``with`` block closes it. Raises as ``GgufFile.open``."""
         with GgufFile.open(path) as file:
             yield cls(file, layout, head_dim)
 
-    @property
-    def format_name(self) -> str:
-        """Name of the format, for the log."""
-        return "gguf"
-
     def check(self, parts: Iterable[Part], ignored: Iterable[str]) -> None:
-        """Validate names, shapes and types of all tensors against the model, before any is read.
-
-        Args:
-            parts: All weights of the model.
-            ignored: Weights, by their names in a folder, that may be present as well.
+        """Validate the tensors of all ``parts`` of the model before any is read; ``ignored`` ones may be there as well.
 
         Raises:
             InvalidArgumentError: Tensors are missing, unexpected, or of another shape or type.
@@ -269,7 +241,6 @@ class GgufSource:
         return weight
 
     def _name(self, name: str) -> str:
-        """Name in the file of a tensor of a Hugging Face folder."""
         module, _, kind = name.rpartition(".")
         if module in _WHOLE:
             return f"{_WHOLE[module]}.{kind}"
