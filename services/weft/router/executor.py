@@ -60,7 +60,6 @@ class Execution:
     """One request of a graph, from ``GraphExecutor.begin`` to ``end``.
 
     Attributes:
-        start_ns: On the runtime's clock.
         run: Of the root; the deadline of the graph is worked in.
         work: Runs the graph; await it once.
         outputs: What it gave, where that is not in the frame of ``run``.
@@ -82,7 +81,6 @@ class GraphExecutor:
         KeyError: The plan names a target that the runtime does not have.
 
     Attributes:
-        plan: As given.
         intermediates: Tensors that can be requested in addition to the outputs.
     """
 
@@ -127,8 +125,6 @@ class GraphExecutor:
         """Begin a valid call; ``end`` must follow.
 
         Args:
-            call: The request.
-            context: Of the request.
             is_collected: Of a decoupled graph: each decoupled model gives all its responses as one, and so does the
                 graph.
 
@@ -183,9 +179,6 @@ class GraphExecutor:
         trace it is neither of them: the client requested what it carries. The last response has the parameter
         ``graph_incomplete`` where the stream of a soft step broke off.
 
-        Raises:
-            WeftError: As ``execute``, after the responses that were made before.
-
         Closing the generator, or cancelling the task that awaits it, cancels every call in flight; no task is left.
         """
         name, version = self.plan.signature.name, self.plan.signature.version
@@ -216,7 +209,6 @@ class GraphExecutor:
         return execution.selection.node.responses(execution.run)
 
     async def _collect(self, execution: Execution) -> None:
-        """Run a decoupled graph; its first response, which has everything, is the answer."""
         async with contextlib.aclosing(self._responses(execution)) as responses:
             answers = [(execution.selection.outputs(one), one.request) async for one in responses]
         if not answers:
@@ -231,7 +223,6 @@ class GraphExecutor:
             execution.outputs, execution.is_cached = await answers.outputs(execution.run, execution.selection)
 
     def _run(self, call: InferCall, context: CallContext, start_ns: int, selection: Selection) -> Run:
-        """A run of the root, its inputs in the frame. Raises InvalidArgumentError."""
         root, deadline_ns = self.plan.root, context.deadline_ns
         if self._timeout_ns:
             deadline_ns = earlier(deadline_ns, start_ns + self._timeout_ns)
@@ -250,11 +241,7 @@ class GraphExecutor:
 
 
 class Assembly:
-    """Makes nodes and steps of one graph.
-
-    Args:
-        runtime: What they share with other graphs.
-    """
+    """Makes nodes and steps of one graph."""
 
     def __init__(self, plan: GraphPlan, runtime: Runtime) -> None:
         name, version = plan.signature.name, plan.signature.version
@@ -274,11 +261,7 @@ class Assembly:
         """A node with all that is in it.
 
         Args:
-            plan: The node.
             graph: The nested graph around it; "" where there is none.
-
-        Raises:
-            KeyError: It names a target that is not there.
         """
         graph = plan.graph or graph
         steps = tuple(self.step(step, plan, graph) for step in plan.steps)
@@ -291,13 +274,7 @@ class Assembly:
         """Build the executable step of a StepPlan: action, policies, then guards (when, fallback, limits).
 
         Args:
-            plan: The step.
-            node: Around it.
-            graph: As of ``node``.
             stands_in: It is a fallback.
-
-        Raises:
-            KeyError: As ``node``.
         """
         runtime, context = self._runtime, self._context(node.batches_steps)
         if plan.action.streams:
@@ -331,7 +308,6 @@ class Assembly:
     def _action(
         self, plan: StepPlan, node: NodePlan, graph: str, context: ErrorContext, counters: StepCounters
     ) -> Action:
-        """What the step does: a call, or a node within its limit."""
         runtime, inner = self._runtime, plan.action
         parts = StreamParts(counters, runtime.clock_ns, plan.is_soft)
         if isinstance(inner, CallPlan):
@@ -350,13 +326,11 @@ class Assembly:
         return Limited(action, context, runtime.clock_ns, self._limits[key], node=shown)
 
     def _context(self, is_batched: bool | None) -> ErrorContext:
-        """The graph, for what has a batch dimension or not; None: as the graph."""
         is_same = is_batched is None or is_batched == self.error_context.is_batching
         return self.error_context if is_same else self._other_context
 
 
 def _fallbacks(plan: StepPlan) -> Iterator[StepPlan]:
-    """The fallbacks of a step in the order in which they are tried; its defaults are theirs."""
     fallback = plan.fallback
     while fallback is not None:
         yield replace(fallback, fallback=None, defaults=plan.defaults)

@@ -175,7 +175,6 @@ class Quorum(Fork):
 
 
 def _error_of(task: asyncio.Task[int]) -> BaseException | None:
-    """Why a finished task failed; a task that something else cancelled failed too."""
     if task.cancelled():
         return RequestCancelledError("a step was cancelled from outside")
     return task.exception()

@@ -83,7 +83,6 @@ class Arrivals(Generic[_Item]):
             await cancel_and_wait(tasks)
 
     def _ask(self) -> None:
-        """Every source that may be is asked for its next item."""
         while self._waiting and len(self._asked) + len(self._idle) < self._limit:
             self._idle.append(self._waiting.popleft())
         for source in self._idle:
@@ -161,7 +160,6 @@ class _SourceWindow(Generic[_Item]):
         self._filling.add_done_callback(lambda _: self._is_changed.set())
 
     async def head(self) -> _Ahead[_Item] | None:
-        """The first source; None when all have ended. Raises what opening them raised."""
         while not self._ahead:
             if self._filling is None or self._filling.done():
                 if self._filling is not None:
@@ -172,12 +170,10 @@ class _SourceWindow(Generic[_Item]):
         return self._ahead[0]
 
     def pass_on(self) -> None:
-        """The first source has ended; another may be opened."""
         self._ahead.popleft()
         self._room.release()
 
     async def close(self) -> None:
-        """Every task and every source has ended."""
         tasks: list[asyncio.Task[Any]] = [each.first for each in self._ahead]
         if self._filling is not None:
             tasks.append(self._filling)
@@ -189,7 +185,6 @@ class _SourceWindow(Generic[_Item]):
                 await each.source.aclose()
 
     async def _fill(self, sources: AsyncGenerator[AsyncGenerator[_Item, None], None]) -> None:
-        """All sources are in work, or have been."""
         while True:
             await self._room.acquire()
             source = await _next(sources)

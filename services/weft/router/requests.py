@@ -164,9 +164,6 @@ class Selections:
 
     Where the root can leave steps out, those that the outputs do not need are. Intermediate tensors are outputs as
     any other: a request for them alone runs what they need and no more.
-
-    Attributes:
-        all: Of a request that names no output.
     """
 
     def __init__(self, plan: GraphPlan, root: Node) -> None:
@@ -276,9 +273,6 @@ class GraphAnswers:
 
     Requests are equal when their inputs and requested outputs, in any order, are, and the value of the plan's key
     condition; headers and parameters do not count. Errors are not kept.
-
-    Args:
-        cache: What is kept.
     """
 
     def __init__(self, plan: GraphPlan, cache: CachePlan, error_context: ErrorContext, runtime: Runtime) -> None:

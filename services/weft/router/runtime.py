@@ -19,11 +19,7 @@ MAX_SHADOWS = 1024
 
 
 class ShadowPool:
-    """Background tasks that end with the router.
-
-    Args:
-        max_inflight: Tasks at once.
-    """
+    """Background tasks that end with the router."""
 
     def __init__(self, max_inflight: int = MAX_SHADOWS) -> None:
         self._max_inflight = max_inflight
@@ -58,7 +54,6 @@ class Runtime:
     """Clock, random numbers, targets and budgets: everything outside the plan that a step may use. One per router.
 
     Attributes:
-        targets: By the names that plans use.
         clock_ns: What deadlines are measured on; ``time.monotonic_ns`` except in tests.
         generator: Draws of splitters without a key, of shadows, of the jitter between attempts.
         budgets: By target: how many of its calls may be repeated, all graphs together.
@@ -84,12 +79,7 @@ class Runtime:
     num_workers: int = 1
 
     def inflight_limit(self, subject: str, limit: int) -> InflightLimit:
-        """This router's part of a ``max_inflight`` in a graph.
-
-        Args:
-            subject: As of ``InflightLimit``.
-            limit: As the graph has it; 0 is none.
-        """
+        """This router's part of a ``max_inflight`` in a graph."""
         setting = f"'max_inflight' of its policy{divided(self.num_workers)}"
         return InflightLimit(subject, self.share(limit), setting)
 

@@ -29,10 +29,7 @@ def fitted_input(tensor: WireTensor, rank: int, signature: ModelSignature, name:
     """The tensor as ``signature`` takes it; its bytes are never touched.
 
     Args:
-        tensor: Of another rank than ``rank``.
         rank: What the model takes, batch dimension included.
-        signature: Of the model.
-        name: Of the input.
 
     Raises:
         InvalidArgumentError: The model does not batch and the batch size is not 1.
@@ -98,10 +95,6 @@ def check_outputs(outputs: Mapping[str, WireTensor], signature: ModelSignature) 
 
     About 1 us for each output; for BYTES 0.1 us for each string beside.
 
-    Args:
-        outputs: As answered.
-        signature: Of the model.
-
     Raises:
         InternalError: The message names model and output, and says what is wrong.
     """
@@ -121,8 +114,6 @@ def misfit(tensor: WireTensor, spec: TensorSpec, *, has_batch: bool, num_rows: i
     """How an output differs from its declaration; "" if it does not.
 
     Args:
-        tensor: As answered.
-        spec: As declared.
         has_batch: A batch dimension precedes ``spec.dims``.
         num_rows: Its size; -1 is any.
     """
@@ -197,7 +188,6 @@ def join(parts: Sequence[tuple[Rows, WireTensor]], num_rows: int) -> WireTensor:
 
     Args:
         parts: The rows, and their values in that order. Each row is in one part.
-        num_rows: Of the whole.
 
     Raises:
         InternalError: The parts differ in datatype or dims, or one has not as many rows as went into it.

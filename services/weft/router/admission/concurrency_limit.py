@@ -61,7 +61,6 @@ class ConcurrencyLimit:
 
     Args:
         subject: What is limited, for messages, for example ``graph 'sentiment'``.
-        generator: Draws the jitter of ``retry_after_ms``.
         adaptive: Gives the limit, at most ``limit``; None: the limit is ``limit``.
         is_timed: How long its requests take says something of the load; of streams it does not.
 
@@ -253,9 +252,6 @@ class RetrySlots:
 
     So they come back as fast as slots become free, and not all at once: each refused request is told to come later
     than the one before, by the mean time between two requests that end.
-
-    Args:
-        generator: Draws the jitter.
     """
 
     __slots__ = ("_generator", "_interval_ns", "_last_end_ns", "_next_ns")
@@ -292,9 +288,6 @@ class WaitingQueue(Generic[T]):
 
     Args:
         num_levels: Levels are 1, the highest, to this.
-
-    Attributes:
-        num_waiting: Requests in the queue.
     """
 
     __slots__ = ("_levels", "num_waiting")
@@ -337,7 +330,6 @@ class InflightLimit:
     Args:
         subject: What is limited, for messages, for example ``graph 'sentiment'``.
         limit: Requests at once; 0 means no limit.
-        setting: Where the limit is set, for messages.
     """
 
     def __init__(self, subject: str, limit: int, setting: str) -> None:

@@ -50,15 +50,11 @@ class AdmissionController:
     """The limits of a router: its own, those of its graphs, those of its clients.
 
     Args:
-        settings: As the operator has set them.
         num_workers: How many routers share these limits, behind one port; each has its part of them.
-        generator: Draws the jitter of ``retry_after_ms``.
-        clock_ns: ``time.monotonic_ns`` except in tests.
 
     Attributes:
         router: Limit of all requests together.
         limits: Of graphs and models, by name.
-        refusals: Makes the errors.
     """
 
     def __init__(
@@ -89,7 +85,6 @@ class AdmissionController:
 
         Args:
             kind: ``graph`` or ``model``.
-            name: Its name.
             max_inflight: As its policy has it now; 0 means no limit.
             is_stream: It is decoupled.
         """
@@ -212,9 +207,6 @@ class Permit:
     """A request that was not refused; at the end of its ``with`` block its slot is free again.
 
     Args:
-        admission: Of the router.
-        limit: Of the graph or model.
-        level, client, context: Of the request.
         start_ns: When it was admitted; 0 for one that is to be queued.
 
     Attributes:

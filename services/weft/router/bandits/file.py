@@ -101,7 +101,6 @@ class BanditFile:
         draft.replace(self._path)
 
     def _take_folder(self) -> None:
-        """The folder is there, and this process alone has it until it ends. Raises UnavailableError."""
         folder = self._path.parent
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -150,7 +149,6 @@ def _dump(store: BanditStore) -> str:
 
 
 def _parse(data: bytes) -> Iterator[KnownArm]:
-    """Raises ValueError."""
     content = json.loads(data)
     if not isinstance(content, dict) or content.get("format") != _FORMAT or not isinstance(content.get("arms"), list):
         raise ValueError(f"it has no 'format': {_FORMAT} with a list 'arms'")

@@ -27,10 +27,8 @@ class Bandit:
     chosen.
 
     Args:
-        names: Of the steps.
         arms: What is known of the steps, in the same order. Other bandits may share and change them.
         weights: At least 0, one of them above 0; dimensionless.
-        plan: The algorithm and its settings.
     """
 
     def __init__(
@@ -66,8 +64,6 @@ class Bandit:
         """A pull of step ``index`` was worth ``reward``, in 0..1.
 
         Args:
-            index: Of the step.
-            reward: In 0..1.
             probability: What ``choose`` gave with the pull; None where that is not known: the probability now.
         """
         arm = self.arms[index]
@@ -81,7 +77,6 @@ class Pull(NamedTuple):
 
     Attributes:
         node: Path of the splitter.
-        bandit: What chose.
         probability: As ``Bandit.choose`` gave it; None where that is not known.
         run: Of the splitter, while the request is in work.
         has_answered: False: the step itself has failed, or was cancelled; the answer of a fallback is not its own.
@@ -96,12 +91,7 @@ class Pull(NamedTuple):
 
 
 def settle(pulls: list[Pull], root: NodeRecord) -> None:
-    """Of the choices for a request that is over those are left that its path shows: not those of lost attempts.
-
-    Args:
-        pulls: Changed in place.
-        root: What the request did.
-    """
+    """Of the choices for a request that is over those are left that its path shows: not those of lost attempts."""
     last = {id(run): run.steps[-1] for run in _runs(root) if run.steps}
     found = ((pull, last.get(id(pull.run))) for pull in pulls)
     pulls[:] = [
@@ -112,7 +102,6 @@ def settle(pulls: list[Pull], root: NodeRecord) -> None:
 
 
 def _runs(run: NodeRecord) -> Iterator[NodeRecord]:
-    """A run of a node and all within it."""
     yield run
     for step in run.steps:
         for inner in (step.node, step.fallbacks):
@@ -134,7 +123,6 @@ class RecentPulls:
     """The choices of the latest requests that passed a bandit; the oldest are forgotten first.
 
     Args:
-        max_requests: How many are kept.
         max_bytes: About how much memory they may take.
     """
 
@@ -151,10 +139,8 @@ class RecentPulls:
         """A choice made for a request is remembered; of two requests with one id, that of the later one.
 
         Args:
-            graph: Name of the graph that was asked.
             request_id: Of the request; "" for one that cannot be named.
             pulls: What was chosen for the request so far; receives the choice, and is remembered with the first.
-            pull: The choice.
         """
         if len(pulls) < MAX_PULLS:
             pulls.append(pull)

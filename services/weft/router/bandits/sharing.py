@@ -22,8 +22,6 @@ class BanditSharing:
     Logarithms of weights are added too: what all steps of a node have in common is no difference between them.
 
     Args:
-        store: Of this router.
-        send: Sends to every sibling.
         period_s: Pause between two looks whether there is something to send, in seconds.
     """
 

@@ -32,7 +32,6 @@ class BanditChoice(NamedTuple):
 
     Attributes:
         plan: Its bandit.
-        step: Name of the step.
         has_answered: As of ``Pull``.
     """
 
@@ -43,14 +42,7 @@ class BanditChoice(NamedTuple):
 
 
 class StepChooser:
-    """Chooses the step of a splitter for each request.
-
-    Args:
-        graph: Name of the graph.
-        node: Path of the splitter.
-        bandit: Decides.
-        recent: Receives what was chosen.
-    """
+    """Chooses the step of a splitter for each request."""
 
     def __init__(self, graph: str, node: str, bandit: Bandit, recent: RecentPulls) -> None:
         self._graph = graph
@@ -62,9 +54,7 @@ class StepChooser:
         """Index of the step; the choice counts as a pull and is remembered with the request's id.
 
         Args:
-            request_id: Of the request; may be "".
             pulls: Receives the choice; None for a request that gets no feedback, of which nothing is remembered.
-            run: Of the splitter.
         """
         index, probability = self._bandit.choose()
         if pulls is not None:
@@ -74,11 +64,7 @@ class StepChooser:
 
 
 class BanditStore:
-    """Owns every arm, by names of graph and step and the splitter's path, so that versions share what was learned.
-
-    Args:
-        recent: Remembers the choices of the latest requests.
-    """
+    """Owns every arm, by names of graph and step and the splitter's path, so that versions share what was learned."""
 
     def __init__(self, generator: random.Random | None = None, recent: RecentPulls | None = None) -> None:
         self._generator = generator if generator is not None else random.Random()  # noqa: S311  # no secret
@@ -97,13 +83,7 @@ class BanditStore:
                 yield KnownArm(graph, node, step, arm)
 
     def chooser(self, graph: str, node: NodePlan, plan: BanditPlan) -> StepChooser:
-        """What chooses for one splitter; it goes on from what is known of steps of these names.
-
-        Args:
-            graph: Name of the graph that clients ask.
-            node: The splitter.
-            plan: The algorithm and its settings.
-        """
+        """What chooses for one splitter; it goes on from what is known of steps of these names."""
         return StepChooser(graph, node.path, self._bandit(graph, node, plan), self._recent)
 
     def arms(self, graph: str, node: NodePlan) -> list[KnownArm]:
@@ -143,11 +123,7 @@ class BanditStore:
         return _rewarded(graph, self._recent.take(graph, request_id), reward)
 
     def reward_choices(self, graph: str, choices: Sequence[BanditChoice], reward: float) -> list[KnownArm]:
-        """The given steps were worth ``reward``, each as often as it is given; gives those steps.
-
-        Raises:
-            InvalidArgumentError: The reward is outside 0..1.
-        """
+        """The given steps were worth ``reward``, each as often as it is given; gives those steps."""
         _check(reward)
         pulls = []
         for node, plan, step, has_answered in choices:
@@ -180,7 +156,6 @@ def bandit_choices(path: str, root: NodePlan) -> list[BanditChoice]:
 
     Args:
         path: As ``weft.router.report.path_text`` wrote it for this graph.
-        root: The graph's root node.
 
     Raises:
         InvalidArgumentError: It is no path of this graph, it was cut, or it is too long.
@@ -202,7 +177,6 @@ class _PathReader:
         self._choices: list[BanditChoice] = []
 
     def read(self, root: NodePlan) -> list[BanditChoice]:
-        """All choices. Raises InvalidArgumentError."""
         self._expect(root.name, f"the name of the root node, '{root.name}'")
         self._body(root, is_root=True)
         if self._at < len(self._text):
@@ -232,7 +206,6 @@ class _PathReader:
             self._choices.insert(at, BanditChoice(node, node.bandit, chosen.name, has_answered))
 
     def _run(self, step: StepPlan) -> bool:
-        """What follows the name of a step: rows, the node in its place, and how it ended; whether it answered."""
         if self._take("#"):
             while self._at < len(self._text) and self._text[self._at] in "0123456789":
                 self._at += 1

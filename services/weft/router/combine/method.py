@@ -15,8 +15,6 @@ class Datatypes(NamedTuple):
     """The tensors that a method takes.
 
     Attributes:
-        names: V2 datatypes.
-        words: What they are, for messages.
         others: Which method to take for other datatypes.
     """
 
@@ -82,7 +80,6 @@ class CombineMethod:
     """How one tensor is made of those of an ensemble's steps.
 
     Attributes:
-        name: As in ``graph.proto``.
         combine: (tensors of the steps that gave one, in declared order, at least one; their weights; settings) -> the
             result. Raises InternalError where they cannot be combined.
         datatypes: What it takes; None: any.

@@ -44,7 +44,6 @@ _LABELS = INTEGERS - {"INT8", "UINT8"}
 
 
 def _average(tensors: Sequence[WireTensor], weights: Sequence[float], settings: CombineSettings) -> WireTensor:
-    """Weighted mean of each element: the weighted sum over the sum of weights."""
     arrays, accumulator = _numbers(tensors, "AVERAGE")
     with np.errstate(all="ignore"):
         mean = _weighted_sum(arrays, weights, accumulator) / accumulator(sum(weights))
@@ -73,12 +72,10 @@ def _median(tensors: Sequence[WireTensor], weights: Sequence[float], settings: C
 
 
 def _min(tensors: Sequence[WireTensor], weights: Sequence[float], settings: CombineSettings) -> WireTensor:
-    """Smallest value of each element; of BOOL: true where all are."""
     return _extreme(tensors, "MIN", np.minimum)
 
 
 def _max(tensors: Sequence[WireTensor], weights: Sequence[float], settings: CombineSettings) -> WireTensor:
-    """Largest value of each element; of BOOL: true where any is."""
     return _extreme(tensors, "MAX", np.maximum)
 
 
@@ -166,7 +163,6 @@ def _ballots(weights: Sequence[float], settings: CombineSettings) -> Sequence[fl
 
 
 def _rows(tensor: WireTensor, num_rows: int) -> list[bytes]:
-    """The wire bytes of each row."""
     if num_rows == 0:
         return []
     per_row = num_elements(tensor.shape) // num_rows
@@ -178,7 +174,6 @@ def _rows(tensor: WireTensor, num_rows: int) -> list[bytes]:
 
 
 def _winner(row: Sequence[bytes], weights: Sequence[float], *, is_weighted: bool) -> bytes:
-    """The winning value of one row; ``max`` keeps the first of equals, which is the one declared first."""
     counts: dict[bytes, int] = {}
     sums: dict[bytes, float] = {}
     for value, weight in zip(row, weights, strict=True):

@@ -26,7 +26,6 @@ class BuiltAlternative(NamedTuple):
 
     Attributes:
         plan: None where an error was reported.
-        offered: Type of each tensor that it offers.
         used: Names of those that something reads.
     """
 
@@ -116,11 +115,7 @@ class AlternativesKind(NodeKind):
 
 
 class AlternativesNode(Node):
-    """A node whose steps are alternatives.
-
-    Args:
-        parts: Its steps, and what it shares with other nodes.
-    """
+    """A node whose steps are alternatives."""
 
     def __init__(self, plan: NodePlan, parts: NodeParts) -> None:
         super().__init__(plan)
@@ -132,15 +127,10 @@ class AlternativesNode(Node):
         return self._error_context.wrap(error, f"{self.plan.path}: {detail}" if detail else self.plan.path)
 
     def _holds(self, test: Condition, run: Run) -> bool:
-        """Whether a test of a step holds. Raises ConditionFailedError."""
         return self._error_context.holds(test, run, self.plan.path)
 
     def _row_values(self, condition: Condition, view: Frame, run: Run, rows: Rows) -> Sequence[bool | str]:
-        """The condition's value for each of a view's rows; it is evaluated once where it reads no tensor.
-
-        Raises:
-            ConditionFailedError: It cannot be evaluated for a row; the message has the row's number.
-        """
+        """The condition's value for each of a view's rows; it is evaluated once where it reads no tensor."""
         scope = run.request.scope
         try:
             if not condition.tensors:
@@ -150,7 +140,6 @@ class AlternativesNode(Node):
             raise self._error_context.failed(error, self.plan.path) from error
 
     def _failure(self, record: StepRecord) -> WeftError | None:
-        """Why a soft step gave no answer; None if it did not run, has answered, or still runs."""
         return RemoteError(record.status, record.error) if record.is_missing else None
 
 
@@ -160,7 +149,6 @@ def only_branch(steps: Sequence[StepOutcome]) -> str:
 
 
 def _check_rows(builder: NodeBuilder, scope: Scope, types: Mapping[str, TensorType]) -> None:
-    """Report what keeps rows from going their own ways: tensors without a batch dimension."""
     file, node = scope.file, scope.node
     path = f"{node.kind_path}.per_row"
     if not file.is_batched:
@@ -177,7 +165,6 @@ def _check_rows(builder: NodeBuilder, scope: Scope, types: Mapping[str, TensorTy
 
 
 def _may_lack(scope: Scope, name: str, declared: Mapping[str, TensorType]) -> bool:
-    """Whether a step need not give an output: it is declared as optional, and another step gives it."""
     is_given = any(name in step.outputs.values() for step in scope.names.steps)
     return is_given and name in declared and declared[name].is_optional
 
@@ -200,7 +187,6 @@ def _check_alternative(
     declared: Mapping[str, TensorType],
     offers: dict[str, list[TensorType]],
 ) -> None:
-    """One alternative against what the node declares, or against the alternatives before it."""
     file, step = scope.file, scope.node.steps[index]
     path = target_path(step)
     for name in scope.names.outputs:

@@ -14,11 +14,7 @@ _MAX_SHOWN_ROWS = 10
 
 
 class RowFrames:
-    """Makes frames with some rows of a node's inputs, and puts the answers of the rows together.
-
-    Args:
-        plan: A node whose rows go different ways.
-    """
+    """Makes frames with some rows of a node's inputs, and puts the answers of the rows together."""
 
     def __init__(self, plan: NodePlan) -> None:
         self._plan = plan
@@ -60,9 +56,6 @@ class RowFrames:
         """A frame with the rows of all that step ``index`` reads; ``steps.<name>.ok`` holds if it does for each row.
 
         Args:
-            frame: The node's.
-            index: Of the step.
-            rows: Not empty.
             answered: For each step, the rows that it answered.
         """
         view = self.views(frame, self.step_slots[index], [rows])[0]
@@ -85,9 +78,7 @@ class RowFrames:
         """The node's outputs are in ``frame``; one that is absent for some rows is absent.
 
         Args:
-            frame: The node's.
             parts: Rows, and the frame in which a step answered them; each row is in one of them.
-            num_rows: Of the request.
 
         Raises:
             InternalError: Answers do not make one tensor; the message names the output.
@@ -109,14 +100,7 @@ class RowFrames:
 
 
 def rows_of(view: Frame, rows: Rows, owned: Rows, slots: Iterable[int]) -> Frame:
-    """A frame with the rows ``owned`` of a view's tensors.
-
-    Args:
-        view: Has ``rows``.
-        rows: Ascending.
-        owned: Some of ``rows``.
-        slots: Where the tensors are.
-    """
+    """A frame with the rows ``owned`` of a view's tensors."""
     if len(owned) == len(rows):
         return view
     places = {row: place for place, row in enumerate(rows)}

@@ -106,9 +106,6 @@ class Hedged(PolicyAction):
 
     A failure waits for the calls that still run; if all fail, the error of the first is raised. A request of a sequence
     is called once: it changes what its model remembers. Of streams the one whose first response comes first is kept.
-
-    Args:
-        action: One call.
     """
 
     def __init__(self, action: Action, plan: HedgePlan, parts: PolicyParts) -> None:
@@ -154,7 +151,6 @@ class Hedged(PolicyAction):
         return True
 
     def _may_hedge(self) -> bool:
-        """Whether the budget has room for a further call, which is then counted."""
         if self._runtime.retry_budget(self.target).take():
             self._counters.events["hedges"] += 1
             return True
@@ -175,12 +171,7 @@ class Hedged(PolicyAction):
 
 
 class _HedgedRace(Race):
-    """A race that a further runner joins each ``after_ms``, as long as there may be more.
-
-    Args:
-        call: Makes a runner.
-        may_hedge: Whether a further one may start.
-    """
+    """A race that a further runner joins each ``after_ms``, as long as there may be more."""
 
     def __init__(
         self, plan: HedgePlan, call: Callable[[], Coroutine[Any, Any, bool]], may_hedge: Callable[[], bool]

@@ -145,9 +145,6 @@ class Retried(PolicyAction):
 
     A further attempt goes to another replica of the target, if there is one, and not before the time that the service
     asked for. A request of a sequence is never tried again: it changes what its model remembers.
-
-    Args:
-        action: One attempt.
     """
 
     def __init__(self, action: Action, plan: RetryPlan, parts: PolicyParts) -> None:

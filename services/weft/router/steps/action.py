@@ -72,11 +72,7 @@ class ErrorContext:
 
 
 class Defaults:
-    """Puts the default outputs of a step into frames, where it gave no answer or left them out of it.
-
-    Args:
-        node: The node around it; it says what gives the number of rows.
-    """
+    """Puts the default outputs of a step into frames, where it gave no answer or left them out of it."""
 
     def __init__(self, plan: StepPlan, node: NodePlan) -> None:
         self._absent = {slot for _, slot in plan.outputs} | {slot for slot, _, _ in plan.defaults}
@@ -99,7 +95,6 @@ class Defaults:
                 frame[slot] = _repeated(tensor, self._num_rows(frame)) if is_batched else tensor
 
     def _num_rows(self, frame: Frame) -> int:
-        """Rows of the request: those of the first input that has a batch dimension; 1 where none has."""
         for slot, rank in self._inputs:
             tensor = frame[slot]
             if tensor is not None and tensor.shape and rank in (0, len(tensor.shape)):
@@ -117,7 +112,6 @@ class Action(ABC):
     """What a step does: a call, a node, or a wrapper around another action.
 
     Attributes:
-        kind: Of the span.
         target, model, version: Of a call, for reports; "" elsewhere.
         where: Path of the step, and model, for messages.
         span_attributes: Attributes of its span, in addition to the step's name and path.
@@ -141,7 +135,6 @@ class Action(ABC):
         Args:
             run: Of the node around the step, the step's own timeout worked in; of its frame nothing but the step's
                 output slots is written.
-            record: Of the step.
 
         Raises:
             WeftError: It failed; the message says where in the graph.
@@ -153,11 +146,7 @@ class Action(ABC):
 
 
 class PolicyParts(NamedTuple):
-    """What the action of a policy is made of, beside the policy's plan.
-
-    Attributes:
-        runtime: Clock, chance and budgets.
-    """
+    """What the action of a policy is made of, beside the policy's plan."""
 
     step: StepPlan
     error_context: ErrorContext
@@ -176,11 +165,7 @@ class StepPolicyPlan(PolicyPlan):
 
 
 class PolicyAction(Action):
-    """A wrapper: decides when and how often another action acts.
-
-    Args:
-        action: The other one.
-    """
+    """A wrapper: decides when and how often another action acts."""
 
     def __init__(self, action: Action) -> None:
         super().__init__(
@@ -194,11 +179,7 @@ class PolicyAction(Action):
 
 
 class Attempt(PolicyAction):
-    """Acts as one attempt among several: counts it in the step's record, and gives it a span of its own.
-
-    Args:
-        action: What is attempted.
-    """
+    """Acts as one attempt among several: counts it in the step's record, and gives it a span of its own."""
 
     def __init__(self, action: Action, name: str, path: str) -> None:
         super().__init__(action)
@@ -231,11 +212,8 @@ class Limited(PolicyAction):
     """Acts within the limits of a step or of a node.
 
     Args:
-        action: What is limited.
-        clock_ns: What deadlines are measured on.
         inflight: Counts the runs, a stream as long as it is open; None: there may be any number.
         min_remaining_ms: With less time left it fails without acting; 0: no limit.
-        timeout_ms: Of the action; 0: none.
         node: What is limited, where the path shows a node that was refused.
     """
 

@@ -24,12 +24,7 @@ from weft.router.tensors import broken_promise, fitted_input, full_rank, misfit,
 
 
 class CallAction(Action):
-    """Calls a model; tensors are passed from answer to call without a copy.
-
-    Args:
-        plan: The step that calls.
-        node: Around the step.
-    """
+    """Calls a model; tensors are passed from answer to call without a copy."""
 
     kind = telemetry.CLIENT
 
@@ -116,7 +111,6 @@ class CallAction(Action):
         return call, context, num_rows, is_fitted
 
     def _explained(self, error: WeftError, frame: Frame) -> WeftError:
-        """The error; of a call that lacks an input, it tells why."""
         absent = [(name, slot) for name, slot, _ in self._inputs if frame[slot] is None and name in self._needed]
         if error.code != InvalidArgumentError.code or not absent:
             return error
@@ -136,11 +130,7 @@ class CallAction(Action):
     def _store(
         self, outputs: dict[str, WireTensor], frame: Frame, num_rows: int, *, is_fitted: bool
     ) -> dict[str, WireTensor]:
-        """Check the answer against the model's signature, and write it into the frame.
-
-        Returns:
-            The answer as the graph sees it.
-        """
+        """Check the answer against the model's signature, and write it into the frame."""
         restored = restored_outputs(outputs, self._signature) if is_fitted and self._restores else outputs
         for name, slot, spec in self._outputs:
             tensor = outputs.get(name)
@@ -162,7 +152,6 @@ class CallAction(Action):
         captured: dict[str, WireTensor],
         num_rows: int,
     ) -> None:
-        """Keep outputs that the client requested by the step's path, and the answer has."""
         for name in names:
             spec, tensor = self._declared[name], outputs.get(name)
             if tensor is None:
@@ -191,10 +180,6 @@ class StreamAction(CallAction):
     So the step is tried again only before its first response, and its latency is the time to the first response. The
     step's timeout is that of the whole stream. For a request that is collected, the one response to a unary call is the
     stream.
-
-    Args:
-        plan, call, target, error_context, node: As of ``CallAction``.
-        parts: Of its streams.
     """
 
     def __init__(

@@ -36,9 +36,6 @@ class Node(ABC):
     async def run(self, run: Run) -> None:
         """Write the node's outputs into the frame of ``run``.
 
-        Args:
-            run: Of this node; its frame has the inputs.
-
         Raises:
             WeftError: A step failed, no branch matches, or answers cannot be combined; the message says where.
 
@@ -92,12 +89,7 @@ class PrunableNode(Node):
 
 
 class NodeParts(NamedTuple):
-    """What a node is made of, beside its plan.
-
-    Attributes:
-        steps: Those of the plan, in its order.
-        customs: The same of its custom steps.
-    """
+    """What a node is made of, beside its plan."""
 
     steps: tuple[Step, ...]
     customs: tuple[Step, ...]
@@ -116,12 +108,7 @@ class OperatorPlan(NodePlan):
 
 
 class ShadowedNode(Node):
-    """A node with shadow steps: they read its inputs and start when it does.
-
-    Args:
-        node: Answers.
-        shadows: Receive copies of its inputs.
-    """
+    """A node with shadow steps: they read its inputs and start when it does."""
 
     def __init__(self, node: Node, shadows: Sequence[Step]) -> None:
         super().__init__(node.plan)
@@ -141,10 +128,6 @@ class NodeAction(Action):
     Of a node that streams, the first response is the step's answer.
 
     Args:
-        plan: The step that runs the node.
-        node: Runs in the step's place.
-        around: The node around the step.
-        parts: Of its streams, where it may stream.
         is_tentative: A failure does not end the request, so what steps inside collected is dropped with it.
     """
 
@@ -196,7 +179,6 @@ class NodeAction(Action):
         self.hand_on(inner, run, request.captured)
 
     async def _opened(self, inner: Run) -> OpenStream | None:
-        """Run the node; what it has left of its stream, which ``inner`` does not own any more."""
         try:
             await self._node.run(inner)
         except BaseException:
@@ -218,7 +200,6 @@ class NodeAction(Action):
             self._capture(captures.get(self._path, ()), frame, captured)
 
     def _inner(self, run: Run, record: StepRecord, request: GraphRequest) -> Run:
-        """The run of the node for ``request``, its inputs in a frame of its own."""
         plan, outer = self._node.plan, run.frame
         record.node = NodeRecord(plan.name, plan.path_form)
         frame: Frame = [None] * plan.num_slots
@@ -232,7 +213,6 @@ class NodeAction(Action):
         return Run(frame, request, deadline_ns, run.context, record.node)
 
     def _check_rows(self, frame: Frame) -> None:
-        """The node, an ensemble whose steps may change the batch size, has not changed it. Raises InternalError."""
         if not self._error_context.is_batching:
             return
         plan = self._node.plan
@@ -254,13 +234,7 @@ class NodeAction(Action):
 
 
 class _NodeStream(StepStream):
-    """The further responses of a node.
-
-    Args:
-        action: The step's.
-        parts, record: As of ``StepStream``.
-        inner: The run of the node; its frame has the node's first response, and gets the others.
-    """
+    """The further responses of a node."""
 
     def __init__(
         self, action: NodeAction, parts: StreamParts, stream: OpenStream, inner: Run, record: StepRecord

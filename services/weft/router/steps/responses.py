@@ -95,7 +95,6 @@ class StreamParts(NamedTuple):
     """What the streams of a step have in common.
 
     Attributes:
-        clock_ns: What deadlines are measured on.
         is_soft: Whether a failure after the first response ends a stream as if it were complete.
     """
 
@@ -107,12 +106,8 @@ class StreamParts(NamedTuple):
 class StepStream(OpenStream):
     """The stream of a step, from its first response: the step's record and spans last as long as it does.
 
-    Args:
-        parts: What it has in common with others of the step.
-
     Attributes:
         record: As given; a step that takes over the stream of another puts its own there.
-        is_soft: As of ``StreamParts``.
     """
 
     def __init__(self, parts: StreamParts, record: StepRecord) -> None:
@@ -141,11 +136,7 @@ class StepStream(OpenStream):
         run.request.stream = self
 
     def when_over(self, callback: Callable[[BaseException | None], None]) -> None:
-        """Call back once when the stream has ended, at once if it has; the latest of several callbacks is the first.
-
-        Args:
-            callback: Receives the error that ended the stream, if one did.
-        """
+        """Call back once when the stream has ended, at once if it has; the latest of several callbacks is the first."""
         if self._is_over:
             callback(None)  # without a response: what fails before the first is the step's error
         else:
@@ -212,7 +203,6 @@ class StepStream(OpenStream):
         self.record.responses = self.num_responses
 
     def _may_end_early(self, error: WeftError, run: Run) -> bool:
-        """Whether a failure after the first response ends the stream as if it were complete."""
         deadline_ns = run.request.scope.deadline_ns
         is_out_of_time = deadline_ns is not None and self._parts.clock_ns() >= deadline_ns
         return self.is_soft and not (error.code == "DEADLINE_EXCEEDED" and is_out_of_time)
@@ -274,10 +264,7 @@ def of_part(run: Run, response: Run, parameter: str, label: str) -> Run:
     """A response of a part of a node as one of the node, in a copy of its frame.
 
     Args:
-        run: Of the node.
-        response: Of the part.
         parameter: The response parameter that says which part it is; a node within has written its own there.
-        label: Of the part.
     """
     given, inner = response.request, response.request.response_parameters.get(parameter)
     parameters = {**run.request.response_parameters, **given.response_parameters}
@@ -330,14 +317,7 @@ async def by_arrival(
 
 
 class _Merged(ResponsePart):
-    """Several sources, as a part of each of their responses.
-
-    Args:
-        arrivals: The sources.
-
-    Attributes:
-        latest: The latest response, as its source gave it.
-    """
+    """Several sources, as a part of each of their responses."""
 
     latest: GraphRequest
 

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 class ResponsePart(ABC):
-    """A stream whose response is part of another.
-
-    Attributes:
-        num_responses: Responses so far.
-    """
+    """A stream whose response is part of another."""
 
     num_responses: int
 
@@ -42,7 +38,6 @@ class OpenStream(ResponsePart):
 
     Attributes:
         outputs: Outputs that the client requested by a step's path, of the latest response, by path and name.
-        parameters: Of the latest response.
     """
 
     outputs: dict[str, WireTensor]
@@ -78,7 +73,6 @@ class GraphRequest:
     Attributes:
         scope: What conditions see of it.
         headers: The client's metadata that every step receives.
-        is_traced: Whether spans are recorded.
         response_parameters: Of all steps so far; the later step wins.
         pins: Node that chooses -> the step that it must take; None: the node decides.
         captures: Path of a step -> outputs of its target that the client requested; None where it requested none.

@@ -43,10 +43,6 @@ class Step:
     """A step that can run.
 
     Args:
-        action: What it does, in its wrappers.
-        clock_ns: What deadlines are measured on.
-        counters: Every run is counted there.
-        defaults: Of its outputs.
         when: Decides whether the step runs; None where the node around it looks at it, or there is none.
         timeout_ms: Of the action; 0 where there is none, or a wrapper has it.
         fallbacks: Tried in this order after it has failed; they have no fallbacks of their own.
@@ -87,9 +83,6 @@ class Step:
 
     async def run(self, run: Run) -> bool:
         """Run the step, or skip it.
-
-        Args:
-            run: Of the node around the step.
 
         Returns:
             True: its outputs, or those of its fallback, are in the frame. False: ``when`` does not hold, or the step
@@ -147,7 +140,6 @@ class Step:
         return span, run.under(telemetry.context_of(span, run.context))
 
     def _end_span(self, span: Span, run: Run, record: StepRecord, failure: BaseException | None) -> None:
-        """The span ends now, or with the stream that the step has left."""
         stream = None if failure is not None else stream_of(record, run)
         if stream is None:
             end_step_span(span, record, failure)
@@ -163,11 +155,7 @@ class Step:
         self._counters.count_failure(record.status)
 
     async def _recover(self, failure: WeftError, run: Run, record: StepRecord) -> bool:
-        """Whether a fallback answered; False where none did and the step is soft.
-
-        Raises:
-            WeftError: Of the last that failed; the message lists each failure.
-        """
+        """Whether a fallback answered; False where none did and the step is soft."""
         last = failure
         text = failure.message
         try:
@@ -204,19 +192,12 @@ class Step:
         return deadline_ns is not None and self._clock_ns() >= deadline_ns
 
     def _unplaced(self, error: WeftError, fallback: "Step") -> str:
-        """The message without the place, if that is this step's."""
         text = error.message.removeprefix(self.error_context.prefix)
         return text.removeprefix(f"{fallback.action.where}: ")
 
 
 class ShadowStep(Step):
-    """Sends a share of the requests to another step and returns at once; it never answers and never fails.
-
-    Args:
-        step: Runs with the copies.
-        runtime: Clock, random numbers, and the owner of background tasks.
-        counters: Of the shadow.
-    """
+    """Sends a share of the requests to another step and returns at once; it never answers and never fails."""
 
     def __init__(self, step: Step, shadow: ShadowPlan, runtime: Runtime, counters: StepCounters) -> None:
         super().__init__(step.plan, step.action, step.error_context, runtime.clock_ns, counters, step.defaults)

@@ -151,7 +151,6 @@ def _may_pass(file: GraphFile, node: NodeDefinition, step: StepDefinition) -> bo
 
 
 def _accept_slots(scope: Scope, index: int, path: str, slots: Mapping[str, int]) -> dict[str, int]:
-    """Slots of what only the ``accept`` of a step reads."""
     condition = scope.names.conditions.get(path)
     references = condition.expression.references if condition else []
     read = {ref.name for ref in references if ref.space == "outputs" and ref.name not in slots}

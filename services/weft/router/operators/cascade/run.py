@@ -83,7 +83,6 @@ class CascadeNode(AlternativesNode):
                 await unread.close()
 
     def _lacks_time(self, plan: StepPlan, deadline_ns: int | None) -> bool:
-        """Whether less is left than the step needs to be worth a try."""
         if not plan.min_remaining_ms or deadline_ns is None:
             return False
         return deadline_ns - self._runtime.clock_ns() < plan.min_remaining_ms * _NS_PER_MS
@@ -97,13 +96,7 @@ class CascadeNode(AlternativesNode):
 
 
 def no_answer(plan: NodePlan, rows: str = "", *, is_late: bool) -> WeftError:
-    """The error of a cascade of which no step ran.
-
-    Args:
-        plan: The cascade.
-        rows: For the message: `` for row 3``.
-        is_late: Whether a step was passed over for lack of time.
-    """
+    """The error of a cascade of which no step ran."""
     if is_late:
         return DeadlineExceededError(
             f"cascade '{plan.name}' has no answer{rows}: less time is left than 'min_remaining_ms' of its steps "
@@ -135,7 +128,6 @@ class _Progress:
     late_rows: set[int] = field(default_factory=set)
 
     def latest(self) -> list[int]:
-        """For each row, the last of ``parts`` that answers it; -1 for none."""
         latest = [-1] * self.num_rows
         for number, (rows, _) in enumerate(self.parts):
             for row in rows:
@@ -198,7 +190,6 @@ class CascadeNodeByRow(CascadeNode):
         return sorted(rows)
 
     def _take_in(self, index: int, rows: list[int], view: Frame, run: Run, progress: _Progress) -> None:
-        """A step has answered ``rows``; those that are not accepted stay open."""
         accept = self._steps[index].plan.accept
         accepted = rows if accept is None else list(compress(rows, self._row_values(accept, view, run, rows)))
         progress.answered[index] = rows
@@ -226,7 +217,6 @@ class CascadeNodeByRow(CascadeNode):
             raise self._placed(error) from error
 
     def _no_row_answer(self, row: int, progress: _Progress) -> WeftError:
-        """Why a row has no answer: the error of the last step that failed on it, else why no step ran."""
         for rows, failure in reversed(progress.failures):
             if row in rows:
                 return failure.with_message(f"{failure.message}; so row {row} has no answer")

@@ -37,7 +37,6 @@ class EnsemblePlan(OperatorPlan):
     """An ensemble.
 
     Attributes:
-        combines: How the outputs are made.
         quorum: Answers that are needed. 0 means every HARD step, and at least one step.
         straggler_ms: From the quorum-th answer, how long SOFT steps are still waited for; 0: until they end.
     """

@@ -23,11 +23,6 @@ class Combine:
     """One output of an ensemble.
 
     Attributes:
-        output: Its name.
-        method: How it is made.
-        message: What the file says.
-        index: Of ``message`` in the file.
-        path: Of ``message``, for positions.
         sources: (index of the step, its tensor) of every step that offers one.
     """
 
@@ -56,7 +51,6 @@ class CombineBuilder:
         """Type of a combined tensor, or of what a model combines; reports what cannot be (G007, G008, G015).
 
         Args:
-            combine: How.
             types: Of ``combine.sources``. The result is certain to be there; whether it is, the caller knows.
         """
         place = self._scope.file.place(combine.path)
@@ -77,7 +71,6 @@ class CombineBuilder:
         return replace(result, dims=combine.method.dims(dims))
 
     def _is_allowed(self, combine: Combine, known: Sequence[TensorType]) -> bool:
-        """Whether the method takes such tensors, and has such an axis."""
         method, path, first = combine.method, combine.path, known[0]
         allowed = method.datatypes
         wrong = next((one for one in known if allowed is not None and one.datatype not in allowed.names), None)
@@ -102,7 +95,6 @@ class CombineBuilder:
         return True
 
     def _agree(self, combine: Combine, known: Sequence[TensorType]) -> bool:
-        """Whether the tensors agree in datatype and shape, but for the axis that is free."""
         first = known[0]
         for other in known[1:]:
             if combine.method.is_free_along_axis:
@@ -121,11 +113,6 @@ class CombineBuilder:
 
     def custom(self, combine: Combine, plan: CombinePlan, stacked: TensorType) -> tuple[CombinePlan | None, TensorType]:
         """The plan of a combine with its call and two more slots, and the type of what the model gives.
-
-        Args:
-            combine: One whose method calls a model.
-            plan: All but the call and its slots.
-            stacked: Type of the stack.
 
         Returns:
             None for the plan where an error was reported.
@@ -188,7 +175,6 @@ def _on_new_axis(scope: Scope, combine: Combine, one: TensorType, dims: Combined
 
 
 def _fits_beside(left: TensorType, right: TensorType, axis: int) -> bool:
-    """Whether two tensors can stand side by side along ``axis``."""
     if len(left.dims) != len(right.dims):
         return False
     free = list(right.dims)
@@ -197,12 +183,7 @@ def _fits_beside(left: TensorType, right: TensorType, axis: int) -> bool:
 
 
 class Members(NamedTuple):
-    """The compiled parts of an ensemble.
-
-    Attributes:
-        steps: Those that run.
-        combines: By output.
-    """
+    """The compiled parts of an ensemble."""
 
     steps: list[StepPlan]
     combines: dict[str, CombinePlan]
@@ -253,15 +234,7 @@ def build_members(builder: NodeBuilder, scope: Scope) -> tuple[Members | None, d
 def _made(
     combining: CombineBuilder, scope: Scope, combine: Combine, known: TensorType, sources: Sequence[tuple[int, int]]
 ) -> tuple[CombinePlan | None, TensorType]:
-    """Plan of a combine, None where an error was reported, and type of the result.
-
-    Args:
-        combining: Compiles it.
-        scope: The ensemble.
-        combine: What is combined.
-        known: Type of the combined tensor; where a model combines, of the stack that it gets.
-        sources: As in the plan.
-    """
+    """Plan of a combine, None where an error was reported, and type of the result."""
     slot = sources[0][1] if combine.method.is_keyed else scope.new_slot(combine.output)
     axis = combine.axis(known.dims)
     plan = CombinePlan(slot, combine.method, tuple(sources), combine.message.weighted, axis)
@@ -269,7 +242,6 @@ def _made(
 
 
 def _combines(builder: NodeBuilder, scope: Scope) -> list[Combine]:
-    """Combines with their sources; steps that lack one are reported."""
     node, names = scope.node, scope.names
     found: list[Combine] = []
     lacking: set[tuple[int, str]] = set()

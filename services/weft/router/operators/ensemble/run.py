@@ -21,9 +21,7 @@ class CombinePlan:
 
     Attributes:
         output: Slot of the node's frame that receives it.
-        method: How.
         sources: Per step that offers the tensor: (index of the step, slot with its value).
-        is_weighted, axis: As of ``CombineSettings``.
         custom: The call that combines, of a method that calls a model. Two of its input slots are ``stack`` and
             ``mask``, which the node fills; the others are node inputs. Its one output slot is ``output``.
         stack: With ``custom``: slot of all sources stacked along a new axis behind the batch dimension (or in front,
@@ -43,13 +41,7 @@ class CombinePlan:
 
 
 class _Combine:
-    """One output of an ensemble, made of the tensors of its steps.
-
-    Args:
-        plan: What is combined, and how.
-        step_weights: Of every step of the ensemble.
-        is_batching: Whether tensors have a batch dimension.
-    """
+    """One output of an ensemble, made of the tensors of its steps."""
 
     def __init__(self, plan: CombinePlan, step_weights: Sequence[float], *, is_batching: bool) -> None:
         method = plan.method
@@ -65,11 +57,7 @@ class _Combine:
         """The combined tensor is in ``frame``; None where no step gave one.
 
         Args:
-            frame: The node's.
             order: Steps whose tensors count, in the order of their answers.
-
-        Raises:
-            WeftError: The tensors cannot be combined.
         """
         sources = self._sources
         chosen = [sources[index] for index in order if index in sources] if self._is_first else sources.values()
@@ -84,12 +72,6 @@ class EnsembleNode(AlternativesNode):
     Of a race the first step that answers wins, and the others are cancelled. Else a failing HARD step cancels the
     others and fails the node; SOFT steps may be missing as long as there is a quorum, and those that are late are
     cancelled and awaited.
-
-    Args:
-        plan, parts: As of ``AlternativesNode``; the custom steps are those that combine.
-        combines: How the outputs are made.
-        quorum, straggler_ms: As the plan has them.
-        is_race: One answer is enough.
     """
 
     def __init__(
@@ -126,7 +108,6 @@ class EnsembleNode(AlternativesNode):
         await self._finish(run, answered)
 
     async def _race(self, runs: Sequence[Run], answers: Callable[[int, Run], Coroutine[Any, Any, bool]]) -> list[int]:
-        """Index of the step that answers first, each with its run; empty where none does."""
         if len(runs) == 1:
             return [0] if await answers(0, runs[0]) else []
         race = Race(ConditionFailedError)
@@ -136,7 +117,6 @@ class EnsembleNode(AlternativesNode):
         return [race.winner] if race.winner >= 0 else []
 
     async def _quorum(self, runs: Sequence[Run]) -> list[int]:
-        """Indexes of the steps that have answered, each with its run, in that order."""
         if len(self._steps) == 1:
             return [0] if await self._steps[0].run(runs[0]) else []
         quorum = Quorum(self._needed, self._is_hard, self._straggler_s, waits_for_hard=not self._has_quorum)
@@ -149,7 +129,6 @@ class EnsembleNode(AlternativesNode):
         return self._steps[index].run(run)
 
     async def _finish(self, run: Run, answered: Sequence[int]) -> None:
-        """Combine the answers, in the order in which they came."""
         rest = () if self._is_race else (i for i in range(len(self._steps)) if i not in answered)
         order = [*answered, *rest]
         for combine in self._combines:
@@ -182,7 +161,6 @@ class EnsembleNode(AlternativesNode):
             await fork.join()
 
     def _out_of_reach(self, own: NodeRecord) -> WeftError:
-        """Too few steps answered; of a race the first failure, else what became of each step."""
         records = {record.name: record for record in reversed(own.steps)}
         failures: list[WeftError] = []
         outcomes = []

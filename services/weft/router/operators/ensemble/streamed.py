@@ -52,7 +52,6 @@ class StreamedEnsemble(StreamingNode, EnsembleNode):
             await close_streams(forks)
 
     async def _answered(self, run: Run, members: Sequence[Run]) -> list[int]:
-        """Indexes of the steps that have answered, in that order; of a race one of them."""
         answered = await self._race(members, self._responds) if self._is_race else await self._quorum(members)
         if self._is_race and not answered:  # a stream that ends without a response is an answer if there is no other
             answered = [i for i, member in enumerate(members) if member.request.stream is not None][:1]
@@ -61,13 +60,11 @@ class StreamedEnsemble(StreamingNode, EnsembleNode):
         return answered
 
     async def _responds(self, index: int, run: Run) -> bool:
-        """Whether a step has answered with a response."""
         has_answered = await self._steps[index].run(run)
         stream = run.request.stream
         return has_answered and (stream is None or stream.num_responses > 0)
 
     async def _combine(self, run: Run, members: Sequence[Run], order: Sequence[int]) -> None:
-        """The outputs are in the frame of ``run``, its request has what the steps collected."""
         request = run.request
         request.response_parameters, request.captured = {**request.response_parameters}, {**request.captured}
         for index, (step, member) in enumerate(zip(self._steps, members, strict=True)):

@@ -24,12 +24,7 @@ DEFAULT_INFLIGHT = 8
 
 
 class BuiltMap(NamedTuple):
-    """A compiled map.
-
-    Attributes:
-        steps: The step, and its shadows.
-        slots: Of the outputs that are read.
-    """
+    """A compiled map."""
 
     steps: list[StepPlan]
     settings: MapSettings
@@ -45,11 +40,7 @@ def build_map(builder: NodeBuilder, scope: Scope) -> tuple[BuiltMap | None, dict
 
 
 class _MapBuilder:
-    """Compiles one use of a map.
-
-    Args:
-        scope: The map. A frame of it holds lists, that of a chunk rows, in slots of their own.
-    """
+    """Compiles one use of a map."""
 
     def __init__(self, builder: NodeBuilder, scope: Scope, index: int) -> None:
         self._builder = builder
@@ -63,7 +54,6 @@ class _MapBuilder:
         }
 
     def build(self) -> tuple[BuiltMap | None, dict[str, TensorType]]:
-        """As ``build_map``."""
         scope, wanted = self._scope, self._scope.call.wanted
         if not self._message.over:  # reported; without lists nothing is known of what the step gets
             return None, {name: TensorType.unknown("a map without lists") for name in scope.names.outputs}
@@ -183,7 +173,6 @@ class _MapBuilder:
                 yield lengths, replace(known, datatype="INT64", dims=(size,), is_batched=is_batched, origin=origin)
 
     def _stream_types(self, given: Mapping[str, TensorType]) -> Iterator[tuple[str, TensorType]]:
-        """Types of the outputs where each response of the step is one of the map."""
         is_batched = self._scope.file.is_batched
         for name, known in given.items():
             origin = f"{known.origin}, one response of one row, as the step streams"
@@ -193,7 +182,6 @@ class _MapBuilder:
             yield name, TensorType("INT64", (1 + is_batched,), is_batched, is_optional=False, origin=origin)
 
     def _check_stream(self, given: Mapping[str, TensorType]) -> None:
-        """Report what has an effect on lists of answers, or on streams, alone (G018), and an index of a taken name."""
         node, report, path, message = self._scope.node, self._builder.report, self._scope.node.kind_path, self._message
         if self._is_stream:
             why = "where the step streams: each response of each row is one of the map"
@@ -212,7 +200,6 @@ class _MapBuilder:
         return lengths_name(self._scope.node, tensor)
 
     def _check_lists(self) -> None:
-        """Report lists and lengths that are none (G028), may be absent (G010), or have different sizes (G008)."""
         scope, report, message = self._scope, self._builder.report, self._message
         path, is_open = scope.node.kind_path, self._names.is_open
         certain = self._builder.narrowing(scope, scope.node.steps[self._index])
@@ -247,13 +234,11 @@ class _MapBuilder:
             report.error("G008", scope.file, f"{path}.over[0]", text)
 
     def _input_cure(self, name: str) -> str:
-        """How the step comes to read a list that is there."""
         unmapped = [wire.target_input for wire in self._names.wires if wire.target_input == wire.tensor]
         key = unmapped[0] if unmapped else "..."
         return f'; no input of the step takes it: input_map {{ key: "{key}" value: "{name}" }}'
 
     def _check_read(self, plans: Sequence[StepPlan], rows: Scope) -> None:
-        """Report lists whose rows nothing takes (G028)."""
         scope, read = self._scope, {slot for plan in plans for slot in slots_read(plan)}
         for i, name in enumerate(self._message.over):
             if name in rows.slots and rows.slots[name] not in read:
@@ -263,7 +248,6 @@ class _MapBuilder:
                 report.error("G028", scope.file, f"{scope.node.kind_path}.over[{i}]", text + suggestion(name, taken))
 
     def _check_collects(self, given: Mapping[str, TensorType]) -> None:
-        """Report collects of what the step does not give, and a LIST of rows that have no dimension (G029)."""
         scope, report, message = self._scope, self._builder.report, self._message
         for i, collect in enumerate(message.collect):
             path = f"{scope.node.kind_path}.collect[{i}].output"
@@ -288,7 +272,6 @@ def _counts(known: TensorType) -> bool:
 
 
 def _row_of(default: DefaultPlan) -> WireTensor:
-    """The default of one row, without a batch dimension."""
     datatype, shape, data = default.tensor
     return WireTensor(datatype, shape[1:] if default.is_batched else shape, data)
 
@@ -297,11 +280,7 @@ def chunk_size(file: GraphFile, node: NodeDefinition, names: NodeNames, index: i
     """Rows in a chunk at most: what the step's target takes as a batch, and its fallbacks and shadows; 0: no batch.
 
     Args:
-        file: Has the map.
-        node: The map.
-        names: Of the node.
         index: Of the step; the others are shadows.
-        report: Receives that the file asks for more (G009).
     """
     own = _batch(names.steps[index].target)
     targets = [one for step in names.steps for one in targets_of(step) if not isinstance(one, UnknownTarget)]

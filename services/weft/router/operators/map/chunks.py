@@ -23,14 +23,6 @@ _CHUNKS_A_TURN = 32
 class Chunks:
     """The work of one request.
 
-    Args:
-        step: Runs for each chunk.
-        shadows: Get copies of each.
-        clock_ns: What the record's times are read from.
-        lists: What is cut into chunks.
-        record: Of the step, for all chunks together.
-        is_due: Whether the step runs at all.
-
     Attributes:
         bounds: First row, and the one behind the last, of each chunk.
     """
@@ -69,9 +61,6 @@ class Chunks:
     async def run(self, run: Run) -> None:
         """Every chunk has run, several at once; the first failure of a step that is not soft cancels the others.
 
-        Args:
-            run: Of the node; chunks run under its trace context.
-
         Raises:
             WeftError: The first failure; the message says of which rows.
         """
@@ -87,7 +76,6 @@ class Chunks:
 
     @contextlib.contextmanager
     def _recorded(self) -> Iterator[None]:
-        """The record of the step tells how the chunks in the block ended."""
         record = self._record
         try:
             yield
@@ -134,7 +122,6 @@ class Chunks:
             self._records[number] = own.record.steps[0] if own.record.steps else None
 
     def _chunk(self, number: int, run: Run) -> Run:
-        """The run of a chunk: its rows, and what goes to all, are in a frame of its own."""
         is_batched = self._settings.is_batched
         start, stop = self.bounds[number]
         frame: Frame = [None] * len(self._frame)
@@ -147,7 +134,6 @@ class Chunks:
         return Run(frame, request, run.deadline_ns, run.context, NodeRecord(self._record.name))
 
     def _of_rows(self, error: WeftError, start: int, stop: int) -> WeftError:
-        """The error, telling which rows it is about, unless these are all."""
         if stop - start == self._num_rows:
             return error
         shown = f"row {start}" if stop == start + 1 else f"rows {start} to {stop - 1}"
@@ -195,7 +181,6 @@ class Chunks:
         self._collect_captured([request.captured for request in reporting])
 
     def _answers_of(self, index: int, one: CollectPlan) -> list[WireTensor] | None:
-        """``[rows, dims...]`` of every chunk, or of none; None where the output is absent for some rows."""
         if not self._num_rows and (self._is_due or one.default is not None):
             return [no_answers(one.spec)]
         if not self._is_due:
@@ -215,7 +200,6 @@ class Chunks:
         return found
 
     def _collected(self, answers: list[WireTensor], one: CollectPlan) -> tuple[WireTensor, WireTensor | None]:
-        """The output, and the lengths of the rows in a list."""
         first, num_free = answers[0], 1 + one.is_list
         other = next((each for each in answers if each.shape[num_free:] != first.shape[num_free:]), None)
         if other is not None:

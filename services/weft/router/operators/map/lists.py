@@ -61,7 +61,6 @@ class Rows:
 
     Args:
         tensor: With the shape of ``lists`` before the dims of a row.
-        lists: Its lists.
 
     Raises:
         InternalError: The bytes do not fit the shape.
@@ -115,7 +114,6 @@ class Whole:
     """A tensor that goes to every row whole; in a graph with a batch dimension the rows of a list get that list's.
 
     Args:
-        lists: Of the request.
         rank: Of the tensor without batch dimension.
     """
 
@@ -159,10 +157,7 @@ def as_lists(tensor: WireTensor, rank: int, name: str, *, is_batched: bool) -> W
     """The tensor with a batch dimension, or without one, before its list dimension.
 
     Args:
-        tensor: Of lists.
         rank: Number of dimensions from the list's on.
-        name: Of the tensor, for messages.
-        is_batched: Whether the graph has a batch dimension.
 
     Raises:
         InvalidArgumentError: It has several lists, and the graph no batch dimension; or it has another rank.
@@ -183,9 +178,6 @@ def lengths_of(tensor: WireTensor, name: str, num_lists: int, size: int) -> list
 
     Args:
         tensor: One integer for each list.
-        name: Of the tensor, for messages.
-        num_lists: How many lists there are.
-        size: Rows of each, padding included.
 
     Raises:
         InvalidArgumentError: It is not as many integers, or one is not from 0 to ``size``.
@@ -208,7 +200,6 @@ def stacked(answers: Sequence[WireTensor], lists: Lists) -> WireTensor:
 
     Args:
         answers: ``[rows, dims...]`` each, with ``lists.num_rows`` in all, and the same ``dims``.
-        lists: Whose rows they answer.
     """
     datatype, dims = answers[0].datatype, answers[0].shape[1:]
     data = answers[0].data if len(answers) == 1 else b"".join([one.data for one in answers])
@@ -222,7 +213,6 @@ def concatenated(answers: Sequence[WireTensor], lists: Lists) -> tuple[WireTenso
 
     Args:
         answers: ``[rows, length, dims...]`` each, with ``lists.num_rows`` in all, and the same ``dims``.
-        lists: Whose rows they answer.
 
     Returns:
         ``[sum, dims...]`` and INT64 ``[N]``; with a batch dimension each list for itself, padded to the longest.

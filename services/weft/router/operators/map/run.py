@@ -24,9 +24,6 @@ class MapNode(Node):
     """Runs its step for every row of its lists, in chunks, several at once; their answers come back in order.
 
     The step is one in the path and has one span, with the counts of rows, chunks and failures.
-
-    Args:
-        parts: Its step, with shadows beside it, and what it shares with other nodes.
     """
 
     def __init__(self, plan: NodePlan, parts: NodeParts, settings: MapSettings) -> None:
@@ -53,7 +50,6 @@ class MapNode(Node):
             raise self._error_context.wrap(error, self.plan.path) from error
 
     def _begin(self, run: Run, kind: type[_AnyChunks]) -> tuple[_AnyChunks, StepRecord]:
-        """The chunks of a request, of a class, and the record of the step. Raises WeftError."""
         step, action, context = self._step.plan, self._step.action, self._error_context
         is_due = step.when is None or context.holds(step.when, run, step.path)
         record = StepRecord(step.name, step.path, self._clock_ns(), action.target, action.model, action.version)
@@ -81,11 +77,7 @@ class MapNode(Node):
             del failure  # it holds this frame
 
     def _lists(self, frame: Frame, *, is_due: bool) -> Lists:
-        """Number and lengths of the lists, whose tensors in ``frame`` then have a batch dimension if the graph has one.
-
-        Raises:
-            InvalidArgumentError: They differ, or are too long.
-        """
+        """Number and lengths of the lists; their tensors in ``frame`` get the batch dimension that the graph has."""
         settings, is_batched = self._settings, self._error_context.is_batching
         shapes: dict[str, tuple[int, ...]] = {}
         for one in settings.over:
@@ -125,7 +117,6 @@ class MapNode(Node):
             )
 
     def _batch_size(self, frame: Frame) -> int:
-        """Rows of the request, of which no list came: those of the other inputs."""
         tensors = ((frame[slot], len(self.plan.specs[slot].dims)) for _, slot in self.plan.inputs)
         sizes = [tensor.shape[0] for tensor, rank in tensors if tensor is not None and len(tensor.shape) > rank]
         return max(sizes, default=1)

@@ -54,8 +54,6 @@ class MapSettings(NamedTuple):
 
     Attributes:
         over: Lists; at least one.
-        whole: What every row gets.
-        collects: What is made of the answers.
         chunk_rows: Rows in a chunk at most.
         max_rows: Of one list; 0: no limit but that of all lists together.
         max_inflight: Chunks at once.

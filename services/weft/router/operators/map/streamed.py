@@ -82,7 +82,6 @@ class StreamedRows(Chunks):
                 yield self._response(run, number, row)
 
     async def _default(self, number: int, run: Run) -> AsyncGenerator[tuple[int, Run], None]:
-        """The one response of a row of a step that does not run, with its number."""
         frame: Frame = [None] * len(run.frame)
         for one in self._settings.collects:
             if one.default is not None:
@@ -118,14 +117,12 @@ class StreamedRows(Chunks):
         return merged
 
     def _index_of(self, number: int) -> tuple[int, ...]:
-        """The row in its list, behind the list's number where there are several."""
         if not self._lists.is_batched:
             return (number,)
         ((owner, _),) = self._lists.owners(number, number + 1)
         return owner, number - sum(self._lists.lengths[:owner])
 
     def _fitted(self, tensor: WireTensor, one: CollectPlan) -> WireTensor:
-        """An output as the node gives it: with the batch dimension that the graph has."""
         if self._settings.is_batched == self._lists.is_batched:
             return tensor
         if self._lists.is_batched:

@@ -180,7 +180,6 @@ def _data_flow(plan: "SequencePlan", source: int | None, target: int | None, use
 
 
 def _taken(step: StepPlan) -> list[TensorUse]:
-    """What a step reads for its target and for its conditions; each slot once."""
     found = {use.slot: use for use in given(step)}
     of_policies = ((policy.condition_words, policy.condition) for policy in step.policies)
     for what, condition in (("when", step.when), *of_policies):

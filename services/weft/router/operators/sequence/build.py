@@ -49,7 +49,6 @@ def build_pipeline(
 def _compiled(
     builder: NodeBuilder, scope: Scope, index: int, slots: Mapping[str, int] | None, *, is_whole: bool
 ) -> BuiltStep:
-    """One step, with slots if it is live; those after it can read what it gives."""
     built = builder.step(scope, index, slots or {}, is_whole=is_whole)
     if slots is None:
         scope.streaming.pop(index, None)
@@ -101,8 +100,6 @@ def _check_unread(builder: NodeBuilder, scope: Scope, live: Set[int]) -> None:
     """Where all must be read, tensors that nothing reads are errors; elsewhere a step with no others is warned of.
 
     Args:
-        builder: Has the report.
-        scope: The node.
         live: Steps that run where every output of the node is read.
     """
     file, node, names = scope.file, scope.node, scope.names
@@ -124,7 +121,6 @@ def _check_unread(builder: NodeBuilder, scope: Scope, live: Set[int]) -> None:
 
 
 def _loop(builder: NodeBuilder, scope: Scope) -> LoopPlan | None:
-    """The loop of the sequence; None where there is none, or an error was reported."""
     file, node = scope.file, scope.node
     message, path = node.message.sequence.loop, f"{node.kind_path}.loop"
     if not node.message.sequence.HasField("loop"):
@@ -146,7 +142,6 @@ def _loop(builder: NodeBuilder, scope: Scope) -> LoopPlan | None:
 
 
 def _carry(builder: NodeBuilder, scope: Scope, carried: Mapping[str, str], path: str) -> tuple[tuple[int, int], ...]:
-    """(slot of an output, slot of an input) for each that is carried; what does not fit is reported."""
     file, node = scope.file, scope.node
     is_open = any(step.is_open for step in scope.names.steps)
     again = scope.names.conditions.get(f"{node.kind_path}.loop.while")
@@ -188,13 +183,11 @@ def _check_streams(builder: NodeBuilder, scope: Scope, order: list[int]) -> None
 
 
 def _waits(scope: Scope, indexes: Sequence[int]) -> dict[int, set[int]]:
-    """Steps that each of some steps waits for: in an ordered sequence the one before it is among them."""
     after = follows(scope, indexes)
     return {i: scope.names.steps[i].waits_for | after[i] for i in indexes}
 
 
 def _read_by_node(scope: Scope) -> set[str]:
-    """Outputs of steps that the loop carries over and tests."""
     read = set(scope.node.message.sequence.loop.carry)
     again = scope.names.conditions.get(f"{scope.node.kind_path}.loop.while")
     if again is not None:
@@ -205,7 +198,6 @@ def _read_by_node(scope: Scope) -> set[str]:
 def _allocate(
     scope: Scope, order: Sequence[int], after: Mapping[int, Set[int]]
 ) -> tuple[set[int], dict[int, dict[str, int]]]:
-    """Steps that must run, shadows among them, and by step the slots of what they, a caller or the loop read."""
     names = scope.names.steps
     read = {*scope.call.wanted, *_read_by_node(scope)}
     live = live_steps(scope, order, read, after)
@@ -219,7 +211,6 @@ def _allocate(
 
 
 def _linked(scope: Scope, plans: Mapping[int, StepPlan], waits: Mapping[int, Set[int]]) -> list[StepPlan]:
-    """Plans that know which of them wait for which."""
     awaited = scope.names.indexes_of(scope.node, scope.node.message.sequence.answer_after)
     after = follows(scope, list(plans))
     position = {i: place for place, i in enumerate(plans)}
@@ -240,15 +231,7 @@ def _linked(scope: Scope, plans: Mapping[int, StepPlan], waits: Mapping[int, Set
 
 
 def check_followed(file: GraphFile, node: NodeDefinition, names: Sequence[str], path: str, report: GraphReport) -> None:
-    """Report names in an ``after`` or ``answer_after`` that no step of the sequence has, or nobody can wait for (G036).
-
-    Args:
-        file: The graph.
-        node: The sequence.
-        names: Of steps.
-        path: Of the field.
-        report: Receives them.
-    """
+    """Report names in ``after`` or ``answer_after`` that no step of the sequence has, or nobody can wait for (G036)."""
     field = path.rpartition(".")[2]
     steps = {step.name: step for step in reversed(node.steps)}
     others = [name for name, step in steps.items() if not step.is_shadow and not path.startswith(f"{step.path}.")]
@@ -285,7 +268,6 @@ def live_steps(scope: Scope, order: Sequence[int], read: Set[str], after: Mappin
     """Steps that must run, shadows among them.
 
     Args:
-        scope: The node.
         order: Of its steps, each after those that it waits for.
         read: Tensors that a caller or the node itself reads, as the last steps give them.
         after: As ``follows`` gives it.

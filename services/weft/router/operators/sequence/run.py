@@ -31,9 +31,6 @@ class Pipeline(PrunableNode):
 
     A lone ready step is awaited where it is; tasks are made only where several are ready at once. The first failure
     cancels the others. Shadows start like steps and hold up nothing.
-
-    Args:
-        parts: Its steps, and what it shares with other nodes.
     """
 
     def __init__(self, plan: NodePlan, parts: NodeParts) -> None:
@@ -92,7 +89,6 @@ class Pipeline(PrunableNode):
             index = released[0]
 
     async def _without_shadows(self, ready: list[int], pending: list[int], run: Run) -> list[int]:
-        """The ready steps that are no shadows; the shadows are started."""
         if self._shadows.isdisjoint(ready):
             return ready
         waiting, others = ready.copy(), []
@@ -106,12 +102,7 @@ class Pipeline(PrunableNode):
 
 
 class Loop(Pipeline):
-    """A pipeline that runs again while a condition holds; each round starts with an empty frame but for its inputs.
-
-    Args:
-        plan, parts: As of ``Pipeline``.
-        loop: When it runs again.
-    """
+    """A pipeline that runs again while a condition holds; each round starts with an empty frame but for its inputs."""
 
     def __init__(self, plan: NodePlan, parts: NodeParts, loop: LoopPlan) -> None:
         super().__init__(plan, parts)
@@ -138,9 +129,6 @@ class Loop(Pipeline):
 
 class Schedule:
     """Which steps may start when; made once, shared by all requests.
-
-    Args:
-        plan: A pipeline.
 
     Attributes:
         first: Indexes of the steps that wait for nothing.

@@ -22,7 +22,6 @@ class StagedPipeline(PrunableNode):
     """A sequence in stages.
 
     Args:
-        pipeline: All its steps.
         max_inflight_responses: Responses of a step that are processed at once or wait for who reads the node;
             meanwhile the step's stream is not read further. 0: one.
     """
@@ -48,7 +47,6 @@ class StagedPipeline(PrunableNode):
         return self._responses(0, run)
 
     async def _responses(self, number: int, run: Run) -> AsyncGenerator[Run, None]:
-        """Responses of stage ``number`` and those after it."""
         try:
             await self._stages[number].run(run)
             if number + 1 == len(self._stages):
@@ -73,7 +71,6 @@ class StagedPipeline(PrunableNode):
                 position += 1
 
     async def _rest(self, number: int, run: Run, shown: "_Shown", position: int) -> AsyncGenerator[Run, None]:
-        """As ``responses``, for the response at ``position`` of the stream before."""
         own = run.with_record(NodeRecord(""))
         has_failed = False
         try:
@@ -88,11 +85,7 @@ class StagedPipeline(PrunableNode):
 
 
 class _Shown:
-    """What a record shows of the steps that run for each response: those of the first, or of the first that failed.
-
-    Args:
-        record: Has the steps so far.
-    """
+    """What a record shows of the steps that run for each response: those of the first, or of the first that failed."""
 
     def __init__(self, record: NodeRecord) -> None:
         self._record = record
@@ -100,7 +93,6 @@ class _Shown:
         self._failed: int | None = None
 
     def offer(self, position: int, own: NodeRecord, *, has_failed: bool) -> None:
-        """The response at ``position`` has ended; later ones may end before earlier ones."""
         if has_failed and (self._failed is None or position < self._failed):
             self._failed = position
         elif position or self._failed is not None:

@@ -22,7 +22,6 @@ class StreamStep(NamedTuple):
     """One step of a sequence.
 
     Attributes:
-        definition: What the file says.
         is_streaming: The step may give several responses itself.
         producers: Indexes of the steps that this one waits for, by an input, a condition, or because it is after them.
         reads_input: Whether it reads an input of the node.
@@ -45,12 +44,9 @@ def check_streams(
     """Report what is wrong with the streams of a sequence that has some.
 
     Args:
-        file: The graph.
-        node: The sequence.
         order: Indexes of ``steps``, each after its producers.
         steps: In declared order. Shadows have no outputs, hence no label.
         outputs: Output of the node -> index of the step that gives it; outputs that are inputs of the node left out.
-        report: Receives steps and outputs that would join two streams, and what has no meaning for a stream (G019).
     """
     labels: dict[int, int] = {}
     for i in order:

@@ -93,7 +93,6 @@ class SplitterKind(AlternativesKind):
         return {"sticky_by": sticky_by, "salt": message.salt, "bandit": bandit}
 
     def _check_sequences(self, builder: NodeBuilder, scope: Scope) -> None:
-        """Report a draw that sends the requests of one sequence to different steps."""
         message, path = scope.node.message.splitter, scope.node.kind_path
         found = stateful_model(scope.names.steps, builder.names)
         if not found or "sequence_id" in message.sticky_by:

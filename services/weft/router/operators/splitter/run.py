@@ -22,7 +22,6 @@ class SplitterNode(AlternativesNode):
 
     Args:
         sticky_by: The key; None, or an empty one: drawn at random.
-        salt: As of ``WeightedChoice``.
     """
 
     def __init__(self, plan: NodePlan, parts: NodeParts, sticky_by: Condition | None, salt: str) -> None:
@@ -64,10 +63,8 @@ class WeightedChoice:
     decides alike, and when a weight changes only the keys move that must.
 
     Args:
-        names: Step names.
         weights: At least 0, one of them above 0; dimensionless.
         salt: Splitters with the same salt and step names decide alike.
-        generator: Source of the choices without a key.
 
     Source:
         C. Schindelhauer, G. Schomaker, "Weighted distributed hash tables", SPAA 2005 (logarithmic method).

@@ -151,12 +151,10 @@ class SwitchKind(AlternativesKind):
 
 
 def _decides_all(node: NodeDefinition) -> bool:
-    """Whether there is a case for true and one for false, and no other."""
     return {case for step in node.steps for case in step.message.case} == {"true", "false"}
 
 
 def _check_cases(scope: Scope, type_name: str, report: GraphReport) -> None:
-    """Cases that the value of ``on`` can never be."""
     for step in scope.node.steps:
         for i, case in enumerate(step.message.case):
             is_integer = _INTEGER.fullmatch(case) is not None

@@ -19,11 +19,7 @@ _MAX_SHOWN_CHARS = 100
 
 
 class SwitchNode(AlternativesNode):
-    """Runs the first step, in declared order, whose case or test holds; else the one that is ``otherwise``.
-
-    Args:
-        on: Compared with the cases of the steps.
-    """
+    """Runs the first step, in declared order, whose case or test holds; else the one that is ``otherwise``."""
 
     def __init__(self, plan: NodePlan, parts: NodeParts, on: Condition | None) -> None:
         super().__init__(plan, parts)
@@ -101,7 +97,6 @@ class SwitchNodeByRow(SwitchNode):
     async def _run_groups(
         self, taken: Sequence[tuple[int, Rows]], views: Sequence[Frame], run: Run, num_rows: int
     ) -> None:
-        """Each group of rows has run its step; the records of the steps are in declared order."""
         record = run.record
         records = [NodeRecord(record.name, record.form) for _ in taken]
         fork = Fork()
@@ -116,7 +111,6 @@ class SwitchNodeByRow(SwitchNode):
                 record.steps += own.steps
 
     async def _run_group(self, index: int, rows: Rows, num_rows: int, run: Run) -> bool:
-        """Run a step for some of the rows; its error tells which."""
         try:
             return await self._steps[index].run(run)
         except WeftError as error:
