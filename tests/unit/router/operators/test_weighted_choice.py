@@ -20,8 +20,7 @@ from weft.language.bandit_algorithms import ALGORITHMS, BanditPlan
 from weft.language.plan import GraphPlan, NodePlan
 from weft.router.executor import GraphExecutor
 from weft.router.operators.sequence import SequencePlan
-from weft.router.operators.splitter import SplitterPlan
-from weft.router.operators.splitter import WeightedChoice
+from weft.router.operators.splitter import SplitterPlan, WeightedChoice
 from weft.router.runtime import Runtime
 
 NUM_KEYS = 100_000

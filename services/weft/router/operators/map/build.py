@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
 
 from weft.base.tensors import INTEGERS, WireTensor
 from weft.base.text.pbtxt import suggestion
@@ -16,25 +15,73 @@ from weft.language.plan import DefaultPlan, StepPlan
 from weft.language.pruning import slots_read
 from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.types.signatures import TensorType, dims_fit
-from weft.router.operators.map.checks import lengths_name, step_index
-from weft.router.operators.map.settings import CollectPlan, ListInput, MapSettings, WholeInput
+from weft.router.operators.map.lists import CollectPlan, ListInput, MapSettings, WholeInput
+from weft_protos import graph_pb2 as pb
 
 #: Chunks at once where the file does not say.
 DEFAULT_INFLIGHT = 8
 
 
-class BuiltMap(NamedTuple):
-    """A compiled map."""
+def check_map(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
+    """Report lists that are not named (G027), a number of steps other than one (G027), and collects (G029, G005)."""
+    message, path = node.message.map, node.kind_path
+    if not message.over:
+        text = f"map '{node.name}' has no 'over'; name the inputs whose rows its step gets, for example over: \"CROPS\""
+        report.error("G027", file, path, text)
+    for i, name in enumerate(message.over):
+        if name in message.over[:i]:
+            report.error("G027", file, f"{path}.over[{i}]", f"'{name}' is named already; leave one out")
+        elif name == message.lengths:
+            text = f"'{name}' says how many rows of the lists count, so it is no list itself; leave it out here"
+            report.error("G027", file, f"{path}.over[{i}]", text)
+    steps = [step for step in node.steps if not step.is_shadow]
+    if len(steps) > 1:
+        text = (
+            f"map '{node.name}' has {len(steps)} steps, and runs one; put them into a node, for example a sequence, "
+            'and let its step run that: step { node: "..." }'
+        )
+        report.error("G027", file, steps[1].path, text)
+    _check_collects(file, node, report)
 
-    steps: list[StepPlan]
-    settings: MapSettings
-    slots: dict[str, int]
+
+def _check_collects(file: GraphFile, node: NodeDefinition, report: GraphReport) -> None:
+    seen: set[str] = set()
+    named = {collect.output for collect in node.message.map.collect}
+    for i, collect in enumerate(node.message.map.collect):
+        path = f"{node.kind_path}.collect[{i}]"
+        if not collect.output:
+            report.error(
+                "G029", file, path, "the 'collect' has no 'output'; name the output of the step that it is for"
+            )
+            continue
+        if collect.output in seen:
+            report.error("G029", file, f"{path}.output", f"'{collect.output}' has a 'collect' already; leave one out")
+            continue
+        seen.add(collect.output)
+        why = "with STACK, where every row has one place; it belongs to LIST"
+        report.refuse(file, path, [("lengths", bool(collect.lengths) and collect.method != pb.Collect.LIST)], why)
+        lengths = lengths_name(node, collect.output)
+        if lengths in named:
+            where = f"{path}.lengths" if collect.lengths else path
+            text = f"the lengths of '{collect.output}' are named '{lengths}', as another output; give them another name"
+            report.error("G005", file, where, f'{text}: lengths: "..."')
+        named |= {lengths} - {""}
 
 
-def build_map(builder: NodeBuilder, scope: Scope) -> tuple[BuiltMap | None, dict[str, TensorType]]:
-    """A map, None where an error was reported, and types of its outputs."""
-    index = step_index(scope.node)
-    if index < 0:
+def lengths_name(node: NodeDefinition, tensor: str) -> str:
+    """The output with the lengths of the rows of ``tensor``, where that is a LIST; "" for any other."""
+    for collect in node.message.map.collect:
+        if collect.output == tensor and collect.method == pb.Collect.LIST:
+            return collect.lengths or f"{tensor}_LENGTHS"
+    return ""
+
+
+def build_map(
+    builder: NodeBuilder, scope: Scope
+) -> tuple[tuple[list[StepPlan], MapSettings, dict[str, int]] | None, dict[str, TensorType]]:
+    """The steps of a map, its settings and the slots of its outputs, None where an error was reported; and types."""
+    index = next((index for index, step in enumerate(scope.node.steps) if not step.is_shadow), -1)
+    if index < 0:  # reported
         return None, {name: TensorType.unknown("a map without a step") for name in scope.names.outputs}
     return _MapBuilder(builder, scope, index).build()
 
@@ -53,7 +100,7 @@ class _MapBuilder:
             name: self._list_dims(name, known) for name in self._message.over if (known := scope.inputs.get(name))
         }
 
-    def build(self) -> tuple[BuiltMap | None, dict[str, TensorType]]:
+    def build(self) -> tuple[tuple[list[StepPlan], MapSettings, dict[str, int]] | None, dict[str, TensorType]]:
         scope, wanted = self._scope, self._scope.call.wanted
         if not self._message.over:  # reported; without lists nothing is known of what the step gets
             return None, {name: TensorType.unknown("a map without lists") for name in scope.names.outputs}
@@ -85,7 +132,7 @@ class _MapBuilder:
             return None, types
         if not self._builder.report.has_errors:
             self._check_read(plans, rows)
-        return BuiltMap(plans, self._settings(plans, rows, answers, slots), slots), types
+        return (plans, self._settings(plans, rows, answers, slots), slots), types
 
     def _settings(
         self, plans: Sequence[StepPlan], rows: Scope, answers: Mapping[str, int], slots: Mapping[str, int]

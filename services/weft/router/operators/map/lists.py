@@ -1,18 +1,93 @@
-"""Lists of rows: cut into chunks on the way to a step, and put together from the answers; values are never decoded."""
+"""Lists of rows: which tensors they are, cut into chunks on the way to a step, and put together from the answers.
+
+Values are never decoded.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from weft.base.errors import InternalError, InvalidArgumentError
 from weft.base.signature import TensorSpec
 from weft.base.tensors import INTEGERS, ITEMSIZE_BYTES, LENGTH_BYTES, WireTensor, decode, num_elements
-from weft.router.tensors import row_offsets, with_batch, without_batch, without_rows
+from weft.router.tensors import row_offsets, with_batch, without_batch
 
 #: Slices of fewer bytes are copied: protobuf takes no views, and larger ones do not pass through it.
 _VIEW_BYTES = 64 << 10
+
+
+class ListInput(NamedTuple):
+    """An input whose rows the step gets.
+
+    Attributes:
+        row_slot: Of its rows, in the frame of a chunk.
+        rank: Number of its dimensions from the list's on.
+    """
+
+    name: str
+    slot: int
+    row_slot: int
+    rank: int
+
+
+class WholeInput(NamedTuple):
+    """An input that goes to every row: slots as of ``ListInput``, and its rank without batch dimension."""
+
+    slot: int
+    row_slot: int
+    rank: int
+
+
+class CollectPlan(NamedTuple):
+    """One output.
+
+    Attributes:
+        row_slot: Of an answer, in the frame of a chunk.
+        output: Slot of the result; -1 where nothing reads it.
+        is_list: Whether rows follow one another along their first dimension.
+        lengths: Slot of the rows' lengths; -1 where nothing reads them.
+        spec: What is known of the answer for one row.
+        default: Answer of one row whose chunk failed softly, without batch dimension; None where there is none.
+    """
+
+    name: str
+    row_slot: int
+    output: int
+    is_list: bool
+    lengths: int
+    spec: TensorSpec
+    default: WireTensor | None
+
+
+class MapSettings(NamedTuple):
+    """What a map does with rows.
+
+    Attributes:
+        over: Lists; at least one.
+        chunk_rows: Rows in a chunk at most.
+        max_rows: Of one list; 0: no limit but that of all lists together.
+        max_inflight: Chunks at once.
+        lengths: (name, slot) of the tensor that says how many rows count; None where all do.
+        is_batched: Whether chunks have a batch dimension; else they are of one row.
+        index_slot: Where the step streams: slot of the row's number; -1 where nothing reads it.
+    """
+
+    over: tuple[ListInput, ...]
+    whole: tuple[WholeInput, ...]
+    collects: tuple[CollectPlan, ...]
+    chunk_rows: int
+    max_rows: int
+    max_inflight: int
+    lengths: tuple[str, int] | None
+    is_batched: bool
+    index_slot: int = -1
+
+
+#: Of a map of which nothing is known.
+NO_ROWS = MapSettings((), (), (), 1, 0, 1, None, is_batched=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,11 +305,6 @@ def concatenated(answers: Sequence[WireTensor], lists: Lists) -> tuple[WireTenso
         data = _padded(WireTensor(datatype, (sum(sums), *dims), data), sums, size)
     shape = (len(sums), size, *dims) if lists.is_batched else (size, *dims)
     return WireTensor(datatype, shape, data), WireTensor("INT64", lists.shape, table.tobytes())
-
-
-def no_answers(spec: TensorSpec) -> WireTensor:
-    """Answers of no rows, ``[0, dims...]``; variable dimensions are 0."""
-    return without_rows(spec.datatype, spec.dims)
 
 
 def _padded(tensor: WireTensor, counts: Sequence[int], size: int) -> bytes:

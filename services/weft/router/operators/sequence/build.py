@@ -1,4 +1,12 @@
-"""From a sequence to its plan: steps in the order of their data, those that nothing reads left out, and the loop."""
+"""From a sequence to its plan: steps in the order of their data, those that nothing reads left out, and the loop.
+
+Where steps stream, each tensor belongs to the responses of at most one of them, the rule of Triton Inference Server:
+the outputs of a decoupled step carry its label, and so does what is made of them. A step that reads two labels would
+have to join streams of different lengths, which has no meaning.
+
+Source:
+    https://github.com/triton-inference-server/core/blob/main/src/ensemble_utils.cc, ``ValidateEnsembleConfig``
+"""
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
@@ -7,48 +15,50 @@ from itertools import pairwise
 from weft.base.text.pbtxt import suggestion
 from weft.language.compiler.names import target_path
 from weft.language.compiler.nodes import NodeBuilder
-from weft.language.compiler.scope import BuiltStep, Scope, owner_text
+from weft.language.compiler.scope import BuiltStep, Scope, declaring, owner_text
 from weft.language.compiler.uses import visible_outputs
 from weft.language.plan import StepPlan
+from weft.language.pruning import reached
 from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.types.conditions import Purpose
 from weft.language.types.signatures import TensorType
 from weft.router.operators.sequence.run import LoopPlan
-from weft.router.operators.sequence.streams import StreamStep, check_one_response, check_streams
 
 _WHILE = Purpose("while")
+#: Label of a tensor that exists once for each request.
+_ONCE = -1
 
 
 def build_pipeline(
     builder: NodeBuilder, scope: Scope
 ) -> tuple[list[StepPlan] | None, LoopPlan | None, dict[str, TensorType]]:
     """Steps of a sequence, None where an error was reported; its loop; and types of what it could give."""
-    steps = range(len(scope.names.steps))
-    order = _order(builder, scope, _waits(scope, steps))
+    names = scope.names.steps
+    after = _follows(scope, range(len(names)))
+    waits = {i: names[i].waits_for | after[i] for i in range(len(names))}
+    order = _order(builder, scope, waits)
     if order is None:
         return None, None, {name: TensorType.unknown("a cycle") for name in scope.names.outputs}
-    after = follows(scope, steps)
     live, slots = _allocate(scope, order, after)
     whole = scope.names.indexes_of(scope.node, scope.node.message.sequence.answer_after)
-    whole = whole.union(*(after[i] | scope.names.steps[i].asks for i in live))
+    whole = whole.union(*(after[i] | names[i].asks for i in live))
     built = {i: _compiled(builder, scope, i, slots.get(i), is_whole=i in whole) for i in order}
-    _check_unread(builder, scope, live_steps(scope, order, {*_read_by_node(scope), *scope.names.outputs}, after))
+    _check_unread(builder, scope, _live_steps(scope, order, {*_read_by_node(scope), *scope.names.outputs}, after))
     loop = _loop(builder, scope)
     if scope.streaming:
-        _check_streams(builder, scope, order)
-    elif not any(step.is_open for step in scope.names.steps):
-        check_one_response(scope.file, scope.node, builder.report)
+        _check_streams(builder.report, scope, order, waits)
+    elif not any(step.is_open for step in names):
+        _check_one_response(builder.report, scope)
     known = {**scope.inputs, **scope.produced}
     outputs = {name: known[name] for name in scope.names.outputs if name in known}
-    plans = {i: plan for i in steps if i in live and (plan := built[i].plan)}
-    if len(plans) != len(live):
-        return None, loop, outputs
-    return _linked(scope, plans, _waits(scope, list(plans))), loop, outputs
+    plans = {i: plan for i in range(len(names)) if i in live and (plan := built[i].plan)}
+    return (_linked(scope, plans) if len(plans) == len(live) else None), loop, outputs
 
 
 def _compiled(
     builder: NodeBuilder, scope: Scope, index: int, slots: Mapping[str, int] | None, *, is_whole: bool
 ) -> BuiltStep:
+    """One step, with slots if it is live; those after it can read what it gives."""
     built = builder.step(scope, index, slots or {}, is_whole=is_whole)
     if slots is None:
         scope.streaming.pop(index, None)
@@ -60,20 +70,21 @@ def _compiled(
     return built
 
 
-def _order(builder: NodeBuilder, scope: Scope, waits: dict[int, set[int]]) -> list[int] | None:
+def _order(builder: NodeBuilder, scope: Scope, waits: Mapping[int, Set[int]]) -> list[int] | None:
     """Steps, each after those that it waits for, else as declared; None, and a report, if they wait in a ring."""
     done: dict[int, None] = {}
-    while waits:
-        ready = next((i for i, producers in waits.items() if producers <= done.keys()), None)
+    waiting = dict(waits)
+    while waiting:
+        ready = next((i for i, producers in waiting.items() if producers <= done.keys()), None)
         if ready is None:
-            _report_ring(builder, scope, waits)
+            _report_ring(builder, scope, waiting)
             return None
         done[ready] = None
-        del waits[ready]
+        del waiting[ready]
     return list(done)
 
 
-def _report_ring(builder: NodeBuilder, scope: Scope, waits: Mapping[int, set[int]]) -> None:
+def _report_ring(builder: NodeBuilder, scope: Scope, waits: Mapping[int, Set[int]]) -> None:
     trail = [min(waits)]
     while trail.count(trail[-1]) == 1:
         trail.append(min(producer for producer in waits[trail[-1]] if producer in waits))
@@ -89,11 +100,10 @@ def _report_ring(builder: NodeBuilder, scope: Scope, waits: Mapping[int, set[int
         reason = f"each step waits for the one before it, {named} by 'after'; leave one out"
     else:
         reason += "; let one of them read another tensor"
-    text = f"cycle: {shown}; {reason}"
     if len(circle) == 2:
         itself = "waits for an output of its own; let it read another tensor"
-        text = f"cycle: {shown}; the step {'is after itself; leave that out' if by_after else itself}"
-    builder.report.error("G003", scope.file, target_path(steps[circle[0]]), text)
+        reason = f"the step {'is after itself; leave that out' if by_after else itself}"
+    builder.report.error("G003", scope.file, target_path(steps[circle[0]]), f"cycle: {shown}; {reason}")
 
 
 def _check_unread(builder: NodeBuilder, scope: Scope, live: Set[int]) -> None:
@@ -107,11 +117,11 @@ def _check_unread(builder: NodeBuilder, scope: Scope, live: Set[int]) -> None:
         return
     read_from = {producer for step in names.steps for producer in step.reads.values()}
     for i, (step, step_names) in enumerate(zip(node.steps, names.steps, strict=True)):
-        unread = [(name, tensor) for name, tensor in step_names.outputs.items() if not names.is_used(tensor)]
         if file.dialect.must_read_all:
-            for name, tensor in unread:
-                text = f"ensemble tensor '{tensor}' is unused in {file.title}"
-                builder.report.error("G026", file, f"{step.path}.output_map[{name}]", text)
+            for name, tensor in step_names.outputs.items():
+                if not names.is_used(tensor):
+                    text = f"ensemble tensor '{tensor}' is unused in {file.title}"
+                    builder.report.error("G026", file, f"{step.path}.output_map[{name}]", text)
         elif i not in live and i not in read_from and not builder.report.has_errors:
             text = (
                 f"step '{step.name}' never runs: nothing reads its outputs; if it is a guard, let the steps that it "
@@ -142,6 +152,7 @@ def _loop(builder: NodeBuilder, scope: Scope) -> LoopPlan | None:
 
 
 def _carry(builder: NodeBuilder, scope: Scope, carried: Mapping[str, str], path: str) -> tuple[tuple[int, int], ...]:
+    """(slot of an output, slot of an input) for each that is carried; what does not fit is reported."""
     file, node = scope.file, scope.node
     is_open = any(step.is_open for step in scope.names.steps)
     again = scope.names.conditions.get(f"{node.kind_path}.loop.while")
@@ -166,28 +177,8 @@ def _carry(builder: NodeBuilder, scope: Scope, carried: Mapping[str, str], path:
     return tuple(pairs.values())
 
 
-def _check_streams(builder: NodeBuilder, scope: Scope, order: list[int]) -> None:
-    names, waits = scope.names, _waits(scope, range(len(scope.names.steps)))
-    steps = [
-        StreamStep(
-            definition,
-            is_streaming=i in scope.streaming,
-            producers=waits[i],
-            reads_input=None in step.reads.values(),
-        )
-        for i, (definition, step) in enumerate(zip(scope.node.steps, names.steps, strict=True))
-    ]
-    wanted = [name for name in names.outputs if name in scope.call.wanted]
-    outputs = {name: names.producers[name][-1] for name in wanted if name in names.producers}
-    check_streams(scope.file, scope.node, order, steps, outputs, builder.report)
-
-
-def _waits(scope: Scope, indexes: Sequence[int]) -> dict[int, set[int]]:
-    after = follows(scope, indexes)
-    return {i: scope.names.steps[i].waits_for | after[i] for i in indexes}
-
-
 def _read_by_node(scope: Scope) -> set[str]:
+    """Outputs of steps that the loop carries over and tests."""
     read = set(scope.node.message.sequence.loop.carry)
     again = scope.names.conditions.get(f"{scope.node.kind_path}.loop.while")
     if again is not None:
@@ -198,9 +189,10 @@ def _read_by_node(scope: Scope) -> set[str]:
 def _allocate(
     scope: Scope, order: Sequence[int], after: Mapping[int, Set[int]]
 ) -> tuple[set[int], dict[int, dict[str, int]]]:
+    """Steps that must run, shadows among them, and by step the slots of what they, a caller or the loop read."""
     names = scope.names.steps
     read = {*scope.call.wanted, *_read_by_node(scope)}
-    live = live_steps(scope, order, read, after)
+    live = _live_steps(scope, order, read, after)
     read.update(tensor for i in live for tensor, producer in names[i].reads.items() if producer is not None)
     slots = {
         i: {tensor: scope.new_slot(tensor) for tensor in dict.fromkeys(names[i].outputs.values()) if tensor in read}
@@ -210,11 +202,13 @@ def _allocate(
     return live, slots
 
 
-def _linked(scope: Scope, plans: Mapping[int, StepPlan], waits: Mapping[int, Set[int]]) -> list[StepPlan]:
+def _linked(scope: Scope, plans: Mapping[int, StepPlan]) -> list[StepPlan]:
+    """Plans that know which of them wait for which."""
     awaited = scope.names.indexes_of(scope.node, scope.node.message.sequence.answer_after)
-    after = follows(scope, list(plans))
+    after = _follows(scope, list(plans))
     position = {i: place for place, i in enumerate(plans)}
     consumers: dict[int, list[int]] = {i: [] for i in plans}
+    waits = {i: scope.names.steps[i].waits_for | after[i] for i in plans}
     for i in plans:
         for producer in waits[i]:
             consumers[producer].append(position[i])
@@ -249,7 +243,7 @@ def check_followed(file: GraphFile, node: NodeDefinition, names: Sequence[str], 
             report.error("G036", file, f"{path}[{i}]", text)
 
 
-def follows(scope: Scope, steps: Sequence[int]) -> dict[int, Set[int]]:
+def _follows(scope: Scope, steps: Sequence[int]) -> dict[int, Set[int]]:
     """For each of some steps of a sequence, ascending, those of them that it is after.
 
     In an ordered sequence each is after the one before it; shadows are passed over, for which nobody waits.
@@ -264,14 +258,8 @@ def follows(scope: Scope, steps: Sequence[int]) -> dict[int, Set[int]]:
     return found
 
 
-def live_steps(scope: Scope, order: Sequence[int], read: Set[str], after: Mapping[int, Set[int]]) -> set[int]:
-    """Steps that must run, shadows among them.
-
-    Args:
-        order: Of its steps, each after those that it waits for.
-        read: Tensors that a caller or the node itself reads, as the last steps give them.
-        after: As ``follows`` gives it.
-    """
+def _live_steps(scope: Scope, order: Sequence[int], read: Set[str], after: Mapping[int, Set[int]]) -> set[int]:
+    """Steps that must run, shadows among them, where a caller or the node reads the tensors ``read``."""
     names, sequence = scope.names.steps, scope.node.message.sequence
     needed = {(tensor, scope.names.last(tensor)) for tensor in read}
     live = set(scope.names.indexes_of(scope.node, sequence.answer_after))
@@ -281,3 +269,68 @@ def live_steps(scope: Scope, order: Sequence[int], read: Set[str], after: Mappin
             live |= {i, *names[i].asks, *after[i]}
             needed.update(names[i].reads.items())
     return live
+
+
+def _check_streams(report: GraphReport, scope: Scope, order: Sequence[int], waits: Mapping[int, Set[int]]) -> None:
+    """Report steps and outputs that would join two streams, and what has no meaning for a stream (G019)."""
+    file, node, names = scope.file, scope.node, scope.names
+    labels: dict[int, int] = {}
+    for i in order:
+        read = dict.fromkeys(labels[producer] for producer in sorted(waits[i]))
+        if None in names.steps[i].reads.values():
+            read[_ONCE] = None
+        streams = [label for label in read if label != _ONCE]
+        if len(streams) > 1 or (len(read) > 1 and not file.dialect.repeats_in_streams):
+            step, joined = node.steps[i], " and ".join(f"'{node.steps[label].name}'" for label in streams)
+            text = file.dialect.joined_streams(file.name, step.name, step.message.model_name, joined)
+            report.error("G019", file, target_path(step), text)
+        labels[i] = i if i in scope.streaming else next(iter(streams), _ONCE)
+    wanted = [name for name in names.outputs if name in scope.call.wanted]
+    sources = {name: names.producers[name][-1] for name in wanted if name in names.producers}
+    needed = reached(sources.values(), waits.__getitem__)
+    for i, step in enumerate(node.steps):
+        if i in scope.streaming and i not in needed:
+            text = (
+                f"step '{step.name}' streams, and no output of {owner_text(file, node)} follows it; "
+                "let one read from it, or leave it out"
+            )
+            report.error("G019", file, target_path(step), text)
+    _check_outputs(report, scope, {name: labels[i] for name, i in sources.items()})
+    if node.message.sequence.HasField("loop"):
+        text = "'loop' is not for a sequence that streams: it gives several responses to a request"
+        report.error("G019", file, f"{node.kind_path}.loop", text, is_name=True)
+
+
+def _check_outputs(report: GraphReport, scope: Scope, labels: Mapping[str, int]) -> None:
+    """Outputs of the node come together in each response, so they follow one stream."""
+    file, node = scope.file, scope.node
+    given = [spec.name for spec in declaring(file, node).output]
+    prefix = "" if node.name == file.root else f"{node.path}."
+    first: tuple[str, int] | None = None
+    for name, label in labels.items():
+        if label == _ONCE and file.dialect.repeats_in_streams:
+            continue
+        if first is not None and label != first[1]:
+            path = f"{prefix}output[{given.index(name)}].name" if name in given else node.kind_path
+            texts = [
+                f"'{one}' comes once"
+                if of == _ONCE
+                else f"'{one}' follows the responses of step '{node.steps[of].name}'"
+                for one, of in (first, (name, label))
+            ]
+            text = f"the responses cannot have both outputs: {' and '.join(texts)}; leave one of them out"
+            report.error("G019", file, path, text)
+        first = first or (name, label)
+
+
+def _check_one_response(report: GraphReport, scope: Scope) -> None:
+    """Report what has an effect on a stream alone in a sequence without one (G018)."""
+    file, path = scope.file, scope.node.kind_path
+    if not scope.node.message.sequence.max_inflight_responses:
+        return
+    if path != "ensemble_scheduling":
+        text = "'max_inflight_responses' has no effect: no step of the sequence streams, so it gives one response"
+        report.error("G018", file, f"{path}.max_inflight_responses", text, is_name=True)
+        return
+    text = "'max_inflight_requests' has no effect: no step calls a decoupled model, so each request gets one response"
+    report.warning("G018", file, f"{path}.max_inflight_requests", text)
