@@ -7,7 +7,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from weft.language.bandit_algorithms import Arm
-from weft.router.admission import AdmissionController
+from weft.router.admission.controller import AdmissionController
 from weft.router.policies import POLICIES
 from weft.router.reporting.counters import StepCounters
 from weft.router.repository.files import GraphRepository

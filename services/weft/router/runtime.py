@@ -9,7 +9,7 @@ from typing import Any
 
 from weft.base.cancellation import cancel_and_wait
 from weft.base.limits import divided, share
-from weft.router.admission import InflightLimit
+from weft.router.admission.concurrency_limit import InflightLimit
 from weft.router.bandits.store import BanditStore
 from weft.router.reporting.counters import StepCounterTable
 from weft.router.target import RetryBudget, Target

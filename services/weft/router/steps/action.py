@@ -13,7 +13,7 @@ from weft.base.observing import telemetry
 from weft.base.observing.logs import get_logger
 from weft.base.tensors import WireTensor
 from weft.language.plan import Condition, Frame, NodePlan, PolicyPlan, StepPlan
-from weft.router.admission import InflightLimit
+from weft.router.admission.concurrency_limit import InflightLimit
 from weft.router.reporting.counters import StepCounters
 from weft.router.reporting.path import NodeRecord, StepRecord
 from weft.router.reporting.spans import Attributes, end_span, start_step_span, step_attributes
