@@ -13,7 +13,7 @@ from weft.base.tensors import WireTensor
 from weft.language.plan import CallPlan, Frame, GraphPlan, NodePlan, StepPlan
 from weft.language.request_scope import RequestScope
 from weft.router.admission.concurrency_limit import InflightLimit
-from weft.router.bandits.memory import settle
+from weft.router.bandits.store import settle
 from weft.router.policies.cache import CachePlan
 from weft.router.reporting.counters import StepCounters
 from weft.router.reporting.path import (

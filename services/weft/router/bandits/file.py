@@ -128,7 +128,7 @@ class BanditFile:
                 self._path.replace(aside)
             return
         for known in arms:
-            self._store.restore(known)
+            self._store.add(*known)
         _log.info("%d steps of bandits are known from %s", len(arms), self._path)
 
 

@@ -4,10 +4,11 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import astuple
+from dataclasses import astuple, replace
+from operator import sub
 
 from weft.language.bandit_algorithms import Arm
-from weft.router.bandits.store import BanditStore
+from weft.router.bandits.store import BanditStore, add_up
 
 #: How often a router tells what it has learned, in seconds.
 PERIOD_S = 0.2
@@ -56,15 +57,10 @@ class BanditSharing:
         for graph, node, step, arm in self._store:
             name = graph, node, step
             common = self._common.setdefault(name, Arm())
-            more = Arm(
-                arm.num_pulls - common.num_pulls,
-                arm.num_rewards - common.num_rewards,
-                arm.reward_sum - common.reward_sum,
-                arm.log_weight - common.log_weight,
-            )
+            more = Arm(*map(sub, astuple(arm), astuple(common)))
             if more != Arm():
                 changes.append((name, more))
-                self._common[name] = Arm(arm.num_pulls, arm.num_rewards, arm.reward_sum, arm.log_weight)
+                self._common[name] = replace(arm)
         if changes:
             self._send(_dump(changes))
 
@@ -75,10 +71,7 @@ class BanditSharing:
             more = Arm(*fields)
             self._store.add(graph, node, step, more)
             common = self._common.setdefault((graph, node, step), Arm())
-            common.num_pulls += more.num_pulls
-            common.num_rewards += more.num_rewards
-            common.reward_sum += more.reward_sum
-            common.log_weight += more.log_weight
+            add_up(common, more)
             if more.log_weight:
                 nodes.add((graph, node))
         for graph, node in nodes:

@@ -160,7 +160,7 @@ class SplitterNode(AlternativesNode):
             if index is not None:
                 return index
         if self._bandit is not None:
-            return self._bandit.choose(request.scope.request_id, request.pulls, run.record)
+            return self._bandit(request.scope.request_id, request.pulls, run.record)
         if self._sticky_by is not None:
             key = self._error_context.text(self._sticky_by, run, self.plan.path)
             if key:

@@ -9,7 +9,7 @@ from weft.base.core import ParameterValue
 from weft.base.tensors import WireTensor
 from weft.language.plan import Frame
 from weft.language.request_scope import RequestScope
-from weft.router.bandits.memory import Pull
+from weft.router.bandits.store import Pull
 from weft.router.reporting.path import NodeRecord
 
 if TYPE_CHECKING:
