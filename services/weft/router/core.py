@@ -25,7 +25,7 @@ from weft.router.runtime import Runtime
 from weft.router.serving.graph import ServedGraph
 from weft.router.serving.model import ServedTargetModel
 from weft.router.serving.served import Served
-from weft.router.steps import earlier
+from weft.router.steps.run import earlier
 from weft.router.target import DEFAULT_RETRY_PERCENT, RetryBudget, Target
 from weft.router.targets.catalog import CatalogEntry, TargetCatalog
 from weft.router.targets.model_control import TargetModelControl

@@ -26,29 +26,12 @@ from weft.router.reporting.path import (
 )
 from weft.router.requests import ROUTE_HEADER, GraphAnswers, Routes, Selection, Selections, forwarded_headers
 from weft.router.runtime import Runtime
-from weft.router.steps import (
-    Action,
-    Attempt,
-    CallAction,
-    Defaults,
-    ErrorContext,
-    GraphRequest,
-    Limited,
-    Node,
-    NodeAction,
-    NodeParts,
-    OperatorPlan,
-    PolicyParts,
-    Run,
-    ShadowedNode,
-    ShadowStep,
-    Step,
-    StepPolicyPlan,
-    StreamAction,
-    StreamParts,
-    earlier,
-    reshape_slots,
-)
+from weft.router.steps.action import Action, Attempt, Defaults, ErrorContext, Limited, PolicyParts, StepPolicyPlan
+from weft.router.steps.call import CallAction, StreamAction
+from weft.router.steps.node import Node, NodeAction, NodeParts, OperatorPlan, ShadowedNode, reshape_slots
+from weft.router.steps.responses import StreamParts
+from weft.router.steps.run import GraphRequest, Run, earlier
+from weft.router.steps.step import ShadowStep, Step
 
 #: How long a response of a stream is held back to learn whether it is the last, in seconds: models tell the end right
 #: behind their last response, and a client that does not ask for empty responses learns it by a flag of that one.
@@ -312,9 +295,8 @@ class Assembly:
         parts = StreamParts(counters, runtime.clock_ns, plan.is_soft)
         if isinstance(inner, CallPlan):
             target = runtime.targets[inner.target]
-            if inner.signature.is_decoupled:
-                return StreamAction(plan, inner, target, context, node, parts)
-            return CallAction(plan, inner, target, context, node)
+            kind = StreamAction if inner.signature.is_decoupled else CallAction
+            return kind(plan, inner, target, context, node, parts)
         is_tentative = bool(plan.fallback or plan.is_soft or any(one.repeats_failures for one in plan.policies))
         action = NodeAction(plan, self.node(inner, graph), context, node, parts, is_tentative=is_tentative)
         if not inner.max_inflight:

@@ -15,7 +15,9 @@ from weft.language.pruning import live_steps
 from weft.router.policies.cache import CachePlan
 from weft.router.reporting.path import UsualPath
 from weft.router.runtime import Runtime
-from weft.router.steps import ErrorContext, Node, PrunableNode, Run, across
+from weft.router.steps.action import ErrorContext
+from weft.router.steps.node import Node, PrunableNode, across
+from weft.router.steps.run import Run
 from weft.router.tensors import fitted_output, full_rank
 
 #: Selections that a graph keeps; the oldest goes first.

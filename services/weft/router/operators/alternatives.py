@@ -23,7 +23,9 @@ from weft.language.pruning import slots_read
 from weft.language.syntax.file import NodeDefinition
 from weft.language.types.signatures import TensorType, merged
 from weft.router.reporting.path import StepRecord
-from weft.router.steps import ErrorContext, Node, NodeParts, Run
+from weft.router.steps.action import ErrorContext
+from weft.router.steps.node import Node, NodeParts
+from weft.router.steps.run import Run
 from weft.router.tensors import Rows, join, split, without_rows
 
 #: More rows are not named in a message.

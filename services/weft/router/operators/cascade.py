@@ -21,7 +21,8 @@ from weft.language.types.conditions import Purpose
 from weft.language.types.expression import read_expression
 from weft.language.types.signatures import TensorType
 from weft.router.operators.alternatives import AlternativesKind, AlternativesNode, RowFrames, of_rows, record_rows
-from weft.router.steps import Node, NodeParts, OpenStream, OperatorPlan, Run
+from weft.router.steps.node import Node, NodeParts, OperatorPlan
+from weft.router.steps.run import OpenStream, Run
 from weft_protos import graph_pb2 as pb
 
 _ACCEPT = Purpose("accept")

@@ -23,7 +23,8 @@ from weft.language.plan import Condition, Description, End
 from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.types.conditions import Purpose
 from weft.router.operators.alternatives import AlternativesKind, AlternativesNode, branch_flows, only_branch
-from weft.router.steps import Node, NodeParts, OperatorPlan, Run
+from weft.router.steps.node import Node, NodeParts, OperatorPlan
+from weft.router.steps.run import Run
 from weft_protos import graph_pb2 as pb
 
 _DEFAULT_EPSILON = 0.1

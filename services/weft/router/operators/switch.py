@@ -28,7 +28,9 @@ from weft.router.operators.alternatives import (
     record_rows,
 )
 from weft.router.reporting.path import NodeRecord
-from weft.router.steps import Node, NodeParts, OperatorPlan, Run, Step
+from weft.router.steps.node import Node, NodeParts, OperatorPlan
+from weft.router.steps.run import Run
+from weft.router.steps.step import Step
 from weft.router.tensors import Rows
 from weft_protos import graph_pb2 as pb
 

@@ -15,7 +15,8 @@ from weft.language.description import condition_text
 from weft.language.plan import Condition
 from weft.language.syntax.file import GivenPolicies, GraphFile, GraphReport, PolicyKind
 from weft.router.reporting.path import StepRecord
-from weft.router.steps import Action, PolicyAction, PolicyParts, Run, StepPolicyPlan
+from weft.router.steps.action import Action, PolicyAction, PolicyParts, StepPolicyPlan
+from weft.router.steps.run import Run
 from weft_protos import graph_pb2 as pb
 
 _DEFAULT_MIB = 64

@@ -92,7 +92,8 @@ class Defaults:
         """Set those of the step's outputs that its answer has left out to their defaults."""
         for slot, tensor, is_batched in self._defaults:
             if frame[slot] is None:
-                frame[slot] = _repeated(tensor, self._num_rows(frame)) if is_batched else tensor
+                num_rows = self._num_rows(frame) if is_batched else 1
+                frame[slot] = tensor if num_rows == 1 else _repeated(tensor, num_rows)
 
     def _num_rows(self, frame: Frame) -> int:
         for slot, rank in self._inputs:
@@ -103,8 +104,6 @@ class Defaults:
 
 
 def _repeated(row: WireTensor, num_rows: int) -> WireTensor:
-    if num_rows == 1:
-        return row
     return WireTensor(row.datatype, (num_rows, *row.shape[1:]), row.data * num_rows)
 
 
@@ -120,7 +119,7 @@ class Action(ABC):
     kind = telemetry.INTERNAL
 
     def __init__(
-        self, where: str, *, target: str = "", model: str = "", version: str = "", attributes: Attributes | None = None
+        self, where: str, target: str = "", model: str = "", version: str = "", attributes: Attributes | None = None
     ) -> None:
         self.where = where
         self.target = target
@@ -132,16 +131,9 @@ class Action(ABC):
     async def act(self, run: Run, record: StepRecord) -> None:
         """Write the step's outputs into the frame, response parameters into the request, and the rest into ``record``.
 
-        Args:
-            run: Of the node around the step, the step's own timeout worked in; of its frame nothing but the step's
-                output slots is written.
-
-        Raises:
-            WeftError: It failed; the message says where in the graph.
-
-        Where it streams, its first response is written, and the request has the rest: close that unless this raises.
-
-        Cancelling the awaiting task cancels every call in work; no task is left.
+        ``run`` is of the node around the step, the step's own timeout worked in. Where the action streams, its first
+        response is written, and the request has the rest: close that unless this raises. Raises WeftError, which says
+        where in the graph. Cancelling the awaiting task cancels every call in work; no task is left.
         """
 
 
@@ -168,13 +160,7 @@ class PolicyAction(Action):
     """A wrapper: decides when and how often another action acts."""
 
     def __init__(self, action: Action) -> None:
-        super().__init__(
-            action.where,
-            target=action.target,
-            model=action.model,
-            version=action.version,
-            attributes=action.span_attributes,
-        )
+        super().__init__(action.where, action.target, action.model, action.version, action.span_attributes)
         self._action = action
 
 
@@ -242,14 +228,20 @@ class Limited(PolicyAction):
         if inflight is not None:
             try:
                 inflight.enter()
-            except WeftError as error:
+            except WeftError as refusal:
                 if self._node is not None:
                     record.node = NodeRecord(self._node.name, self._node.path_form)
-                raise self._error_context.wrap(error, self.where) from error
+                raise self._error_context.wrap(refusal, self.where) from refusal
         stream: StepStream | None = None
         try:
             if self._min_remaining_ms and run.deadline_ns is not None:
-                self._check_remaining(run.deadline_ns - start_ns)
+                left_ms, needed_ms = (run.deadline_ns - start_ns) / _NS_PER_MS, self._min_remaining_ms
+                if left_ms < needed_ms:
+                    error = DeadlineExceededError(
+                        f"{max(left_ms, 0):.0f} ms are left, and 'min_remaining_ms' of the step asks for {needed_ms}; "
+                        "it was not called"
+                    )
+                    raise self._error_context.wrap(error, self.where)
             if self._timeout_ns:
                 run = run.until(start_ns + self._timeout_ns)
             await self._action.act(run, record)
@@ -260,11 +252,3 @@ class Limited(PolicyAction):
                     inflight.leave(self._clock_ns() - start_ns)
                 else:
                     stream.when_over(lambda _: inflight.leave(self._clock_ns() - start_ns))
-
-    def _check_remaining(self, remaining_ns: int) -> None:
-        if remaining_ns < self._min_remaining_ms * _NS_PER_MS:
-            error = DeadlineExceededError(
-                f"{max(remaining_ns, 0) / _NS_PER_MS:.0f} ms are left, and 'min_remaining_ms' of the step asks for "
-                f"{self._min_remaining_ms}; it was not called"
-            )
-            raise self._error_context.wrap(error, self.where)

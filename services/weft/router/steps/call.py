@@ -29,17 +29,24 @@ class CallAction(Action):
     kind = telemetry.CLIENT
 
     def __init__(
-        self, plan: StepPlan, call: CallPlan, target: Target, error_context: ErrorContext, node: NodePlan
+        self,
+        plan: StepPlan,
+        call: CallPlan,
+        target: Target,
+        error_context: ErrorContext,
+        node: NodePlan,
+        parts: StreamParts,
     ) -> None:
+        self._parts = parts
         self._target_object = target
         self._signature = signature = call.signature
         shown_version = call.model_version or signature.version
         super().__init__(
             f"{plan.path} -> {call.model_name}@{shown_version}",
-            target=target.name,
-            model=call.model_name,
-            version=shown_version,
-            attributes=call_attributes(call.model_name, shown_version, target, is_stream=signature.is_decoupled),
+            target.name,
+            call.model_name,
+            shown_version,
+            call_attributes(call.model_name, shown_version, target, is_stream=signature.is_decoupled),
         )
         self._step_name = plan.name
         self._path = plan.path
@@ -97,7 +104,10 @@ class CallAction(Action):
             inputs[name] = tensor
             if self._is_batching and num_rows < 0 and tensor.shape:
                 num_rows = tensor.shape[0]
-        requested = self._requested_with(captured) if captured else self._requested
+        requested = self._requested
+        if captured:
+            known = {output.name for output in requested}
+            requested = (*requested, *(RequestedOutput(name, {}) for name in captured if name not in known))
         count = num_rows if num_rows > 0 else 1
         call = InferCall(self.model, self._sent_version, scope.request_id, scope.parameters, inputs, requested, count)
         context = CallContext(
@@ -122,10 +132,6 @@ class CallAction(Action):
             for name, slot in absent
         ]
         return error.with_message(f"{error.message} Input {', input '.join(reasons)}")
-
-    def _requested_with(self, captured: Sequence[str]) -> tuple[RequestedOutput, ...]:
-        known = {output.name for output in self._requested}
-        return (*self._requested, *(RequestedOutput(name, {}) for name in captured if name not in known))
 
     def _store(
         self, outputs: dict[str, WireTensor], frame: Frame, num_rows: int, *, is_fitted: bool
@@ -181,18 +187,6 @@ class StreamAction(CallAction):
     step's timeout is that of the whole stream. For a request that is collected, the one response to a unary call is the
     stream.
     """
-
-    def __init__(
-        self,
-        plan: StepPlan,
-        call: CallPlan,
-        target: Target,
-        error_context: ErrorContext,
-        node: NodePlan,
-        parts: StreamParts,
-    ) -> None:
-        super().__init__(plan, call, target, error_context, node)
-        self._parts = parts
 
     @override
     async def act(self, run: Run, record: StepRecord) -> None:

@@ -47,14 +47,9 @@ class Node(ABC):
     async def responses(self, run: Run) -> AsyncGenerator[Run, None]:
         """The node's responses as they are made; of one that does not stream it is one.
 
-        Each is a run: its frame has the outputs, its request what the steps collected.
-
-        Args:
-            run: Of this node. Its record shows each step once: as it ran for the first response, or for the one that
-                failed.
-
-        Raises:
-            WeftError: As of ``run``, after the responses that were made before.
+        Each is a run: its frame has the outputs, its request what the steps collected. The record of ``run`` shows each
+        step once: as it ran for the first response, or for the one that failed. Raises as ``run``, after the responses
+        that were made before.
 
         Closing the generator, or cancelling the task that awaits it, cancels every call in work; no task is left.
         """
@@ -148,8 +143,7 @@ class NodeAction(Action):
         self._streams = node.plan.streams
         self._is_tentative = is_tentative or self._streams
         self._timeout_ns = node.timeout_ns
-        inner_inputs = dict(node.plan.inputs)
-        inner_outputs = dict(node.plan.outputs)
+        inner_inputs, inner_outputs = dict(node.plan.inputs), dict(node.plan.outputs)
         self._path = plan.path
         self._inner_outputs = inner_outputs
         self._inputs = [(outer, inner_inputs[name]) for name, outer in plan.inputs]
@@ -197,7 +191,10 @@ class NodeAction(Action):
         if self._defaults is not None:
             self._defaults.complete(outer)
         if captures is not None:
-            self._capture(captures.get(self._path, ()), frame, captured)
+            for name in captures.get(self._path, ()):
+                tensor = frame[self._inner_outputs[name]]
+                if tensor is not None:
+                    captured[f"{self._path}/{name}"] = tensor
 
     def _inner(self, run: Run, record: StepRecord, request: GraphRequest) -> Run:
         plan, outer = self._node.plan, run.frame
@@ -225,12 +222,6 @@ class NodeAction(Action):
                     f"is {rows}; a step of a graph gives as many rows as it gets, alone an ensemble may change that"
                 )
                 raise self._error_context.wrap(error, self.where)
-
-    def _capture(self, names: Sequence[str], frame: Frame, captured: dict[str, WireTensor]) -> None:
-        for name in names:
-            tensor = frame[self._inner_outputs[name]]
-            if tensor is not None:
-                captured[f"{self._path}/{name}"] = tensor
 
 
 class _NodeStream(StepStream):

@@ -122,12 +122,11 @@ class StepStream(OpenStream):
     async def open(self, run: Run) -> None:
         """Write the first response into the frame of ``run``, whose request gets the rest.
 
-        Raises:
-            WeftError: It failed; nothing of it is left, and its record tells nothing of it.
+        Raises WeftError if it failed: nothing of it is left, and its record tells nothing of it.
         """
         try:
             if not await self._read(run):
-                self._end(None)
+                self._end()
             else:
                 self._count()
         except BaseException:
@@ -161,13 +160,15 @@ class StepStream(OpenStream):
             self._failure = error
             record.status = error.code
             self._parts.counters.count_failure(error.code)
-            if not self._may_end_early(error, run):
+            deadline_ns = run.request.scope.deadline_ns
+            is_out_of_time = deadline_ns is not None and self._parts.clock_ns() >= deadline_ns
+            if not self.is_soft or (error.code == "DEADLINE_EXCEEDED" and is_out_of_time):
                 raise
             record.error = error.message
             run.request.broken.append(f"{record.path}: {error.code}")
             await self.close()
             return False
-        self._end(None)
+        self._end()
         return False
 
     @override
@@ -202,15 +203,10 @@ class StepStream(OpenStream):
         self.num_responses += 1
         self.record.responses = self.num_responses
 
-    def _may_end_early(self, error: WeftError, run: Run) -> bool:
-        deadline_ns = run.request.scope.deadline_ns
-        is_out_of_time = deadline_ns is not None and self._parts.clock_ns() >= deadline_ns
-        return self.is_soft and not (error.code == "DEADLINE_EXCEEDED" and is_out_of_time)
-
-    def _end(self, failure: WeftError | None) -> None:
+    def _end(self) -> None:
         self._is_over = True
         self.record.end_ns = self._parts.clock_ns()
-        self._notify_end(failure)
+        self._notify_end(None)
 
     def _notify_end(self, failure: WeftError | None) -> None:
         self._failure = None
@@ -230,8 +226,7 @@ def stream_of(record: StepRecord, run: Run) -> StepStream | None:
 async def responses_of(run: Run) -> AsyncGenerator[Run, None]:
     """What a run that has ended has given: the run itself, or each response of the stream that it has left.
 
-    Raises:
-        WeftError: The stream failed, after the responses before.
+    Raises WeftError if the stream failed, after the responses before.
     """
     stream = run.request.stream
     if stream is None:

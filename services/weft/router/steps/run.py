@@ -38,27 +38,19 @@ class OpenStream(ResponsePart):
 
     Attributes:
         outputs: Outputs that the client requested by a step's path, of the latest response, by path and name.
+        parameters: Of the latest response.
     """
-
-    outputs: dict[str, WireTensor]
-    parameters: dict[str, ParameterValue]
 
     def __init__(self) -> None:
         self.num_responses = 0
-        self.outputs = {}
-        self.parameters = {}
+        self.outputs: dict[str, WireTensor] = {}
+        self.parameters: dict[str, ParameterValue] = {}
 
     @abstractmethod
     async def read_on(self, run: "Run") -> bool:
         """Write the next response into the frame of ``run``, in place of the one before; False: there are no more.
 
-        Args:
-            run: Its frame is like the one that the first response was written into.
-
-        Raises:
-            WeftError: What streams has failed; the message says where.
-
-        Cancelling the awaiting task cancels every call in work.
+        Raises WeftError if what streams has failed. Cancelling the awaiting task cancels every call in work.
         """
 
     @abstractmethod
@@ -71,7 +63,7 @@ class GraphRequest:
     """One request of a graph.
 
     Attributes:
-        scope: What conditions see of it.
+        scope: What conditions see of the request.
         headers: The client's metadata that every step receives.
         response_parameters: Of all steps so far; the later step wins.
         pins: Node that chooses -> the step that it must take; None: the node decides.

@@ -103,7 +103,8 @@ class Step:
             return False
         span = None
         if run.request.is_traced:
-            span, run = self._traced(run)
+            span = start_step_span(self._path, self.action.kind, self._span_attributes, run.context)
+            run = run.under(telemetry.context_of(span, run.context))
         failure: BaseException | None = None
         try:
             try:
@@ -134,10 +135,6 @@ class Step:
             return True
         self.defaults.fill(run.frame)
         return False
-
-    def _traced(self, run: Run) -> tuple[Span, Run]:
-        span = start_step_span(self._path, self.action.kind, self._span_attributes, run.context)
-        return span, run.under(telemetry.context_of(span, run.context))
 
     def _end_span(self, span: Span, run: Run, record: StepRecord, failure: BaseException | None) -> None:
         stream = None if failure is not None else stream_of(record, run)
@@ -177,7 +174,9 @@ class Step:
                     raise
                 except WeftError as error:
                     last = error
-                    text += f"; fallback {fallback.plan.name}: {error.code}: {self._unplaced(error, fallback)}"
+                    unplaced = error.message.removeprefix(self.error_context.prefix)
+                    unplaced = unplaced.removeprefix(f"{fallback.action.where}: ")
+                    text += f"; fallback {fallback.plan.name}: {error.code}: {unplaced}"
             record.status = last.code
             is_out_of_time = last.code == "DEADLINE_EXCEEDED" and self._is_past(run.request.scope.deadline_ns)
             if not self._is_soft or is_out_of_time:
@@ -190,10 +189,6 @@ class Step:
 
     def _is_past(self, deadline_ns: int | None) -> bool:
         return deadline_ns is not None and self._clock_ns() >= deadline_ns
-
-    def _unplaced(self, error: WeftError, fallback: "Step") -> str:
-        text = error.message.removeprefix(self.error_context.prefix)
-        return text.removeprefix(f"{fallback.action.where}: ")
 
 
 class ShadowStep(Step):

@@ -15,18 +15,10 @@ from weft.router.combine import CombineMethod, CombineSettings, stack_with_mask
 from weft.router.fork import Fork, Quorum, Race
 from weft.router.operators.alternatives import AlternativesNode
 from weft.router.reporting.path import SKIPPED, NodeRecord
-from weft.router.steps import (
-    ConditionFailedError,
-    Node,
-    NodeParts,
-    OperatorPlan,
-    Run,
-    StreamingNode,
-    by_arrival,
-    close_streams,
-    of_part,
-    responses_of,
-)
+from weft.router.steps.action import ConditionFailedError
+from weft.router.steps.node import Node, NodeParts, OperatorPlan, StreamingNode
+from weft.router.steps.responses import by_arrival, close_streams, of_part, responses_of
+from weft.router.steps.run import Run
 
 #: Response parameter: the step whose response it is, of an ensemble that merges.
 STEP_PARAMETER = "graph_step"

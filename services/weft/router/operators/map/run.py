@@ -16,7 +16,8 @@ from weft.router.operators.map.chunks import Chunks, StreamedRows
 from weft.router.operators.map.lists import NO_ROWS, Lists, MapSettings, as_lists, lengths_of
 from weft.router.reporting.path import SKIPPED, StepRecord
 from weft.router.reporting.spans import end_step_span, start_step_span, step_attributes
-from weft.router.steps import Node, NodeParts, OperatorPlan, Run, StreamingNode
+from weft.router.steps.node import Node, NodeParts, OperatorPlan, StreamingNode
+from weft.router.steps.run import Run
 
 #: Rows of all lists of a request, unless `max_rows` allows more; one that is a call of its own takes about 1.2 kB.
 DEFAULT_TOTAL_ROWS = 65_536

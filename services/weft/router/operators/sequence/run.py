@@ -14,18 +14,10 @@ from weft.language.pruning import pruned, steps_before
 from weft.router.fork import Fork
 from weft.router.merging import in_order
 from weft.router.reporting.path import NodeRecord
-from weft.router.steps import (
-    Node,
-    NodeParts,
-    NodeResponses,
-    OperatorPlan,
-    PrunableNode,
-    Run,
-    Step,
-    close_streams,
-    responses_of,
-    with_own_request,
-)
+from weft.router.steps.node import Node, NodeParts, OperatorPlan, PrunableNode
+from weft.router.steps.responses import NodeResponses, close_streams, responses_of, with_own_request
+from weft.router.steps.run import Run
+from weft.router.steps.step import Step
 
 
 @dataclass(frozen=True, slots=True)
