@@ -51,7 +51,6 @@ def check_graph(
     Args:
         catalog: Models that exist; None leaves out what depends on them: unknown targets, names and types of their
             tensors.
-        graphs: Other graphs; None leaves out what depends on them.
     """
     report = GraphReport(source.file)
     _compile(source, catalog, graphs, report)

@@ -48,7 +48,6 @@ class RouterCore:
     counters that their own core keeps.
 
     Args:
-        targets: In order; the first that serves a model is used for it.
         model_control: ``"none"``: every graph is loaded at the start, and that is all. ``"poll"``: so it is, and what
             changes in the repository is taken over. ``"explicit"``: ``load_graphs`` are, and clients load, reload and
             unload.
@@ -56,11 +55,9 @@ class RouterCore:
         poll_s: Pause between two discoveries of a target, in seconds.
         repository_poll_s: Poll mode: how often the repository is looked at, in seconds.
         state_dir: Folder where bandits keep what they have learned; None: nowhere.
-        allow_route_header: Whether clients may choose the steps of splitters with the header ``x-graph-route``.
         num_workers: How many routers, each with its part of the limits, serve on one port.
         retry_budget_percent: Of a hundred calls of a target so many may be repeated in the long run, where a graph's
             ``retry`` does not say it.
-        metrics_from: Services of which the metrics that models have registered are among the router's.
     """
 
     #: As of ``GraphServicer``.
@@ -236,11 +233,7 @@ class RouterCore:
                 raise
 
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
-        """Every response of a decoupled graph or model; of any other one answer, as ``infer`` gives it.
-
-        Raises:
-            WeftError: As ``infer``, also after some responses.
-        """
+        """Every response of a decoupled graph or model; of any other one answer, as ``infer`` gives it."""
         served = self._called(call)
         if not served.is_decoupled:
             yield await self.infer(call, context)  # a client that is slow to read it holds no place

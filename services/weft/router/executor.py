@@ -43,8 +43,6 @@ class Execution:
     """One request of a graph, from ``GraphExecutor.begin`` to ``end``.
 
     Attributes:
-        run: Of the root; the deadline of the graph is worked in.
-        work: Runs the graph; await it once.
         outputs: What it gave, where that is not in the frame of ``run``.
         is_cached: Whether the answer came from the graph's cache, or from the run of an equal request.
     """
@@ -58,14 +56,7 @@ class Execution:
 
 
 class GraphExecutor:
-    """A graph ready to run, shared by all requests.
-
-    Raises:
-        KeyError: The plan names a target that the runtime does not have.
-
-    Attributes:
-        intermediates: Tensors that can be requested in addition to the outputs.
-    """
+    """A graph ready to run, shared by all requests."""
 
     def __init__(self, plan: GraphPlan, runtime: Runtime) -> None:
         self.plan = plan
@@ -91,9 +82,6 @@ class GraphExecutor:
 
         The path is added to ``context.trailing_metadata``, also when the request fails or is cancelled. An output that
         has no value is left out: it repeats an optional input that is absent, or belongs to a step that did not run.
-
-        Raises:
-            WeftError: As a step, a condition or a combine raised it; the message says where in the graph.
 
         Cancelling the awaiting task cancels every call in flight; no task is left.
         """
@@ -241,11 +229,7 @@ class Assembly:
         self._limits: dict[tuple[str, str], InflightLimit] = {}
 
     def node(self, plan: NodePlan, graph: str = "") -> Node:
-        """A node with all that is in it.
-
-        Args:
-            graph: The nested graph around it; "" where there is none.
-        """
+        """A node with all that is in it."""
         graph = plan.graph or graph
         steps = tuple(self.step(step, plan, graph) for step in plan.steps)
         customs = tuple(self.step(step, plan, graph) for step in plan.customs)
@@ -254,11 +238,7 @@ class Assembly:
         return ShadowedNode(node, shadows) if shadows else node
 
     def step(self, plan: StepPlan, node: NodePlan, graph: str = "", *, stands_in: bool = False) -> Step:
-        """Build the executable step of a StepPlan: action, policies, then guards (when, fallback, limits).
-
-        Args:
-            stands_in: It is a fallback.
-        """
+        """Build the executable step of a StepPlan: action, policies, then guards (when, fallback, limits)."""
         runtime, context = self._runtime, self._context(node.batches_steps)
         if plan.action.streams:
             plan = replace(plan, policies=tuple(policy for policy in plan.policies if policy.allows_streams))

@@ -41,11 +41,7 @@ def _answering(
 
 
 class GraphServicer:
-    """Answers ``weft.graph.GraphService``.
-
-    Args:
-        siblings: Gives feedback for a request that this router does not know to those that may; None: there are none.
-    """
+    """Answers ``weft.graph.GraphService``."""
 
     def __init__(
         self, graphs: GraphTable, bandits: BanditStore, catalog: TargetCatalog, siblings: Siblings | None = None

@@ -30,11 +30,7 @@ class Fork:
         task.add_done_callback(self._task_done)
 
     async def join(self) -> None:
-        """Every task has ended.
-
-        Raises:
-            Exception: What the first failing task raised.
-        """
+        """Every task has ended."""
         over = self._over
         if over is None:
             raise RuntimeError("a fork is joined once")

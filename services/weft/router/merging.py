@@ -54,9 +54,6 @@ class Arrivals(Generic[_Item]):
     async def next(self) -> _Item | None:
         """The next item; None when every source has ended.
 
-        Raises:
-            Exception: As the source raised it whose turn it is.
-
         Cancelling the awaiting task loses no item.
         """
         self._ask()

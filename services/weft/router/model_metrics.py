@@ -31,7 +31,6 @@ class MetricsSource(NamedTuple):
     """Where a service has its metrics.
 
     Attributes:
-        url: Of its page, ``http://...``.
         service: What its samples have as the label ``service``; "" is no such label.
     """
 

@@ -58,11 +58,7 @@ class Runtime:
         generator: Draws of splitters without a key, of shadows, of the jitter between attempts.
         budgets: By target: how many of its calls may be repeated, all graphs together.
         node_budget: How many runs of nodes may be repeated, all graphs together.
-        shadows: Background copies of requests.
         is_busy: Whether the router has so much to do that no shadow is started.
-        is_pinning_allowed: Whether the header ``x-graph-route`` chooses the steps of splitters.
-        step_counters: Of every step of every graph.
-        bandits: Of every splitter that learns.
         num_workers: How many routers, this one among them, share a port and what graphs limit.
     """
 

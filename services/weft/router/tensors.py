@@ -94,9 +94,6 @@ def check_outputs(outputs: Mapping[str, WireTensor], signature: ModelSignature) 
     """Return if every declared output that is there is as the model declares.
 
     About 1 us for each output; for BYTES 0.1 us for each string beside.
-
-    Raises:
-        InternalError: The message names model and output, and says what is wrong.
     """
     has_batch = signature.max_batch_size > 0
     for spec in signature.outputs:
@@ -156,9 +153,6 @@ def split(tensor: WireTensor, groups: Sequence[Rows]) -> list[WireTensor]:
     Args:
         tensor: Its leading dimension counts rows.
         groups: Not empty each; row numbers below the number of rows.
-
-    Raises:
-        InternalError: The bytes do not fit the shape.
     """
     datatype, shape, data = tensor
     num_rows = shape[0]

@@ -53,12 +53,9 @@ class ConcurrencyLimit:
         limit: Requests at once; 0 means no limit.
         maximum: What ``limit`` is never above; 0 means nothing.
         setting: Where the limit is set, for messages.
-        num_inflight: Requests that were admitted and have not ended.
         num_named: Of these, those of clients with a key.
         seen_ns: When a request of each level came last; the controller writes it.
         median_ns: Of the latency of answers; 0 while it is not known.
-        slots: Says when to come back.
-        queue: Requests that wait for a slot.
         refusals: By reason and level.
     """
 
@@ -286,7 +283,6 @@ class InflightLimit:
     """Counts requests in flight against a limit.
 
     Args:
-        subject: What is limited, for messages, for example ``graph 'sentiment'``.
         limit: Requests at once; 0 means no limit.
     """
 

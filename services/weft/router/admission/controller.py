@@ -64,10 +64,6 @@ class AdmissionController:
 
     Args:
         num_workers: How many routers share these limits, behind one port; each has its part of them.
-
-    Attributes:
-        router: Limit of all requests together.
-        limits: Of graphs and models, by name.
     """
 
     def __init__(
@@ -98,7 +94,6 @@ class AdmissionController:
         """The limit of a graph or model.
 
         Args:
-            kind: ``graph`` or ``model``.
             max_inflight: As its policy has it now; 0 means no limit.
             is_stream: It is decoupled.
         """

@@ -82,7 +82,6 @@ class Pull(NamedTuple):
 
     Attributes:
         node: Path of the splitter.
-        bandit: What chose.
         probability: As ``Bandit.choose`` gave it; None where that is not known.
         run: Of the splitter, while the request is in work.
         has_answered: False: the step itself has failed, or was cancelled; the answer of a fallback is not its own.
@@ -117,11 +116,7 @@ def _runs(run: NodeRecord) -> Iterator[NodeRecord]:
 
 
 class RecentPulls:
-    """The choices of the latest requests that passed a bandit; the oldest are forgotten first.
-
-    Args:
-        max_bytes: About how much memory they may take.
-    """
+    """The choices of the latest requests that passed a bandit; the oldest are forgotten first."""
 
     def __init__(self, *, max_requests: int = MAX_REQUESTS, max_bytes: int = MAX_BYTES) -> None:
         self._max_requests = max_requests
@@ -137,7 +132,6 @@ class RecentPulls:
         """Remember a choice made for a request; of two requests with one id, that of the later one.
 
         Args:
-            request_id: "" for a request that cannot be named.
             pulls: What was chosen for the request so far; receives the choice, and is remembered with the first.
         """
         if len(pulls) < MAX_PULLS:

@@ -213,9 +213,6 @@ def stack_with_mask(tensors: Sequence[WireTensor | None], *, is_batching: bool) 
 
     Returns:
         The stack, and a BOOL mask of shape ``[rows, members]`` (or ``[members]``).
-
-    Raises:
-        InternalError: Datatypes or shapes differ.
     """
     first = next(tensor for tensor in tensors if tensor is not None)
     dtype = NUMPY_BY_DATATYPE[first.datatype]

@@ -251,10 +251,8 @@ class _Progress:
     """How far the rows of one request have come.
 
     Attributes:
-        open_rows: Not accepted yet, ascending.
         parts: Rows and the frame with their answer, in the order of the answers.
         answered: For each step, the rows that it answered.
-        failures: Rows, and why a step did not answer them.
         late_rows: Rows that a step was passed over for, because too little time was left.
     """
 

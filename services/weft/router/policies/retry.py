@@ -43,7 +43,6 @@ class RetryPlan(StepPolicyPlan):
     Attributes:
         attempts: The first included; 2 or more.
         backoff_ms: Pause before the second attempt; doubles with each further one. 0: none.
-        codes: gRPC status names that are worth another attempt.
         budget_percent: Of a hundred calls so many may be repeated in the long run; 0: as the router says.
     """
 

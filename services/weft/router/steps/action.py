@@ -112,8 +112,6 @@ class Action(ABC):
 
     Attributes:
         target, model, version: Of a call, for reports; "" elsewhere.
-        where: Path of the step, and model, for messages.
-        span_attributes: Attributes of its span, in addition to the step's name and path.
     """
 
     kind = telemetry.INTERNAL

@@ -224,7 +224,6 @@ class _ModelStream(StepStream):
 
     Attributes:
         is_fitted: Whether the batch dimension of an input had to be added or taken away.
-        captured: Names of the outputs that the client requested by the step's path.
     """
 
     def __init__(

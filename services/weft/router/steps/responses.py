@@ -289,11 +289,7 @@ async def by_arrival(
     """The responses of all sources as they arrive, each with its key; each knows whether others may follow.
 
     Args:
-        sources: Closed here.
         limit: So many are open at once, the next when one of them has ended; None: all.
-
-    Raises:
-        WeftError: As a source raised it, after the responses before; the other sources are closed.
 
     Closing the generator, or cancelling the task that awaits it, closes every source; no task is left.
     """

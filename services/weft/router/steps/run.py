@@ -38,7 +38,6 @@ class OpenStream(ResponsePart):
 
     Attributes:
         outputs: Outputs that the client requested by a step's path, of the latest response, by path and name.
-        parameters: Of the latest response.
     """
 
     def __init__(self) -> None:
@@ -63,8 +62,6 @@ class GraphRequest:
     """One request of a graph.
 
     Attributes:
-        scope: What conditions see of the request.
-        headers: The client's metadata that every step receives.
         response_parameters: Of all steps so far; the later step wins.
         pins: Node that chooses -> the step that it must take; None: the node decides.
         captures: Path of a step -> outputs of its target that the client requested; None where it requested none.
@@ -136,8 +133,6 @@ class Run:
     Attributes:
         frame: The node's tensors by slot, its inputs filled in.
         deadline_ns: On the runtime's clock; None without deadline. The node's own is worked in.
-        context: Trace context of the spans made within.
-        record: Receives the steps as they start.
     """
 
     frame: Frame

@@ -88,9 +88,6 @@ class Step:
             True: its outputs, or those of its fallback, are in the frame. False: ``when`` does not hold, or the step
             failed and is soft; its outputs are absent, or have their defaults.
 
-        Raises:
-            WeftError: It failed and is not soft; the message says where.
-
         No task is left when it returns, raises or is cancelled.
         """
         is_due = self._when is None or self.error_context.holds(self._when, run, self._path)

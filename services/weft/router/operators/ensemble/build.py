@@ -177,11 +177,7 @@ class EnsembleBuilder:
     def _custom(
         self, combine: _Combine, plan: CombinePlan, stacked: TensorType
     ) -> tuple[CombinePlan | None, TensorType]:
-        """The plan of a combine with its call and two more slots, and the type of what the model gives.
-
-        Args:
-            stacked: Type of the stack that the model gets.
-        """
+        """The plan of a combine with its call and two more slots, and the type of what the model gives."""
         scope, file, builder, method = self._scope, self._scope.file, self._builder, combine.method.name
         step, names = self._node.customs.get(combine.index), scope.names.customs.get(combine.index)
         if step is None or names is None:  # reported already

@@ -29,9 +29,7 @@ class CombinePlan:
     """One output of an ensemble.
 
     Attributes:
-        output: Slot of the node's frame that receives it.
         sources: Per step that offers the tensor: (index of the step, slot with its value).
-        is_weighted, axis: As of ``CombineSettings``.
         custom: The call that combines, of a method that calls a model. Two of its input slots are ``stack`` and
             ``mask``, which the node fills; the others are node inputs. Its one output slot is ``output``.
         stack: With ``custom``: slot of all sources stacked along a new axis behind the batch dimension (or in front,
@@ -161,11 +159,7 @@ class _Combine:
         self._is_first = method.is_first
 
     def run(self, frame: Frame, order: Sequence[int]) -> None:
-        """Write the combined tensor into ``frame``; None where no step gave one.
-
-        Args:
-            order: Steps whose tensors count, in the order of their answers.
-        """
+        """Write the combined tensor into ``frame``; None where no step gave one."""
         sources = self._sources
         chosen = [sources[index] for index in order if index in sources] if self._is_first else sources.values()
         present = [(tensor, weight) for slot, weight in chosen if (tensor := frame[slot]) is not None]

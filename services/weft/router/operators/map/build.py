@@ -324,11 +324,7 @@ def _row_of(default: DefaultPlan) -> WireTensor:
 
 
 def chunk_size(file: GraphFile, node: NodeDefinition, names: NodeNames, index: int, report: GraphReport) -> int:
-    """Rows in a chunk at most: what the step's target takes as a batch, and its fallbacks and shadows; 0: no batch.
-
-    Args:
-        index: Of the step; the others are shadows.
-    """
+    """Rows in a chunk at most: what the step's target takes as a batch, and its fallbacks and shadows; 0: no batch."""
     own = _batch(names.steps[index].target)
     targets = [one for step in names.steps for one in targets_of(step) if not isinstance(one, UnknownTarget)]
     given = node.message.map.max_batch_size

@@ -67,11 +67,7 @@ class Chunks:
         self._whole: list[tuple[int, Whole]] = []
 
     async def run(self, run: Run) -> None:
-        """Every chunk has run, several at once; the first failure of a step that is not soft cancels the others.
-
-        Raises:
-            WeftError: The first failure; the message says of which rows.
-        """
+        """Every chunk has run, several at once; the first failure of a step that is not soft cancels the others."""
         self._open()
         with self._recorded():
             if len(self.bounds) == 1:

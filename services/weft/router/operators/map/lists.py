@@ -49,7 +49,6 @@ class CollectPlan(NamedTuple):
         output: Slot of the result; -1 where nothing reads it.
         is_list: Whether rows follow one another along their first dimension.
         lengths: Slot of the rows' lengths; -1 where nothing reads them.
-        spec: What is known of the answer for one row.
         default: Answer of one row whose chunk failed softly, without batch dimension; None where there is none.
     """
 
@@ -66,10 +65,7 @@ class MapSettings(NamedTuple):
     """What a map does with rows.
 
     Attributes:
-        over: Lists; at least one.
-        chunk_rows: Rows in a chunk at most.
         max_rows: Of one list; 0: no limit but that of all lists together.
-        max_inflight: Chunks at once.
         lengths: (name, slot) of the tensor that says how many rows count; None where all do.
         is_batched: Whether chunks have a batch dimension; else they are of one row.
         index_slot: Where the step streams: slot of the row's number; -1 where nothing reads it.
@@ -136,9 +132,6 @@ class Rows:
 
     Args:
         tensor: With the shape of ``lists`` before the dims of a row.
-
-    Raises:
-        InternalError: The bytes do not fit the shape.
     """
 
     __slots__ = ("_data", "_datatype", "_dims", "_offsets", "_row_bytes")

@@ -107,11 +107,7 @@ def _report_ring(builder: NodeBuilder, scope: Scope, waits: Mapping[int, Set[int
 
 
 def _check_unread(builder: NodeBuilder, scope: Scope, live: Set[int]) -> None:
-    """Where all must be read, tensors that nothing reads are errors; elsewhere a step with no others is warned of.
-
-    Args:
-        live: Steps that run where every output of the node is read.
-    """
+    """Where all must be read, tensors that nothing reads are errors; elsewhere a step with no others is warned of."""
     file, node, names = scope.file, scope.node, scope.names
     if any(step.is_open for step in names.steps):
         return

@@ -40,7 +40,6 @@ class SequencePlan(OperatorPlan):
     """A sequence.
 
     Attributes:
-        loop: None where it runs once.
         max_inflight_responses: Where it streams: responses of a step that streams that are processed at once or wait
             for who reads the node; meanwhile the step's stream is not read further. 0: one.
     """
