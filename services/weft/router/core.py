@@ -14,7 +14,7 @@ from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics
 from weft.base.versions import version_number
 from weft.router.admission.controller import AdmissionController, AdmissionSettings, Permit, admissible_priority
-from weft.router.bandits.file import BanditFile
+from weft.router.bandits.exchange import BanditFile
 from weft.router.feedback import GraphServicer, Siblings
 from weft.router.metrics import AdmissionCollector, ReplicaCollector, RouterCollector, StepCollector, TargetCollector
 from weft.router.model_metrics import MetricsSource, ModelMetricsCollector

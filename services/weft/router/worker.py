@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from weft.base.core import ParameterValue
 from weft.base.errors import AlreadyExistsError, UnavailableError
-from weft.router.bandits.sharing import BanditSharing
+from weft.router.bandits.exchange import BanditSharing
 from weft.router.core import RouterCore
 from weft.router.feedback import rewarded
 from weft.router.repository.handover import GraphHandover

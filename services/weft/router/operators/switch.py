@@ -17,7 +17,6 @@ from weft.language.plan import Condition, Description, End, Frame, StepPlan
 from weft.language.syntax.file import GraphFile, GraphReport, NodeDefinition
 from weft.language.types.conditions import Purpose
 from weft.language.types.expression import read_expression
-from weft.router.fork import Fork
 from weft.router.operators.alternatives import (
     AlternativesKind,
     AlternativesNode,
@@ -31,6 +30,7 @@ from weft.router.reporting.path import NodeRecord
 from weft.router.steps.node import Node, NodeParts, OperatorPlan
 from weft.router.steps.run import Run
 from weft.router.steps.step import Step
+from weft.router.tasks import Fork
 from weft.router.tensors import Rows
 from weft_protos import graph_pb2 as pb
 

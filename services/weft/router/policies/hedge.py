@@ -10,11 +10,11 @@ from typing_extensions import override
 
 from weft.language.plan import Condition
 from weft.language.syntax.file import GivenPolicies, GraphFile, GraphReport, PolicyKind
-from weft.router.fork import Race
 from weft.router.reporting.path import StepRecord
 from weft.router.steps.action import Action, ConditionFailedError, PolicyAction, PolicyParts, StepPolicyPlan
 from weft.router.steps.responses import StepStream, close_streams
 from weft.router.steps.run import Run
+from weft.router.tasks import Race
 from weft_protos import graph_pb2 as pb
 
 

@@ -13,10 +13,10 @@ from weft.base.cancellation import cancel_and_wait
 from weft.base.errors import RequestCancelledError, WeftError
 from weft.base.observing import telemetry
 from weft.language.plan import Frame
-from weft.router.merging import Arrivals
 from weft.router.reporting.counters import StepCounters
 from weft.router.reporting.path import StepRecord
 from weft.router.steps.run import GraphRequest, OpenStream, ResponsePart, Run
+from weft.router.tasks import Arrivals
 
 _Key = TypeVar("_Key")
 

@@ -10,7 +10,7 @@ import pytest
 
 from weft.base.errors import UnavailableError
 from weft.language.bandit_algorithms import Arm
-from weft.router.bandits.file import FILENAME, BanditFile
+from weft.router.bandits.exchange import FILENAME, BanditFile
 from weft.router.bandits.store import BanditStore, KnownArm
 
 FOR_EVER_S = 3_600.0

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.router import make  # noqa: F401  # registers the kinds
 
 from weft.language.bandit_algorithms import Arm
-from weft.router.bandits.sharing import BanditSharing
+from weft.router.bandits.exchange import BanditSharing
 from weft.router.bandits.store import BanditStore
 
 

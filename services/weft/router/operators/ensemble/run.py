@@ -12,13 +12,13 @@ from weft.language.description import given, offered, shadow_flows, slot_name, t
 from weft.language.path_form import PathForm
 from weft.language.plan import Description, End, Flow, Frame, StepPlan, TensorUse
 from weft.router.combine import CombineMethod, CombineSettings, stack_with_mask
-from weft.router.fork import Fork, Quorum, Race
 from weft.router.operators.alternatives import AlternativesNode
 from weft.router.reporting.path import SKIPPED, NodeRecord
 from weft.router.steps.action import ConditionFailedError
 from weft.router.steps.node import Node, NodeParts, OperatorPlan, StreamingNode
 from weft.router.steps.responses import by_arrival, close_streams, of_part, responses_of
 from weft.router.steps.run import Run
+from weft.router.tasks import Fork, Quorum, Race
 
 #: Response parameter: the step whose response it is, of an ensemble that merges.
 STEP_PARAMETER = "graph_step"

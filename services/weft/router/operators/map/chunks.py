@@ -12,12 +12,12 @@ import numpy as np
 from weft.base.errors import InternalError, InvalidArgumentError, WeftError
 from weft.base.tensors import WireTensor
 from weft.language.plan import Frame
-from weft.router.fork import Fork
 from weft.router.operators.map.lists import CollectPlan, Lists, MapSettings, Rows, Whole, concatenated, stacked
 from weft.router.reporting.path import NodeRecord, StepRecord
 from weft.router.steps.responses import by_arrival, close_streams, of_part, responses_of
 from weft.router.steps.run import GraphRequest, Run
 from weft.router.steps.step import Step
+from weft.router.tasks import Fork
 from weft.router.tensors import with_batch, without_batch, without_rows
 
 #: Response parameter: the row whose response it is, ``3``; with a batch dimension the list as well, ``0:3``.

@@ -11,13 +11,12 @@ from weft.language.description import condition_text, counted, given, slot_name,
 from weft.language.path_form import PathForm
 from weft.language.plan import THEN, Condition, Description, End, Flow, NodePlan, StepPlan, TensorUse
 from weft.language.pruning import pruned, steps_before
-from weft.router.fork import Fork
-from weft.router.merging import in_order
 from weft.router.reporting.path import NodeRecord
 from weft.router.steps.node import Node, NodeParts, OperatorPlan, PrunableNode
 from weft.router.steps.responses import NodeResponses, close_streams, responses_of, with_own_request
 from weft.router.steps.run import Run
 from weft.router.steps.step import Step
+from weft.router.tasks import Fork, in_order
 
 
 @dataclass(frozen=True, slots=True)
