@@ -13,8 +13,8 @@ from weft.base.repository.watcher import RepositoryWatcher
 from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics
 from weft.base.versions import version_number
-from weft.router.admission import AdmissionController, AdmissionSettings, Permit, admissible_priority
-from weft.router.bandits.file import BanditFile
+from weft.router.admission.controller import AdmissionController, AdmissionSettings, Permit, admissible_priority
+from weft.router.bandits.exchange import BanditFile
 from weft.router.feedback import GraphServicer, Siblings
 from weft.router.metrics import AdmissionCollector, ReplicaCollector, RouterCollector, StepCollector, TargetCollector
 from weft.router.model_metrics import MetricsSource, ModelMetricsCollector
@@ -25,7 +25,7 @@ from weft.router.runtime import Runtime
 from weft.router.serving.graph import ServedGraph
 from weft.router.serving.model import ServedTargetModel
 from weft.router.serving.served import Served
-from weft.router.steps import earlier
+from weft.router.steps.run import earlier
 from weft.router.target import DEFAULT_RETRY_PERCENT, RetryBudget, Target
 from weft.router.targets.catalog import CatalogEntry, TargetCatalog
 from weft.router.targets.model_control import TargetModelControl
@@ -48,21 +48,16 @@ class RouterCore:
     counters that their own core keeps.
 
     Args:
-        repository: Folder with the graphs.
-        targets: In order; the first that serves a model is used for it.
         model_control: ``"none"``: every graph is loaded at the start, and that is all. ``"poll"``: so it is, and what
             changes in the repository is taken over. ``"explicit"``: ``load_graphs`` are, and clients load, reload and
             unload.
         load_graphs: Explicit mode: graphs to load at the start; ``"*"`` is all.
-        admission: Limits on requests in flight.
         poll_s: Pause between two discoveries of a target, in seconds.
         repository_poll_s: Poll mode: how often the repository is looked at, in seconds.
         state_dir: Folder where bandits keep what they have learned; None: nowhere.
-        allow_route_header: Whether clients may choose the steps of splitters with the header ``x-graph-route``.
         num_workers: How many routers, each with its part of the limits, serve on one port.
         retry_budget_percent: Of a hundred calls of a target so many may be repeated in the long run, where a graph's
             ``retry`` does not say it.
-        metrics_from: Services of which the metrics that models have registered are among the router's.
     """
 
     #: As of ``GraphServicer``.
@@ -238,11 +233,7 @@ class RouterCore:
                 raise
 
     async def stream_infer(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
-        """Every response of a decoupled graph or model; of any other one answer, as ``infer`` gives it.
-
-        Raises:
-            WeftError: As ``infer``, also after some responses.
-        """
+        """Every response of a decoupled graph or model; of any other one answer, as ``infer`` gives it."""
         served = self._called(call)
         if not served.is_decoupled:
             yield await self.infer(call, context)  # a client that is slow to read it holds no place
@@ -275,7 +266,6 @@ class RouterCore:
             await self._control.unload(name, unload_dependents=unload_dependents)
 
     async def _own_statistics(self, name: str, version: str) -> Sequence[pb.ModelStatistics]:
-        """Counters of models as their services keep them, but for those that a graph hides."""
         if name and self.has_graph(name):
             return ()
         return [one for one in await self._models.statistics(name, version) if not self.has_graph(one.name)]
@@ -288,7 +278,6 @@ class RouterCore:
         return await self._change_model(name, unload)
 
     async def _change_model(self, name: str, change: Callable[[str], Awaitable[None]]) -> bool:
-        """Change a model at its target; False if there is none of that name, or a graph hides it."""
         target = "" if self.has_graph(name) else await self._models.holder(name)
         if target:
             try:
@@ -302,7 +291,6 @@ class RouterCore:
         self._changed.set()
 
     async def _follow_catalog(self) -> None:
-        """Keep graphs in step with what the targets serve."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -330,7 +318,6 @@ class RouterCore:
             raise
 
     async def _wait(self, permit: Permit, served: Served) -> None:
-        """The request has waited in the queue and is admitted. Raises as ``Permit.wait``; a graph counts that."""
         try:
             await permit.wait()
         except WeftError as error:
@@ -355,7 +342,6 @@ class RouterCore:
             raise
 
     def _renew_limits(self) -> None:
-        """The admission has limits of what serves alone, with the limits that their policies have now."""
         kept = []
         for name in list(self._admission.limits):
             with contextlib.suppress(WeftError):  # it is gone, or takes no requests now
@@ -364,7 +350,6 @@ class RouterCore:
         self._admission.keep(kept)
 
     def _called(self, call: InferCall) -> Served:
-        """What a call is for; a call for what is not there is counted. Raises as ``_served``."""
         try:
             return self._served(call.model_name, call.model_version)
         except WeftError:
@@ -372,7 +357,6 @@ class RouterCore:
             raise
 
     def _served(self, name: str, version: str) -> Served:
-        """The graph of that name, or else the target's model. Raises NotFoundError or InvalidArgumentError."""
         graph = self._graphs.find(name, version)
         if graph is not None:
             return ServedGraph(graph, self._graphs)
@@ -380,13 +364,7 @@ class RouterCore:
         return ServedTargetModel(self._catalog.targets[entry.target], entry.model)
 
     def _model(self, name: str, version: str) -> CatalogEntry:
-        """A target's model, ready or not.
-
-        Raises:
-            InvalidArgumentError: The version is none.
-            NotFoundError: No target has it.
-            UnavailableError: No target has it yet, but one may have it soon.
-        """
+        """A target's model, ready or not."""
         entry = self._catalog.entry(name, version)
         if entry is None and version and self._catalog.entry(name, "") is not None:
             version = str(version_number(version))

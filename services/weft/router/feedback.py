@@ -29,8 +29,6 @@ Response = TypeVar("Response")
 def _answering(
     rpc: Callable[["GraphServicer", Request, Context], Awaitable[Response]],
 ) -> Callable[["GraphServicer", Request, Context], Awaitable[Response]]:
-    """The RPC, ended with the status of whatever it raises."""
-
     @wraps(rpc)
     async def answer(self: "GraphServicer", request: Request, context: Context) -> Response:
         try:
@@ -43,12 +41,7 @@ def _answering(
 
 
 class GraphServicer:
-    """Answers ``weft.graph.GraphService``.
-
-    Args:
-        bandits: What learns.
-        siblings: Gives feedback for a request that this router does not know to those that may; None: there are none.
-    """
+    """Answers ``weft.graph.GraphService``."""
 
     def __init__(
         self, graphs: GraphTable, bandits: BanditStore, catalog: TargetCatalog, siblings: Siblings | None = None
@@ -99,7 +92,6 @@ class GraphServicer:
         return signatures_of(self._catalog)
 
     def _choices(self, request: pb.GraphFeedbackRequest) -> list[BanditChoice]:
-        """What bandits chose on the path, read along the first version that has such a path."""
         failure: InvalidArgumentError | None = None
         for plan in self._graphs.plans(request.graph, request.version):
             try:

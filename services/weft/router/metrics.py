@@ -7,12 +7,12 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from weft.language.bandit_algorithms import Arm
-from weft.router.admission import AdmissionController
+from weft.router.admission.controller import AdmissionController
 from weft.router.policies import POLICIES
 from weft.router.reporting.counters import StepCounters
 from weft.router.repository.files import GraphRepository
 from weft.router.repository.table import GraphTable
-from weft.router.steps import FALLBACK_COUNTERS, SHADOW_COUNTERS
+from weft.router.steps.step import FALLBACK_COUNTERS, SHADOW_COUNTERS
 from weft.router.target import RetryBudget
 from weft.router.targets.catalog import TargetCatalog
 from weft.router.targets.replicas import Replica
@@ -30,11 +30,7 @@ _COUNTERS = (
 
 
 class RouterCollector(Collector):
-    """Loads that failed, graphs that lack a model, and what the bandits of graphs that serve have learned.
-
-    Args:
-        repository: Where it was found; a folder that is left out counts as a graph without a version.
-    """
+    """Loads that failed, graphs that lack a model, and what the bandits of graphs that serve have learned."""
 
     def __init__(self, graphs: GraphTable, repository: GraphRepository) -> None:
         self._graphs = graphs
@@ -76,11 +72,7 @@ class RouterCollector(Collector):
 
 
 class TargetCollector(Collector):
-    """How far each target is there, by its name; every series exists from the start, so that ``rate()`` sees the first.
-
-    Args:
-        catalog: Knows the targets.
-    """
+    """How far each target is there, by its name; every series is there from the start, so ``rate()`` sees the first."""
 
     def __init__(self, catalog: TargetCatalog) -> None:
         self._catalog = catalog
@@ -105,12 +97,7 @@ class TargetCollector(Collector):
 
 
 class ReplicaCollector(Collector):
-    """Families ``weft_endpoint_*`` of the replicas that are there now, and ``weft_target_*``.
-
-    Args:
-        targets: Those with replicas.
-        budgets: By target.
-    """
+    """Families ``weft_endpoint_*`` of the replicas that are there now, and ``weft_target_*``."""
 
     def __init__(self, targets: Sequence[ReplicatedTarget], budgets: Mapping[str, RetryBudget]) -> None:
         self._targets = targets
@@ -164,9 +151,6 @@ class StepCollector(Collector):
     """Families ``weft_graph_step_*`` with the labels graph, version and step, the step's path.
 
     A step has figures of the policies that it has used, and no zeros of the others.
-
-    Args:
-        counters: Gives those of every step; called at each scrape.
     """
 
     def __init__(self, counters: Callable[[], Iterable[StepCounters]]) -> None:
@@ -203,9 +187,6 @@ class AdmissionCollector(Collector):
     """Families ``weft_admission_*`` by graph, or model that is called by its name; "" is the router as a whole.
 
     A refusal counts at the graph that the request was for, whatever limit it met.
-
-    Args:
-        admission: Of the router.
     """
 
     def __init__(self, admission: AdmissionController) -> None:

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from weft.base.core import ParameterValue
 from weft.base.errors import AlreadyExistsError, UnavailableError
-from weft.router.bandits.sharing import BanditSharing
+from weft.router.bandits.exchange import BanditSharing
 from weft.router.core import RouterCore
 from weft.router.feedback import rewarded
 from weft.router.repository.handover import GraphHandover
@@ -35,11 +35,6 @@ class WorkerCore(RouterCore):
     makes, are known to all when the answer comes. What bandits learn is added up.
     Feedback for a request reaches the worker that answered it. ``ModelStatistics`` are those of all. A worker that
     starts beside others takes over what they serve and know.
-
-    Args:
-        link: To the siblings.
-        arguments: Positional ones of ``RouterCore``.
-        settings: Those by name.
     """
 
     def __init__(self, link: WorkerLink, *arguments: Any, **settings: Any) -> None:
@@ -123,7 +118,6 @@ class WorkerCore(RouterCore):
         self._state = None
 
     def _check(self, answers: Sequence[Answer]) -> None:
-        """Raise what this worker has raised at a change, else what another one has."""
         failures = {worker: error for worker, _, error in answers if error is not None}
         if (own := failures.get(self._link.place.index)) is not None:
             raise own

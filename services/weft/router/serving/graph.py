@@ -21,7 +21,8 @@ from weft.base.errors import (
 from weft.base.signature import ModelSignature
 from weft.base.statistics import failure_reason
 from weft.base.validation import scheduling_parameters, validate
-from weft.router.admission import AdmissionController, ConcurrencyLimit
+from weft.router.admission.concurrency_limit import ConcurrencyLimit
+from weft.router.admission.controller import AdmissionController
 from weft.router.reporting.counters import count_answer
 from weft.router.repository.serving import ServingGraph
 from weft.router.repository.table import GraphTable, GraphVersion

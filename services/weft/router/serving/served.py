@@ -5,7 +5,8 @@ from typing import Any, Protocol
 
 from weft.base.core import CallContext, InferCall, InferResult, Parameters
 from weft.base.signature import ModelSignature
-from weft.router.admission import AdmissionController, ConcurrencyLimit
+from weft.router.admission.concurrency_limit import ConcurrencyLimit
+from weft.router.admission.controller import AdmissionController
 from weft_protos.model_config_pb2 import ModelConfig
 
 

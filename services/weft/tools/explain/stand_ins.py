@@ -14,7 +14,9 @@ from weft.base.validation import check_names
 from weft.language.description import slot_name, target_text
 from weft.language.plan import CallPlan, Condition, Frame, NodePlan, StepPlan
 from weft.language.request_scope import RequestScope
-from weft.router.steps import Node, NoResponses, Run
+from weft.router.steps.node import Node
+from weft.router.steps.responses import NoResponses
+from weft.router.steps.run import Run
 from weft.router.target import TargetModel
 from weft.tools.explain.evaluator import Evaluator, Verdict
 from weft.tools.explain.paths import FAILS, LACKS, LATE, ORDER, STREAM, Call, Evaluation, ExecutionPath, OpenText, Site

@@ -24,7 +24,8 @@ from weft.router.executor import Assembly
 from weft.router.reporting.path import SKIPPED, NodeRecord, StepRecord
 from weft.router.requests import Selections
 from weft.router.runtime import Runtime, ShadowPool
-from weft.router.steps import GraphRequest, Node, Run, reshape_slots
+from weft.router.steps.node import Node, reshape_slots
+from weft.router.steps.run import GraphRequest, Run
 from weft.tools.explain.paths import (
     Branches,
     Call,

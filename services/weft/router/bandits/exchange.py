@@ -1,26 +1,32 @@
-"""What bandits have learned, on disk: read when the router starts, written while it runs and when it stops."""
+"""What bandits have learned, beyond one router: kept on disk, and told to its siblings behind the same port."""
 
 import asyncio
 import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import astuple, replace
+from operator import sub
 from pathlib import Path
 from typing import IO, Any
 
 from weft.base.errors import UnavailableError
 from weft.base.observing.logs import get_logger
 from weft.language.bandit_algorithms import Arm
-from weft.router.bandits.store import BanditStore, KnownArm
+from weft.router.bandits.store import BanditStore, KnownArm, add_up
 
 FILENAME = "bandits.json"
 #: How often what has changed is written, in seconds.
-PERIOD_S = 1.0
+WRITE_PERIOD_S = 1.0
 
 _FORMAT = 1
 #: Every whole number up to it is exact as a float too.
 _MAX = 1 << 53
+#: How often a router tells what it has learned, in seconds.
+TELL_PERIOD_S = 0.2
+
+_Name = tuple[str, str, str]
 
 _log = get_logger("weft.router.bandits")
 
@@ -36,7 +42,7 @@ class BanditFile:
         is_read: Whether the store begins with what the file has; if not, the store knows it already.
     """
 
-    def __init__(self, store: BanditStore, folder: Path, *, period_s: float = PERIOD_S) -> None:
+    def __init__(self, store: BanditStore, folder: Path, *, period_s: float = WRITE_PERIOD_S) -> None:
         self.is_read = True
         self._store = store
         self._path = folder / FILENAME
@@ -82,7 +88,7 @@ class BanditFile:
         revision = self._store.revision
         if revision == self._saved_revision:
             return
-        text = _dump(self._store)
+        text = _file_text(self._store)
         try:
             await asyncio.to_thread(self._write, text)
         except OSError as error:
@@ -101,7 +107,6 @@ class BanditFile:
         draft.replace(self._path)
 
     def _take_folder(self) -> None:
-        """The folder is there, and this process alone has it until it ends. Raises UnavailableError."""
         folder = self._path.parent
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -129,11 +134,11 @@ class BanditFile:
                 self._path.replace(aside)
             return
         for known in arms:
-            self._store.restore(known)
+            self._store.add(*known)
         _log.info("%d steps of bandits are known from %s", len(arms), self._path)
 
 
-def _dump(store: BanditStore) -> str:
+def _file_text(store: BanditStore) -> str:
     arms = [
         {
             "graph": known.graph,
@@ -150,7 +155,6 @@ def _dump(store: BanditStore) -> str:
 
 
 def _parse(data: bytes) -> Iterator[KnownArm]:
-    """Raises ValueError."""
     content = json.loads(data)
     if not isinstance(content, dict) or content.get("format") != _FORMAT or not isinstance(content.get("arms"), list):
         raise ValueError(f"it has no 'format': {_FORMAT} with a list 'arms'")
@@ -181,3 +185,81 @@ def _number(entry: dict[str, Any], key: str) -> float:
     if not isinstance(value, int | float) or not -_MAX <= value <= _MAX:
         raise ValueError(f"'{key}' is {value!r:.50}, not a number")
     return float(value)
+
+
+class BanditSharing:
+    """Adds up what siblings learn: every router comes to know the pulls and rewards of all of them.
+
+    A router sends what came since it last did, so each pull and reward counts once everywhere, in whatever order.
+    Logarithms of weights are added too: what all steps of a node have in common is no difference between them.
+
+    Args:
+        period_s: Pause between two looks whether there is something to send, in seconds.
+    """
+
+    def __init__(self, store: BanditStore, send: Callable[[bytes], None], *, period_s: float = TELL_PERIOD_S) -> None:
+        self._store = store
+        self._send = send
+        self._period_s = period_s
+        #: What all routers know, by names of graph, node and step.
+        self._common: dict[_Name, Arm] = {}
+        self._published_revision = 0
+        self._publisher: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Send from now on."""
+        self._publisher = asyncio.create_task(self._publish_periodically())
+
+    async def close(self) -> None:
+        """Send what is left, and no more."""
+        if self._publisher is not None:
+            self._publisher.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._publisher
+        self.publish()
+
+    def publish(self) -> None:
+        """Send what was learned since the last time."""
+        revision = self._store.revision
+        if revision == self._published_revision:
+            return
+        self._published_revision = revision
+        changes: list[tuple[_Name, Arm]] = []
+        for graph, node, step, arm in self._store:
+            name = graph, node, step
+            common = self._common.setdefault(name, Arm())
+            more = Arm(*map(sub, astuple(arm), astuple(common)))
+            if more != Arm():
+                changes.append((name, more))
+                self._common[name] = replace(arm)
+        if changes:
+            self._send(_message(changes))
+
+    def take(self, message: bytes) -> None:
+        """A sibling has told this, or knew it when this router came."""
+        nodes = set()
+        for (graph, node, step), fields in json.loads(message):
+            more = Arm(*fields)
+            self._store.add(graph, node, step, more)
+            common = self._common.setdefault((graph, node, step), Arm())
+            add_up(common, more)
+            if more.log_weight:
+                nodes.add((graph, node))
+        for graph, node in nodes:
+            best = self._store.level(graph, node)
+            for name, common in self._common.items():
+                if name[:2] == (graph, node):
+                    common.log_weight -= best
+
+    def snapshot(self) -> bytes:
+        """What all routers know, for ``take`` of one that comes."""
+        return _message(self._common.items())
+
+    async def _publish_periodically(self) -> None:
+        while True:
+            await asyncio.sleep(self._period_s)
+            self.publish()
+
+
+def _message(arms: Iterable[tuple[_Name, Arm]]) -> bytes:
+    return json.dumps([(name, astuple(arm)) for name, arm in arms]).encode()
