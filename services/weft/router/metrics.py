@@ -98,9 +98,9 @@ class TargetCollector(Collector):
             "requests for graphs and models that are not known",
             labels=("target",),
         )
-        for target, num_serving, num_unavailable in self._catalog.availability():
-            serving.add_metric((target,), num_serving)
-            unavailable.add_metric((target,), num_unavailable)
+        for name, target in self._catalog.targets.items():
+            serving.add_metric((name,), target.num_serving)
+            unavailable.add_metric((name,), target.num_unavailable)
         yield from (serving, unavailable)
 
 

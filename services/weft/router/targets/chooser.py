@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from weft.base.core import CallContext, InferCall
 from weft.base.errors import UnavailableError, WeftError
-from weft.router.targets.balancing.rules import LeastOutstanding, Sticky, rendezvous_first
+from weft.router.targets.balancing import least_outstanding, rendezvous_first, sticky
 from weft.router.targets.ejection import OutlierDetector
 from weft.router.targets.replicas import Ready, Replica, having
 from weft.router.targets.specification import BalancingPolicy
@@ -30,13 +30,7 @@ class _NoReplicaError(UnavailableError):
 
 
 class Pins:
-    """Sequences and the addresses of their replicas.
-
-    Args:
-        clock_ns: Monotonic.
-        max_pins: Most that are remembered.
-        max_idle_s: As ``MAX_IDLE_S``.
-    """
+    """Sequences and the addresses of their replicas."""
 
     def __init__(
         self, clock_ns: Callable[[], int], *, max_pins: int = MAX_PINS, max_idle_s: float = MAX_IDLE_S
@@ -49,7 +43,6 @@ class Pins:
         self._num_at: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        """How many sequences are remembered."""
         return len(self._pins)
 
     def set(self, sequence: Hashable, address: str) -> None:
@@ -86,15 +79,12 @@ class Pins:
 
 
 class ReplicaChooser:
-    """Chooses among replicas.
+    """Chooses among the replicas of a target.
 
     Args:
         where: Name and address of the target, for messages.
-        replicas: All of them, by address; somebody else's, and changing.
+        replicas: All of them, by address; the membership's, and changing.
         by_grpc: Stands for what gRPC chooses; None unless the policy is one of gRPC's.
-        detector: Knows which are ejected.
-        pins: Knows where sequences live.
-        clock_ns: Monotonic.
     """
 
     def __init__(
@@ -114,9 +104,9 @@ class ReplicaChooser:
         self._by_grpc = by_grpc
         self._detector = detector
         self._clock_ns = clock_ns
-        make_rule = policy.type.make_rule or LeastOutstanding  # while gRPC cannot choose
+        make_rule = policy.type.make_rule or least_outstanding  # while gRPC cannot choose
         self._rule = make_rule(generator)
-        self._sequence_rule = Sticky(self._rule)
+        self._sequence_rule = sticky(self._rule)
         self._pins = pins
         self._ready_replicas: dict[tuple[str, str], Ready] = {}
         self._ready_until_ns = 0
@@ -126,12 +116,12 @@ class ReplicaChooser:
 
     def note_change(self) -> None:
         """Replicas have come, left, changed their health or what they serve; calls that wait look again."""
-        self._ready_replicas.clear()
+        self.forget_ready()
         self._changed.set()
         self._changed = asyncio.Event()
 
-    def note_ejection(self) -> None:
-        """A replica was ejected."""
+    def forget_ready(self) -> None:
+        """A replica was ejected: which ones may answer is to be found anew."""
         self._ready_until_ns = 0
 
     def note_end(self, call: InferCall) -> None:
@@ -157,13 +147,9 @@ class ReplicaChooser:
     async def instead(
         self, refused_by: Sequence[Replica], call: InferCall, context: CallContext, error: WeftError
     ) -> Replica:
-        """Another replica for a call that was not begun. Raises what is to be told where there is none.
+        """Another replica for a call that ``refused_by``, the latest last, have not begun.
 
-        Args:
-            refused_by: Those that were called, the latest last.
-            call: The call.
-            context: Of the call.
-            error: What the latest has answered.
+        Raises the error for the client where there is none.
         """
         failed = refused_by[-1]
         sequence = _sequence_of(call)
@@ -178,7 +164,7 @@ class ReplicaChooser:
             wait_s = SHORT_WAIT_S if failed.is_healthy else MAX_WAIT_S
             if error.code != "UNAVAILABLE" or not await self._changes_within(since_ns, wait_s, context):
                 raise error
-        other = self._rule.pick(others, self._policy.key_of(call, context))
+        other = self._rule(others, self._policy.key_of(call, context))
         if sequence is not None:
             self._pins.set(sequence, other.address)
         return other
@@ -188,10 +174,12 @@ class ReplicaChooser:
             ready = self._ready(call)
         except _NoReplicaError:
             return []
-        return _without(refused_by, ready.usable) or _without(refused_by, ready.last_resort)
+        return [one for one in ready.usable if one not in refused_by] or [
+            one for one in ready.last_resort if one not in refused_by
+        ]
 
     async def _changes_within(self, since_ns: int, wait_s: float, context: CallContext) -> bool:
-        """Whether there is something new before the lull, or the deadline, has passed."""
+        """Whether something changes before the wait, or the deadline, has passed."""
         end_ns = since_ns + int(wait_s * 1e9)
         if context.deadline_ns is not None:
             end_ns = min(end_ns, context.deadline_ns)
@@ -208,10 +196,9 @@ class ReplicaChooser:
             return self._by_grpc
         usable, last_resort = ready.usable, ready.last_resort
         replicas = _fresh(usable, context) or usable or _fresh(last_resort, context) or last_resort
-        return self._rule.pick(replicas, self._policy.key_of(call, context))
+        return self._rule(replicas, self._policy.key_of(call, context))
 
     def _home_of(self, sequence: SequenceKey, call: InferCall) -> Replica:
-        """The replica that a sequence lives on, or is to live on."""
         is_start = call.parameters.get("sequence_start") is True
         address = None if is_start else self._pins.get(sequence)
         if address is not None:
@@ -222,7 +209,7 @@ class ReplicaChooser:
             ready = self._ready(call)
             replicas, key = ready.usable or ready.last_resort, f"{sequence[0]}/{sequence[1]}"
             # A sequence that another router started is where that one put it, unless it was busy there.
-            home = self._sequence_rule.pick(replicas, key) if is_start else rendezvous_first(replicas, key)
+            home = self._sequence_rule(replicas, key) if is_start else rendezvous_first(replicas, key)
         self._pins.set(sequence, home.address)
         return home
 
@@ -233,7 +220,7 @@ class ReplicaChooser:
         )
 
     def _ready(self, call: InferCall) -> Ready:
-        """The replicas that may answer. Raises UnavailableError when there is none."""
+        """The replicas that may answer. Raises ``_NoReplicaError``."""
         now_ns = self._clock_ns()
         if now_ns >= self._ready_until_ns:
             self._ready_replicas.clear()
@@ -260,17 +247,12 @@ class ReplicaChooser:
 
 
 def _fresh(replicas: Sequence[Replica], context: CallContext) -> Sequence[Replica]:
-    """Those that were not called for this request yet."""
     tried = context.tried
     return [replica for replica in replicas if replica.address not in tried] if tried else replicas
 
 
-def _without(refused_by: Sequence[Replica], replicas: Sequence[Replica]) -> Sequence[Replica]:
-    return [one for one in replicas if one not in refused_by]
-
-
 def _sequence_of(call: InferCall) -> SequenceKey | None:
-    """Model and id of the sequence that a call belongs to; None where it belongs to none."""
+    """Model and id of the sequence that a call belongs to."""
     given = call.parameters.get("sequence_id")
     if not given or isinstance(given, bool) or not isinstance(given, int | str):
         return None

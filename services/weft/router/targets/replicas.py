@@ -51,17 +51,11 @@ class Replica:
 
     Attributes:
         address: Its name in metrics and spans.
-        target: Calls it.
-        record: How it has answered.
-        response: How long its answers take.
         health: As it says itself.
         models: What it said when it was asked last; not ready where it did not answer.
         is_due: It is to be asked at the next discovery: it is new, its health changed, or it did not answer.
-        asked_ns: When it was asked last.
-        failure: Why it did not answer then; None where it did.
-        mismatched: Of these, what it is not called for, because most replicas have another signature.
-        num_inflight: Calls that wait for its answer.
-        num_picks: Calls that it was chosen for.
+        failure: Why it did not answer when it was asked last; None where it did.
+        mismatched: Of its models, those it is not called for, because most replicas have another signature.
         num_by_status: Calls that are over.
         num_ejections_logged: Of its ejections, those that are in the log.
         is_leaving: It is no longer among the addresses; it gets no new calls and goes when it has none.
@@ -189,13 +183,12 @@ OnHealth = Callable[[Health], None]
 
 
 class MembershipSettings(NamedTuple):
-    """Everything outside that a membership touches.
+    """Where the replicas of a target come from and how they are reached.
 
     Attributes:
-        resolve: Gives the addresses.
+        resolve: Gives the addresses. Raises OSError.
         is_fixed: They never change.
-        connect: Makes the target of one address.
-        watch: Reports the health of such a target until it is cancelled.
+        watch: Reports the health of a target that ``connect`` made until it is cancelled.
     """
 
     resolve: Callable[[], Awaitable[Sequence[str]]]
@@ -209,11 +202,8 @@ class Membership:
 
     Args:
         name: Of the target, for the log.
-        settings: As its class says.
-        detector: Keeps the records of the replicas.
         has_sequences: Whether sequences live at an address.
         on_change: Called after a replica came, left, or changed its health.
-        clock_ns: Monotonic.
     """
 
     def __init__(
@@ -241,11 +231,7 @@ class Membership:
         self._is_started = False
 
     async def start(self) -> None:
-        """There are replicas, and from now on the addresses are followed.
-
-        Raises:
-            OSError: The name cannot be resolved now.
-        """
+        """Find the replicas, and follow the addresses from now on. Raises OSError if the name has none."""
         if not (self._is_started or self._surroundings.is_fixed):
             self._keep(self._follow())
         self._is_started = True
@@ -259,13 +245,10 @@ class Membership:
         await asyncio.gather(*(replica.target.close() for replica in self.replicas.values()))
 
     async def ask(self, timeout_s: float) -> Exception | None:
-        """Replicas that are due were asked what they serve, and of the others those that were not for the longest time.
+        """Ask the replicas that are due what they serve, and of the others those not asked for longest.
 
         One that does not answer soon is waited for only where none has answered; what it says later counts as a change.
-        One that health says is lost is not asked as long as there are others.
-
-        Returns:
-            Why none of them answers; None where one does.
+        One that health says is lost is not asked as long as there are others. Returns why none answers, or None.
         """
         staying = [replica for replica in self.replicas.values() if not replica.is_leaving]
         asked = [replica for replica in staying if replica.is_reachable] or staying

@@ -35,10 +35,7 @@ class ReplicatedTarget(Target):
     as the budget allows. A sequence stays on the replica that it started on, or fails.
 
     Args:
-        address: As given to the router.
-        settings: Where replicas come from and how they are reached.
         by_grpc: Reaches all replicas over one channel on which gRPC chooses; None unless the policy is one of gRPC's.
-        clock_ns: Monotonic.
 
     Attributes:
         budget: Pays for calls that are made at another replica.
@@ -180,15 +177,6 @@ class ReplicatedTarget(Target):
     async def _move(
         self, refused_by: Sequence[Replica], call: InferCall, context: CallContext, error: WeftError
     ) -> Replica:
-        """Another replica for a call that was not begun. Raises the error for the client where there is none.
-
-        Args:
-            refused_by: Those that have not begun it, the latest last; or, where the error says otherwise, the one that
-                has.
-            call: The call.
-            context: Of the call.
-            error: What the latest has answered.
-        """
         failed = refused_by[-1]
         other = await self._chooser.instead(refused_by, call, context, error)
         if not self.budget.take():
@@ -223,7 +211,6 @@ class ReplicatedTarget(Target):
         self._succeeded(replica, call, context, start_ns)
 
     def _begin(self, replica: Replica, context: CallContext) -> int:
-        """The replica has one call more in flight; the time, for ``_succeeded``."""
         replica.num_picks += 1
         replica.num_inflight += 1
         if context.tried is not None:
@@ -250,7 +237,7 @@ class ReplicatedTarget(Target):
         replica.num_by_status[status] = replica.num_by_status.get(status, 0) + 1
         # A replica that refuses calls itself is no outlier: its health check decides.
         if replica is not self._by_grpc and not is_refused and self._detector.note(replica.record, status):
-            self._chooser.note_ejection()
+            self._chooser.forget_ready()
             self._log_ejections(context)
 
     def _log_ejections(self, context: CallContext) -> None:
