@@ -22,9 +22,7 @@ from weft.router.repository.files import GraphRepository
 from weft.router.repository.lifecycle import GraphControl, GraphLifecycle
 from weft.router.repository.table import GraphTable
 from weft.router.runtime import Runtime
-from weft.router.serving.graph import ServedGraph
-from weft.router.serving.model import ServedTargetModel
-from weft.router.serving.served import Served
+from weft.router.serving import Served, ServedGraph, ServedTargetModel
 from weft.router.steps import earlier
 from weft.router.target import DEFAULT_RETRY_PERCENT, RetryBudget, Target
 from weft.router.targets.catalog import CatalogEntry, TargetCatalog

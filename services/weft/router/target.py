@@ -21,7 +21,6 @@ class TargetModel(NamedTuple):
     """One model that a target serves.
 
     Attributes:
-        signature: Names, types and shapes.
         is_ready: False while it is loaded but cannot answer.
         config: The full configuration; None where the target has none to give.
         reason: Why it is not ready, as the target says; "" if it does not.

@@ -13,7 +13,7 @@ from weft.base.errors import AlreadyExistsError, UnavailableError
 from weft.router.bandits.sharing import BanditSharing
 from weft.router.core import RouterCore
 from weft.router.feedback import rewarded
-from weft.router.repository.handover import GraphHandover
+from weft.router.repository.handover import state_of, take_over
 from weft.v2.protocol.statistics import statistics_message
 from weft.v2.server.server import Extension
 from weft.v2.workers.link import WorkerLink
@@ -35,11 +35,6 @@ class WorkerCore(RouterCore):
     makes, are known to all when the answer comes. What bandits learn is added up.
     Feedback for a request reaches the worker that answered it. ``ModelStatistics`` are those of all. A worker that
     starts beside others takes over what they serve and know.
-
-    Args:
-        link: To the siblings.
-        arguments: Positional ones of ``RouterCore``.
-        settings: Those by name.
     """
 
     def __init__(self, link: WorkerLink, *arguments: Any, **settings: Any) -> None:
@@ -48,7 +43,6 @@ class WorkerCore(RouterCore):
         settings["metrics_from"] = ()  # the parent asks for them: they are no sums over workers
         super().__init__(*arguments, num_workers=link.place.num_workers, **settings)
         self._link = link
-        self._handover = GraphHandover(self._graphs, self._lifecycle)
         self._sharing = BanditSharing(self._runtime.bandits, lambda news: link.tell("learned", news))
         self._state: Mapping[str, Any] | None = None
         self._has_started = asyncio.Event()
@@ -119,7 +113,7 @@ class WorkerCore(RouterCore):
         if self._state is None:
             await super()._load_at_start()
             return
-        await self._handover.take_over(self._state)
+        await take_over(self._state, self._graphs, self._lifecycle)
         self._state = None
 
     def _check(self, answers: Sequence[Answer]) -> None:
@@ -151,7 +145,7 @@ class WorkerCore(RouterCore):
         return b""
 
     def _snapshot(self, _: bytes) -> bytes:
-        state = {"graphs": self._handover.state(), "bandits": json.loads(self._sharing.snapshot())}
+        state = {"graphs": state_of(self._graphs, self._lifecycle), "bandits": json.loads(self._sharing.snapshot())}
         return json.dumps(state).encode()
 
     def _feedback_here(self, body: bytes) -> bytes:

@@ -27,8 +27,6 @@ class GraphLifecycle:
 
     Attributes:
         files: The files that were loaded last, by graph; a graph that is gone has none.
-        lock: Held during a change.
-        loader: Loads one version.
     """
 
     def __init__(
@@ -127,11 +125,7 @@ class GraphLifecycle:
             await self._take_over({name: files or () for name, files in changes.items()})
 
     async def unload(self, name: str) -> None:
-        """Take every version of the graph out of service; requests in flight finish.
-
-        Raises:
-            NotFoundError: No graph has that name.
-        """
+        """Take every version of the graph out of service; requests in flight finish. Raises NotFoundError."""
         async with self.lock:
             graph = self._known(name)
             graph.previous = None
@@ -196,7 +190,6 @@ class GraphLifecycle:
         return graph
 
     async def _take_over(self, files: Files) -> dict[GraphVersion, WeftError]:
-        """Load these files; returns the versions that cannot be loaded, and why."""
         entries: list[GraphVersion] = []
         for name, given in files.items():
             if given:
@@ -283,7 +276,6 @@ class GraphControl:
 
         Raises:
             UnavailableError: The mode does not allow it.
-            InvalidArgumentError: ``rollback`` is no bool.
             UnsupportedError: Other parameters are given.
             WeftError: As ``GraphLifecycle.load`` or ``GraphLifecycle.rollback``.
         """

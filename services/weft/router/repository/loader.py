@@ -92,9 +92,6 @@ class GraphLoader:
         Args:
             serving: What once served.
             instead: What counts as served in place of what is, by graph and version.
-
-        Raises:
-            WeftError: It cannot be compiled any more.
         """
         sources = GraphSources(lambda name: instead.get(name) or self._served(name), self._repository)
         if await self._is_current(serving, sources):
@@ -125,18 +122,14 @@ class GraphLoader:
             raise UnavailableError(f"graph file {file.path} cannot be read: {error.strerror}") from error
 
     async def made(self, source: GraphSource, sources: GraphSources | None = None) -> ServingGraph:
-        """A graph from its source.
+        """A graph from its source; graphs that it may contain are ``sources``, by default as they serve now.
 
-        Args:
-            source: Of the graph.
-            sources: Those of graphs that it may contain; None: as they serve now, else from files.
-
-        Raises:
-            WeftError: It cannot be compiled, or a file that is a part of it cannot be read.
+        Raises WeftError if it cannot be compiled, or a file that is a part of it cannot be read.
         """
         sources = self._sources() if sources is None else sources
         try:
-            return ServingGraph(await asyncio.to_thread(compiled, source, self._catalog, sources), self._runtime)
+            plan, config = await asyncio.to_thread(compiled, source, self._catalog, sources)
+            return ServingGraph(source, plan, config, sources.found, self._runtime)
         except OSError as error:
             raise UnavailableError(f"graph file {error.filename} cannot be read: {error.strerror}") from error
         except WeftError:
@@ -151,7 +144,6 @@ class GraphLoader:
 
 
 def _is_of_unknown_names(failure: WeftError) -> bool:
-    """Whether all that is wrong with a graph is names, which a target that does not answer yet may have."""
     if not isinstance(failure, GraphError):
         return False
     return all(found.code == _UNKNOWN_NAME for found in failure.diagnostics if found.severity == "error")
