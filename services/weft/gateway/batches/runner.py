@@ -5,7 +5,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from starlette.types import ASGIApp, Message, Scope
 
@@ -15,7 +15,7 @@ from weft.base.observing.logs import get_logger
 from weft.gateway.batches.store import Store
 from weft.jobs.atomic_files import replace_file
 from weft.jobs.dataset import Dataset, Shard
-from weft.jobs.window import Place, Window
+from weft.jobs.window import Window
 
 #: Requests of a batch at most, as with OpenAI.
 MAX_REQUESTS = 50_000
@@ -31,12 +31,6 @@ _OPEN = ("in_progress", "finalizing", "cancelling")
 _log = get_logger("weft.gateway")
 
 Headers = Sequence[tuple[str, str]]
-
-
-class _Answer(NamedTuple):
-    status: int
-    request_id: str
-    body: Any
 
 
 class BackgroundRunner:
@@ -131,8 +125,7 @@ class BackgroundRunner:
     async def _answer_shard(self, batch_id: str, shard: Shard, headers: Headers) -> bytes:
         async def answer(row: int) -> dict[str, Any]:
             custom_id, _, url, body = (shard.columns[name][row] for name in _COLUMNS)
-            given = await self._answer(url, json.dumps({**body, "stream": False}).encode(), headers)
-            response = {"status_code": given.status, "request_id": given.request_id, "body": given.body}
+            response = await self._answer(url, json.dumps({**body, "stream": False}).encode(), headers)
             own_id = f"batch_req-{batch_id.removeprefix('batch-')}-{shard.first_row + row}"
             return {"id": own_id, "custom_id": custom_id, "response": response, "error": None}
 
@@ -141,23 +134,18 @@ class BackgroundRunner:
         lines = "".join(json.dumps(task.result(), ensure_ascii=False) + "\n" for task in tasks)
         return lines.encode("utf-8", "backslashreplace")  # half a surrogate pair is written as it was read
 
-    async def _answer(self, url: str, body: bytes, headers: Headers) -> _Answer:
+    async def _answer(self, url: str, body: bytes, headers: Headers) -> dict[str, Any]:
         async with self._window.place() as place:
             await place.begin()
             try:
-                while True:
-                    given = await self._call(url, body, headers)
-                    if given.status not in _BUSY:
-                        return given
-                    await self._wait(place)
+                while (response := await self._call(url, body, headers))["status_code"] in _BUSY:
+                    place.refused()
+                    await asyncio.sleep(_RETRY_S)
+                return response
             finally:
                 place.end()
 
-    async def _wait(self, place: Place) -> None:
-        place.refused()
-        await asyncio.sleep(_RETRY_S)
-
-    async def _call(self, url: str, body: bytes, headers: Headers) -> _Answer:
+    async def _call(self, url: str, body: bytes, headers: Headers) -> dict[str, Any]:
         sent: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
         parts: list[bytes] = []
         start: Message = {}
@@ -187,7 +175,11 @@ class BackgroundRunner:
         }
         await self._app(scope, receive, send)
         answered = {name.decode(): value.decode() for name, value in start.get("headers", ())}
-        return _Answer(start["status"], answered.get("x-request-id", ""), json.loads(b"".join(parts)))
+        return {
+            "status_code": start["status"],
+            "request_id": answered.get("x-request-id", ""),
+            "body": json.loads(b"".join(parts)),
+        }
 
     def _finalize(self, batch: dict[str, Any], owner: str) -> None:
         """Write the output and error files of what is answered, and the last state."""
