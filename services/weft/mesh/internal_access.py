@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from weft.base.security.keys import new_key
 from weft.mesh.preflight import MeshError, socket_paths
@@ -15,25 +15,12 @@ from weft.v2.server.unix_socket import address_of
 _MESH, _ROUTER = "mesh", "mesh-router"
 
 
-class AccessRules(Protocol):
-    """What the router requires of clients."""
-
-    @property
-    def is_encrypted(self) -> bool:
-        """TLS."""
-
-    @property
-    def asks_for_keys(self) -> bool:
-        """Keys."""
-
-
 class InternalAccess(NamedTuple):
     """The ways between the processes of a mesh that nobody else has.
 
     Attributes:
         address: Of the router.
-        router_arguments: Arguments of the router that open its door to the services, and theirs to it.
-        service_arguments: Arguments of the services for the same.
+        router_arguments, service_arguments: Open the router's door to the services, and theirs to it.
         security: With which this process calls the router; None: no key is needed.
         service_security: With which this process calls the services.
     """
@@ -45,7 +32,9 @@ class InternalAccess(NamedTuple):
     service_security: ChannelSecurity | None = None
 
 
-def internal_access(folder: Path, address: str, rules: AccessRules, services: Iterable[str]) -> InternalAccess:
+def internal_access(
+    folder: Path, address: str, services: Iterable[str], *, is_encrypted: bool, asks_for_keys: bool
+) -> InternalAccess:
     """A Unix socket in place of TLS, and keys of the mesh's own, new in each run.
 
     The services have one key for the router, and the router has another for the services. The arguments name files, and
@@ -54,8 +43,8 @@ def internal_access(folder: Path, address: str, rules: AccessRules, services: It
     Args:
         folder: Readable to this user alone.
         address: Of the router, for clients.
-        rules: What the router requires of clients.
         services: Targets of the router that are processes of this mesh.
+        is_encrypted, asks_for_keys: What the router requires of clients.
 
     Raises:
         MeshError: The name of ``folder`` is too long for a socket.
@@ -63,13 +52,13 @@ def internal_access(folder: Path, address: str, rules: AccessRules, services: It
     router_arguments: list[str] = []
     service_arguments: list[str] = []
     security = service_security = None
-    if rules.is_encrypted:
+    if is_encrypted:
         path = socket_paths(folder, [ROUTER]).get(ROUTER)
         if path is None:
             raise MeshError(f"no Unix socket fits into '{folder}', which --tls-cert needs; set a shorter TMPDIR")
         router_arguments.append(f"--unix-socket={path}")
         address = address_of(path)
-    if rules.asks_for_keys:
+    if asks_for_keys:
         keys_file, key_file = _new_key(folder, _MESH)
         router_arguments.append(f"--auth-keys={keys_file}")
         service_arguments.append(f"--router-key-file={key_file}")
@@ -82,7 +71,6 @@ def internal_access(folder: Path, address: str, rules: AccessRules, services: It
 
 
 def _new_key(folder: Path, name: str, *, control: bool = False) -> tuple[Path, Path]:
-    """The file for who checks the key, and the one for who shows it; only this user may read them."""
     key, line = new_key(name)
     line = json.dumps(json.loads(line) | {"control": control})
     paths = folder / f"{name}.keys", folder / f"{name}.key"

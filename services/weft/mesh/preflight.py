@@ -19,14 +19,7 @@ def service_folders(repository: Path, services: Sequence[str]) -> dict[str, Path
     """The folder of each service, by its name, and of the router, by ``GRAPHS``; only those that exist.
 
     A repository as of Triton Inference Server, models and ensembles side by side, belongs to the model service and to
-    the router.
-
-    Args:
-        repository: Folder with the folder ``GRAPHS`` and those of the services, or with models.
-        services: Names of the folders that hold models.
-
-    Raises:
-        MeshError: It is neither, or not one of its models has files.
+    the router. Raises MeshError if it is neither, or not one of its models has files.
     """
     folders = folders_of_models(repository, (*services, GRAPHS))
     has_services = GRAPHS in folders and len(folders) > 1
