@@ -63,7 +63,7 @@ async def _previous(
         return None
     try:
         return {
-            version: await lifecycle.loader.made(GraphSource(b64decode(text), file, name, version))
+            version: await lifecycle.made(GraphSource(b64decode(text), file, name, version))
             for version, (text, file) in given.items()
         }
     except WeftError as error:
