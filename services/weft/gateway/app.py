@@ -15,14 +15,12 @@ from starlette.types import ASGIApp
 from weft.base.errors import RemoteError, UnavailableError
 from weft.gateway import v2
 from weft.gateway.errors import RequestError, error_response, v2_body
-from weft.gateway.http.body import check_content_type
 from weft.gateway.http.request_context import RequestContext
-from weft.gateway.http.resources import Resources
+from weft.gateway.http.resources import Resources, check_content_type
 from weft.gateway.http.responding import Handler, endpoint, run_until_disconnect
 from weft.gateway.json_text import is_large
 from weft.gateway.openai import ENDPOINTS
-from weft.gateway.openai.endpoint import Endpoint, EndpointCall
-from weft.gateway.openai.models import Models
+from weft.gateway.openai.endpoint import Endpoint, EndpointCall, Models
 from weft.gateway.openai.text_request import TIMEOUT_HEADER
 
 MODELS = "/v1/models"

@@ -26,7 +26,7 @@ from weft.gateway.http.request_context import RequestTracker
 from weft.gateway.http.resources import Limits, Resources
 from weft.gateway.openai import ENDPOINTS
 from weft.gateway.openai.chat_template import read_template
-from weft.gateway.openai.models import Models
+from weft.gateway.openai.endpoint import Models
 from weft.v2.client.channels import is_one_endpoint
 from weft.v2.client.v2_client import V2Client
 from weft.v2.client.wires import add_wire_argument

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from weft.base.processes.process import Endpoint, ServiceProcess
-from weft.mesh.internal_access import internal_access
-from weft.mesh.preflight import MeshError, hold_port, service_folders, socket_paths
+from weft.mesh.preflight import MeshError, hold_port, internal_access, service_folders, socket_paths
 from weft.mesh.readiness import dialable
 from weft.mesh.registry import RunningMesh, mesh_folder, publish
 from weft.mesh.service_names import GATEWAY, GRAPHS, MODEL_SERVICES, ROUTER

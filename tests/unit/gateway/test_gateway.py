@@ -19,7 +19,7 @@ from weft.base.errors import (
 from weft.gateway.errors import RequestError, error_response
 from weft.gateway.http.responding import ClientDisconnectedError, run_until_disconnect
 from weft.gateway.main import fault_of, make_parser
-from weft.gateway.openai.models import Models
+from weft.gateway.openai.endpoint import Models
 from weft.gateway.openai.text_model import TextModel
 from weft_protos.grpc_service_pb2 import RepositoryIndexResponse
 from weft_protos.model_config_pb2 import ModelConfig

@@ -16,12 +16,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from weft.base.cancellation import cancel_and_wait
 from weft.base.errors import UnavailableError
-from weft.gateway.batches.runner import BackgroundRunner, check_requests
-from weft.gateway.batches.store import Store
+from weft.gateway.batches.runner import BackgroundRunner, Store, check_requests
 from weft.gateway.errors import RequestError
-from weft.gateway.http.body import BODY_TIMEOUT_S, too_large
 from weft.gateway.http.request_context import KEY_HEADERS, RequestContext
-from weft.gateway.http.resources import Resources
+from weft.gateway.http.resources import BODY_TIMEOUT_S, Resources, too_large
 from weft.gateway.http.responding import Handler
 from weft.gateway.json_text import parse_json
 from weft.jobs.atomic_files import held

@@ -1,20 +1,251 @@
-"""What the handlers of all interfaces share."""
+"""What the handlers of all interfaces share: limits, keys, bodies and how many bytes of them are in work at once."""
 
 import asyncio
 import time
-from collections.abc import Callable
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 from starlette.requests import Request
 
 from weft.base.caching.expiring import ExpiringCache
+from weft.base.errors import ResourceExhaustedError
 from weft.base.processes.malloc import give_back_freed_memory
-from weft.gateway.http.body import BytesInWork, read_body
+from weft.gateway.errors import RequestError
 from weft.gateway.http.request_context import RequestContext
 from weft.gateway.offload import Offload
 from weft.v2.client.v2_client import Metadata, V2Client
 from weft_protos import grpc_service_pb2 as pb
+
+#: Time for a client to send its body, in seconds.
+BODY_TIMEOUT_S = 60.0
+#: When a client that was refused for the bytes in work may ask again, in milliseconds.
+_RETRY_MS = 1000
+#: Content types that a browser sends for a foreign page without asking.
+_SIMPLE_TYPES = ("", "text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
+#: Freed memory is given back after as many bytes in work.
+_LARGE_BYTES = 4 << 20
+
+
+class BytesInWork:
+    """Bytes of the bodies in work, over all connections; owned by the event loop.
+
+    A client with a key has at most half of what the others leave, so that there is room for one more client. Clients
+    without a key cannot be told apart.
+
+    Args:
+        limit_bytes: At most so many at once.
+        max_body_bytes: So many one client may have in any case.
+        give_back: Called when no body is left, if there were many bytes: returns freed memory to the system.
+    """
+
+    def __init__(self, limit_bytes: int, max_body_bytes: int, give_back: Callable[[], object]) -> None:
+        self.num_bytes = 0
+        self._by_client = Counter[Metadata]()
+        self._limit_bytes = limit_bytes
+        self._max_body_bytes = max_body_bytes
+        self._give_back = give_back
+        self._peak_bytes = 0
+
+    def add(self, client: Metadata, num_bytes: int, *, further_bytes: int = 0) -> None:
+        """Count bytes that came.
+
+        Args:
+            client: Whose they are.
+            num_bytes: How many.
+            further_bytes: As many are expected to follow, and must fit as well.
+
+        Raises:
+            ResourceExhaustedError: There are too many; nothing is counted.
+        """
+        own = self._by_client[client]
+        others = self.num_bytes - own
+        limit, whose = self._limit_bytes - others, ""
+        if client and limit > self._max_body_bytes:
+            limit, whose = max(self._max_body_bytes, limit // 2), " of this key"
+        if (wanted := own + num_bytes + further_bytes) > limit:
+            if not whose:
+                wanted, limit = wanted + others, self._limit_bytes
+            raise ResourceExhaustedError(
+                f"the bodies{whose} in work would have {wanted} bytes with this one; at most {limit} are taken at "
+                "once; send it again later, or in smaller pieces",
+                retry_after_ms=_RETRY_MS,
+            )
+        self._by_client[client] += num_bytes
+        self.num_bytes += num_bytes
+        self._peak_bytes = max(self._peak_bytes, self.num_bytes)
+
+    def remove(self, client: Metadata, num_bytes: int) -> None:
+        """Bytes that were counted are in work no more."""
+        self.num_bytes -= num_bytes
+        self._by_client[client] -= num_bytes
+        if not self._by_client[client]:
+            del self._by_client[client]
+        if not self.num_bytes and self._peak_bytes >= _LARGE_BYTES:
+            self._peak_bytes = 0
+            self._give_back()
+
+
+async def read_body(request: Request, context: RequestContext, in_work: BytesInWork, max_bytes: int) -> list[bytes]:
+    """Read the body, in parts; its bytes are in work until the request ends.
+
+    Args:
+        request: The request, with its body unread.
+        context: Its context.
+        in_work: The bytes in work.
+        max_bytes: Size limit.
+
+    Raises:
+        RequestError: The body is larger than ``max_bytes`` (413), or not received within ``BODY_TIMEOUT_S`` (408).
+        ResourceExhaustedError: Too many bytes are in work.
+        starlette.requests.ClientDisconnect: The client disconnected before its end.
+    """
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return await _read(request, context, in_work, max_bytes)
+    except TimeoutError:
+        raise RequestError(f"the body did not come within {BODY_TIMEOUT_S:g} s", http_status=408) from None
+
+
+def check_content_type(request: Request) -> None:
+    """Check that the body is declared to be JSON.
+
+    That blocks cross-site requests: a browser does not send it for a foreign page without a preflight.
+
+    Raises:
+        RequestError: It is another type (415).
+    """
+    declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if declared != "application/json":
+        raise RequestError(
+            f"content-type '{declared}' is not taken; send JSON with 'content-type: application/json'", http_status=415
+        )
+
+
+def check_origin(request: Request) -> None:
+    """Check that no page of another origin sends this without the browser's asking first: it may unload models.
+
+    Raises:
+        RequestError: It may be one (415).
+    """
+    declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if "origin" in request.headers and declared in _SIMPLE_TYPES:
+        raise RequestError(
+            f"content-type '{declared}' is not taken of a page of another origin; send "
+            "'content-type: application/json'",
+            http_status=415,
+        )
+
+
+async def _read(request: Request, context: RequestContext, in_work: BytesInWork, max_bytes: int) -> list[bytes]:
+    declared_size = request.headers.get("content-length", "")
+    size = int(declared_size) if declared_size.isdecimal() and len(declared_size) < 20 else 0
+    if size > max_bytes:
+        raise too_large(f"{size} bytes", max_bytes)
+    client = context.identity()
+    in_work.add(client, 0, further_bytes=size)
+    parts: list[bytes] = []
+    num_bytes = num_counted = 0
+    context.at_end.callback(lambda: in_work.remove(client, num_counted))
+    async for part in request.stream():
+        num_bytes += len(part)
+        if num_bytes > max_bytes:
+            raise too_large(f"more than {max_bytes} bytes", max_bytes)
+        in_work.add(client, len(part))
+        num_counted = num_bytes
+        parts.append(part)
+    return parts
+
+
+def too_large(got: str, max_bytes: int) -> RequestError:
+    """Error for a body with too many bytes."""
+    return RequestError(f"the body has {got}; at most {max_bytes} are taken", code="body_too_large", http_status=413)
+
+
+#: ``wbits`` of zlib: gzip, and zlib's own format, which HTTP calls deflate.
+_WBITS = {"gzip": 31, "deflate": 15}
+_PIECE_BYTES = 1 << 20
+#: Fastest: a response is compressed while its client waits.
+_LEVEL = 1
+#: A smaller response is not compressed.
+MIN_COMPRESSED_BYTES = 1024
+
+
+async def decompressed(
+    parts: Sequence[bytes], encoding: str, max_bytes: int, count: Callable[[int], object]
+) -> list[bytes]:
+    """The content of a compressed body, made on a thread.
+
+    Args:
+        parts: The body.
+        encoding: Value of ``content-encoding``.
+        max_bytes: Size limit of the content.
+        count: Called with the size of each piece as it is made; may raise to make no more.
+
+    Raises:
+        RequestError: The encoding is not known (415), the body is not of it (400), or its content is larger than
+            ``max_bytes`` (413).
+    """
+    wbits = _WBITS.get(encoding)
+    if wbits is None:
+        raise RequestError(
+            f"content-encoding '{encoding[:40]}' is not taken; send gzip, deflate, or none", http_status=415
+        )
+    made = _decompressed(parts, encoding, wbits)
+    pieces: list[bytes] = []
+    size = 0
+    while (piece := await asyncio.to_thread(next, made, None)) is not None:
+        size += len(piece)
+        if size > max_bytes:
+            raise too_large(f"more than {max_bytes} bytes when decompressed", max_bytes)
+        count(len(piece))
+        pieces.append(piece)
+    return pieces
+
+
+def _decompressed(parts: Sequence[bytes], encoding: str, wbits: int) -> Iterator[bytes]:
+    """Pieces of at most twice ``_PIECE_BYTES``."""
+    reader = zlib.decompressobj(wbits)
+    found: list[bytes] = []
+    size = 0
+    try:
+        for part in parts:
+            rest = part
+            while rest and not reader.eof:
+                found.append(reader.decompress(rest, _PIECE_BYTES))
+                rest = reader.unconsumed_tail
+                size += len(found[-1])
+                if size >= _PIECE_BYTES:
+                    yield b"".join(found)
+                    found, size = [], 0
+    except zlib.error as error:
+        raise RequestError(f"the body is not of its content-encoding {encoding}: {error}") from None
+    if not reader.eof or reader.unused_data:
+        what = "goes on after its end" if reader.eof else "is cut off"
+        raise RequestError(f"the body, of content-encoding {encoding}, {what}")
+    yield b"".join(found)
+
+
+def accepted_encoding(header: str) -> str:
+    """The first of gzip and deflate in the value of ``accept-encoding``; "": neither is."""
+    for item in header.lower().split(","):
+        name, _, weight = item.partition(";")
+        if name.strip() in _WBITS and weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000"):
+            return name.strip()
+    return ""
+
+
+async def compressed(pieces: Sequence[bytes], encoding: str) -> list[bytes]:
+    """The pieces of a body, compressed on a thread."""
+    return await asyncio.to_thread(_compress, pieces, _WBITS[encoding])
+
+
+def _compress(pieces: Sequence[bytes], wbits: int) -> list[bytes]:
+    writer = zlib.compressobj(_LEVEL, wbits=wbits)
+    return [*(writer.compress(piece) for piece in pieces), writer.flush()]
+
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -16,13 +16,26 @@ from weft.base.core import InferResult
 from weft.base.errors import InvalidArgumentError
 from weft.base.tensors import num_elements
 from weft.gateway.errors import RequestError, v2_body
-from weft.gateway.http.body import MIN_COMPRESSED_BYTES, accepted_encoding, compressed, decompressed, too_large
 from weft.gateway.http.request_context import RequestContext
-from weft.gateway.http.resources import Resources
+from weft.gateway.http.resources import (
+    MIN_COMPRESSED_BYTES,
+    Resources,
+    accepted_encoding,
+    compressed,
+    decompressed,
+    too_large,
+)
 from weft.gateway.http.responding import event_stream, run_until_disconnect
 from weft.gateway.json_text import MAX_INLINE_VALUES, is_large
-from weft.gateway.v2.request import BINARY_SIZE, InferHead, generate_request, generate_response, parse_head, raw_request
-from weft.gateway.v2.values import json_of
+from weft.gateway.v2.request import (
+    BINARY_SIZE,
+    InferHead,
+    generate_request,
+    generate_response,
+    json_of,
+    parse_head,
+    raw_request,
+)
 from weft.v2.client.v2_client import Metadata
 from weft.v2.protocol.codec import InferMessage, given
 from weft.v2.protocol.wire import message_of_call, result_of
