@@ -13,7 +13,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from weft.base.errors import RemoteError, UnavailableError
-from weft.gateway import v2
 from weft.gateway.errors import RequestError, error_response, v2_body
 from weft.gateway.http.request_context import RequestContext
 from weft.gateway.http.resources import Resources, check_content_type
@@ -22,6 +21,7 @@ from weft.gateway.json_text import is_large
 from weft.gateway.openai import ENDPOINTS
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall, Models
 from weft.gateway.openai.text_request import TIMEOUT_HEADER
+from weft.gateway.v2 import routes as v2
 
 MODELS = "/v1/models"
 HEALTH = "/health"
