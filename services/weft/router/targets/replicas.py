@@ -1,8 +1,8 @@
 """The replicas of a target: what each serves, whether it is healthy, and how they come and go."""
 
 import asyncio
-from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -23,6 +23,10 @@ RESOLVE_SOON_S = 1.0
 #: How long a replica that is no longer among the addresses keeps its sequences, in seconds; calls always finish.
 SEQUENCE_GRACE_S = 60.0
 _DRAIN_CHECK_S = 0.1
+#: So many sequences are remembered; the one whose last request is longest ago is forgotten first.
+MAX_PINS = 100_000
+#: A sequence without requests for so long has ended, in seconds.
+MAX_IDLE_S = 3_600.0
 #: A discovery asks so many replicas, and more only where there is news: hundreds of them, each with many models, would
 #: hold the event loop. Of 300 each is asked every 75 s.
 REPLICAS_PER_DISCOVERY = 8
@@ -107,18 +111,53 @@ class Replica:
         return model is not None and model.is_ready and key not in self.mismatched
 
 
-class Ready(NamedTuple):
-    """Replicas that have a model, those that may be called before those that may not.
+class Pins:
+    """Sequences and the addresses of the replicas where they live."""
 
-    Attributes:
-        usable: Healthy and not ejected.
-        last_resort: Those that are ejected, or else those that can be reached at all; called where none is usable.
-        is_everywhere: Every replica that is healthy has it.
-    """
+    def __init__(
+        self, clock_ns: Callable[[], int], *, max_pins: int = MAX_PINS, max_idle_s: float = MAX_IDLE_S
+    ) -> None:
+        self._clock_ns = clock_ns
+        self._max_pins = max_pins
+        self._max_idle_ns = int(max_idle_s * 1e9)
+        #: Address and time of the last request; the longest idle first.
+        self._pins: OrderedDict[Hashable, tuple[str, int]] = OrderedDict()
+        self._num_at: Counter[str] = Counter()
 
-    usable: Sequence[Replica]
-    last_resort: Sequence[Replica]
-    is_everywhere: bool
+    def __len__(self) -> int:
+        return len(self._pins)
+
+    def set(self, sequence: Hashable, address: str) -> None:
+        """The sequence lives at ``address`` and has a request now."""
+        now_ns = self._clock_ns()
+        self.forget(sequence)
+        self._pins[sequence] = address, now_ns
+        self._num_at[address] += 1
+        while True:
+            oldest, (_, at_ns) = next(iter(self._pins.items()))
+            if len(self._pins) <= self._max_pins and now_ns - at_ns < self._max_idle_ns:
+                return
+            self.forget(oldest)
+
+    def get(self, sequence: Hashable) -> str | None:
+        """The address where the sequence lives; None where it is not known."""
+        pin = self._pins.get(sequence)
+        if pin is None or self._clock_ns() - pin[1] >= self._max_idle_ns:
+            return None
+        return pin[0]
+
+    def forget(self, sequence: Hashable) -> None:
+        """The sequence is over."""
+        pin = self._pins.pop(sequence, None)
+        if pin is not None:
+            address = pin[0]
+            self._num_at[address] -= 1
+            if not self._num_at[address]:
+                del self._num_at[address]
+
+    def has(self, address: str) -> bool:
+        """Whether a sequence lives at ``address``."""
+        return address in self._num_at
 
 
 def having(replicas: Collection[Replica], name: str, version: str) -> list[Replica]:
