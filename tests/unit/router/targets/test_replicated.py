@@ -484,7 +484,7 @@ async def test_what_a_replica_says_late_is_compared_before_it_is_called(fleet: F
     async with replicated(fleet) as target:
         first, _ = target.replicas
         first.learn([TargetModel(replace(make.signature("m"), max_batch_size=9), True)])
-        target._changed()
+        target._on_change()
         for _ in range(20):
             await infer(target)
         assert {"b:1": 20} == fleet.calls()
