@@ -61,8 +61,7 @@ def check_port(host: str, port: int) -> None:
 def hold_port(host: str, port: int) -> socket.socket:
     """A socket that reserves the port, or a free one if it is 0, until it is closed.
 
-    Raises:
-        MeshError: It is in use, not allowed, or the host is not an address of this machine.
+    Raises MeshError if it is in use, not allowed, or the host is not an address of this machine.
     """
     try:
         return reserve_port(host, port)

@@ -44,14 +44,8 @@ async def wait_ready(
 ) -> list[str]:
     """Wait until the service answers SERVING to ``grpc.health.v1`` and is ready by ``ServerReady``.
 
-    Args:
-        name: For messages.
-        deadline_s: On the clock of the running loop, seconds.
-        security: Of the calls; None: plaintext without a key.
-        wire: Implementation of gRPC for the calls; None: ``default_wire``.
-
-    Returns:
-        What is not READY all the same, a line for each; some of a service whose readiness is not strict.
+    The deadline is on the clock of the running loop, seconds. Returns what is not READY all the same, a line for each;
+    some of a service whose readiness is not strict.
 
     Raises:
         MeshError: The deadline passed, or no model loads any more and some cannot serve.

@@ -27,13 +27,8 @@ _OWNER = "owner"
 class Store:
     """Objects of the kinds ``file`` and ``batch``, by id; blocking, so called on threads.
 
-    ``DIR/file-…/object.json`` and ``content``; ``DIR/batch-…/object.json`` and what its job writes.
-
-    Args:
-        folder: Made if it is missing, for this user alone.
-
-    Raises:
-        OSError: It cannot be made.
+    ``DIR/file-…/object.json`` and ``content``; ``DIR/batch-…/object.json`` and what its job writes. The folder is made
+    if it is missing, for this user alone; raises OSError.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -76,11 +71,7 @@ class Store:
         return facts
 
     def find(self, own_id: str, kind: str, owner: str) -> dict[str, Any]:
-        """An object of an owner.
-
-        Raises:
-            NotFoundError: There is none, or it is another's.
-        """
+        """An object of an owner. Raises NotFoundError if there is none, or it is another's."""
         match = _ID.fullmatch(own_id)
         facts = self._read(own_id) if match and match[1] == kind else None
         if facts is None or facts.pop(_OWNER) != owner:
@@ -100,9 +91,7 @@ class Store:
     def delete_file(self, file_id: str, owner: str) -> None:
         """Delete a file and its content.
 
-        Raises:
-            NotFoundError: There is none.
-            RequestError: A batch that is not finished reads it (409).
+        Raises NotFoundError, or RequestError if a batch that is not finished reads it (409).
         """
         self.find(file_id, "file", owner)
         for batch in self.all("batch", owner):
@@ -184,7 +173,6 @@ class BackgroundRunner:
             await self._stop(own_id)
 
     async def _stop(self, own_id: str) -> None:
-        """A batch does not run any more: it is cancelled, or, where it is about to be finished, awaited."""
         task = self._tasks.get(own_id)
         if task is not None and own_id in self._finalizing:
             await asyncio.wait([task])
@@ -283,7 +271,6 @@ class BackgroundRunner:
         }
 
     def _finalize(self, batch: dict[str, Any], owner: str) -> None:
-        """Write the output and error files of what is answered, and the last state."""
         folder = self._store.path(batch["id"])
         outputs, errors = folder / "output.jsonl", folder / "errors.jsonl"
         with outputs.open("wb") as output, errors.open("wb") as error:
@@ -309,12 +296,7 @@ class BackgroundRunner:
 
 
 def check_requests(path: Path, endpoint: str) -> tuple[int, list[dict[str, Any]]]:
-    """How many requests a file has, and what is wrong with the first that a batch cannot run.
-
-    Args:
-        path: Lines of JSON.
-        endpoint: What each must call.
-    """
+    """How many requests a file has, and what is wrong with the first that a batch for ``endpoint`` cannot run."""
     errors: list[dict[str, Any]] = []
     seen: set[str] = set()
     count = 0

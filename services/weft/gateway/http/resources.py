@@ -32,12 +32,10 @@ _LARGE_BYTES = 4 << 20
 class BytesInWork:
     """Bytes of the bodies in work, over all connections; owned by the event loop.
 
-    A client with a key has at most half of what the others leave, so that there is room for one more client. Clients
-    without a key cannot be told apart.
+    A client with a key has at most half of what the others leave, but ``max_body_bytes`` in any case, so that there is
+    room for one more client. Clients without a key cannot be told apart.
 
     Args:
-        limit_bytes: At most so many at once.
-        max_body_bytes: So many one client may have in any case.
         give_back: Called when no body is left, if there were many bytes: returns freed memory to the system.
     """
 
@@ -50,15 +48,9 @@ class BytesInWork:
         self._peak_bytes = 0
 
     def add(self, client: Metadata, num_bytes: int, *, further_bytes: int = 0) -> None:
-        """Count bytes that came.
+        """Count bytes that came; as many as ``further_bytes`` are expected to follow, and must fit as well.
 
-        Args:
-            client: Whose they are.
-            num_bytes: How many.
-            further_bytes: As many are expected to follow, and must fit as well.
-
-        Raises:
-            ResourceExhaustedError: There are too many; nothing is counted.
+        Raises ResourceExhaustedError if there are too many; nothing is counted then.
         """
         own = self._by_client[client]
         others = self.num_bytes - own
@@ -91,12 +83,6 @@ class BytesInWork:
 async def read_body(request: Request, context: RequestContext, in_work: BytesInWork, max_bytes: int) -> list[bytes]:
     """Read the body, in parts; its bytes are in work until the request ends.
 
-    Args:
-        request: The request, with its body unread.
-        context: Its context.
-        in_work: The bytes in work.
-        max_bytes: Size limit.
-
     Raises:
         RequestError: The body is larger than ``max_bytes`` (413), or not received within ``BODY_TIMEOUT_S`` (408).
         ResourceExhaustedError: Too many bytes are in work.
@@ -110,12 +96,9 @@ async def read_body(request: Request, context: RequestContext, in_work: BytesInW
 
 
 def check_content_type(request: Request) -> None:
-    """Check that the body is declared to be JSON.
+    """Check that the body is declared to be JSON. Raises RequestError (415).
 
     That blocks cross-site requests: a browser does not send it for a foreign page without a preflight.
-
-    Raises:
-        RequestError: It is another type (415).
     """
     declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if declared != "application/json":
@@ -127,8 +110,7 @@ def check_content_type(request: Request) -> None:
 def check_origin(request: Request) -> None:
     """Check that no page of another origin sends this without the browser's asking first: it may unload models.
 
-    Raises:
-        RequestError: It may be one (415).
+    Raises RequestError (415).
     """
     declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if "origin" in request.headers and declared in _SIMPLE_TYPES:
@@ -176,13 +158,9 @@ MIN_COMPRESSED_BYTES = 1024
 async def decompressed(
     parts: Sequence[bytes], encoding: str, max_bytes: int, count: Callable[[int], object]
 ) -> list[bytes]:
-    """The content of a compressed body, made on a thread.
+    """The content of a body of that ``content-encoding``, made on a thread.
 
-    Args:
-        parts: The body.
-        encoding: Value of ``content-encoding``.
-        max_bytes: Size limit of the content.
-        count: Called with the size of each piece as it is made; may raise to make no more.
+    ``count`` is called with the size of each piece as it is made; it may raise to make no more.
 
     Raises:
         RequestError: The encoding is not known (415), the body is not of it (400), or its content is larger than
@@ -295,9 +273,7 @@ class Resources:
     async def body(self, request: Request, context: RequestContext, max_bytes: int) -> list[bytes]:
         """The body of a client with a valid key, in parts; others get their error before anything of it is read.
 
-        Raises:
-            RemoteError: The key is not valid, or the router cannot be asked.
-            WeftError: See ``read_body``.
+        Raises RemoteError if the key is not valid, or the router cannot be asked, and as ``read_body``.
         """
         await self.check_key(context.identity())
         return await read_body(request, context, self.in_work, max_bytes)

@@ -28,11 +28,9 @@ class ServedModel(Protocol):
 
     @classmethod
     def from_config(cls, config: ModelConfig, template_source: str | None = None) -> Self | None:
-        """The model with this configuration; None: it is of another kind.
+        """The model with this configuration, whose chat template ``template_source`` replaces.
 
-        Args:
-            config: Configuration from the router.
-            template_source: Chat template that overrides that of the configuration.
+        None: it is of another kind.
         """
 
 
@@ -74,10 +72,7 @@ _MAX_LOOKUPS = 32
 class Models:
     """The models behind a router, as visible to each client; owned by the event loop.
 
-    Args:
-        router: Client of the router.
-        templates: Chat template sources by model; they override those of the configurations.
-        clock_s: Monotonic clock in seconds.
+    ``templates`` are chat template sources by model; they override those of the configurations.
     """
 
     def __init__(
@@ -133,13 +128,10 @@ class Models:
             raise _no_such_model(name)
 
     async def _ready(self, metadata: Metadata) -> list[str]:
-        """Names of the graphs and models that are READY and that the caller may use, each once, in order."""
         index = await self._router.index(ready_only=True, timeout_s=LOOKUP_TIMEOUT_S, metadata=metadata)
         return list(dict.fromkeys(entry.name for entry in index if entry.state == "READY"))
 
     async def _lookup(self, kind: type[Kind], name: str, metadata: Metadata) -> Kind | None:
-        """The cached or fetched model; None: it is of another kind. Raises RemoteError."""
-
         async def ask() -> Kind | None:
             config = await self._router.config(name, timeout_s=LOOKUP_TIMEOUT_S, metadata=metadata)
             return kind.from_config(config, self._templates.get(name))

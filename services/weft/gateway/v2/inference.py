@@ -67,7 +67,6 @@ async def make_body(
     """The body of a response.
 
     Args:
-        result: The response.
         parameters: Parameters of outputs, by name; those of an output in shared memory, which has no data, name it.
         is_binary: Whether the client wants an output in binary.
         run: Makes the JSON of an output, a large one elsewhere: see ``Resources.run``.
@@ -188,7 +187,6 @@ class InferenceHandlers:
         return await run_until_disconnect(request.receive, self._resources.stopping, responding)
 
     async def _body(self, request: Request, context: RequestContext) -> list[bytes]:
-        """The body, decompressed."""
         limits = self._resources.limits
         parts = await self._resources.body(request, context, limits.max_body_bytes)
         encoding = request.headers.get("content-encoding", "").strip().lower()
@@ -237,7 +235,6 @@ class InferenceHandlers:
                     yield result
 
     async def _model(self, name: str, version: str, identity: Metadata) -> pb.ModelMetadataResponse:
-        """The metadata of a model, known for a moment to each caller. Raises RemoteError."""
         wanted = pb.ModelMetadataRequest(name=name, version=version)
         call = self._resources.router.call
         return await self._metadata.get(

@@ -88,9 +88,7 @@ def cut(parts: Sequence[memoryview], sizes: Sequence[int]) -> list[bytes]:
 def parse_head(data: bytes, model: str, version: str) -> InferHead:
     """Parse the JSON of a request.
 
-    Raises:
-        RequestError: It is not JSON, or a field is missing or wrong.
-        InvalidArgumentError: A parameter is neither a string, a number nor a boolean.
+    Raises RequestError if it is not JSON, or a field is missing or wrong, or InvalidArgumentError for a parameter.
     """
     body = parse_json(data, is_finite=False)
     message = InferMessage(model, version, _typed(body, "id", str, ""), _parameters(body))
@@ -185,12 +183,7 @@ def generate_request(data: bytes, metadata: bytes, version: str) -> InferCall:
     """The request of a body.
 
     A field with the name of an input is its data, ``id`` that of the request, any other a parameter; the fields of the
-    object ``parameters`` are read in the same way.
-
-    Args:
-        data: The body.
-        metadata: Of the model, serialized: what is known of its inputs.
-        version: Of the model; "" for any.
+    object ``parameters`` are read in the same way. ``metadata`` is that of the model, serialized.
 
     Raises:
         RequestError: The body is not a JSON object, or a value does not fit its input.
@@ -237,15 +230,9 @@ def generate_response(result: InferResult) -> dict[str, Any]:
 
 
 def raw_request(model: pb.ModelMetadataResponse, version: str, body: Sequence[bytes]) -> InferCall:
-    """The request whose body is the data of a model's only input.
+    """The request whose body, in parts, is the data of a model's only input.
 
-    Args:
-        model: Metadata of the model.
-        version: Of the model; "" for any.
-        body: The data, in parts.
-
-    Raises:
-        RequestError: The model has several inputs, or the data does not fit.
+    Raises RequestError if the model has several inputs, or the data does not fit.
     """
     if len(model.inputs) != 1:
         raise RequestError(
@@ -303,15 +290,9 @@ def _shape(tensor: Any, num_elements: int) -> tuple[int, ...]:
 
 
 def bytes_of(data: Any, datatype: str, name: str) -> bytes:
-    """Wire format of the elements of an input.
+    """Wire format of the elements of an input: an array, nested or flat in row-major order, or one element.
 
-    Args:
-        data: A value of JSON: an array, nested or flat in row-major order, or one element.
-        datatype: V2 name.
-        name: Name of the input, for messages.
-
-    Raises:
-        RequestError: The data is ragged, or not of the datatype.
+    Raises RequestError if the data is ragged, or not of the datatype.
     """
     if datatype == "BYTES":
         return _strings(data, name)
@@ -339,18 +320,15 @@ def bytes_of(data: Any, datatype: str, name: str) -> bytes:
 
 
 def json_of(tensor: WireTensor, name: str) -> bytes:
-    """JSON of the elements of an output, a flat array in row-major order.
+    """JSON of the elements of an output, a flat array in row-major order. Raises as ``elements``.
 
     Numbers that are not finite are NaN, Infinity and -Infinity, as Python's and Triton's readers take them.
-
-    Raises:
-        InvalidArgumentError: A string is not UTF-8.
     """
     return json.dumps(elements(tensor, name), ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def elements(tensor: WireTensor, name: str) -> list[Any]:
-    """The elements of an output for JSON. Raises like ``json_of``."""
+    """The elements of an output for JSON. Raises InvalidArgumentError if a string is not UTF-8."""
     if tensor.datatype != "BYTES":
         array = decode(tensor, name=name)
         if array.dtype.kind == "V":  # bfloat16

@@ -27,8 +27,7 @@ def state_of(table: GraphTable, lifecycle: GraphLifecycle) -> dict[str, Any]:
 async def take_over(state: Mapping[str, Any], table: GraphTable, lifecycle: GraphLifecycle) -> None:
     """Load the graphs of a sibling, in place of those of the repository; those that fail are tried again later.
 
-    Raises:
-        UnavailableError: The repository cannot be read.
+    Raises UnavailableError if the repository cannot be read.
     """
     async with lifecycle.lock:
         await lifecycle.scan()  # for faults of folders

@@ -52,11 +52,7 @@ class GraphLifecycle:
     async def load_at_start(self, names: Sequence[str]) -> None:
         """Learn of every graph in the repository, and load those of ``names`` ("*" is all).
 
-        Why a version cannot serve is in its ``reason``.
-
-        Raises:
-            UnavailableError: The repository cannot be read.
-            NotFoundError: It has no graph of one of these names.
+        Why a version cannot serve is in its ``reason``. Raises UnavailableError, or NotFoundError.
         """
         async with self.lock:
             files = await self.scan()

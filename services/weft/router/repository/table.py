@@ -25,6 +25,7 @@ class GraphVersion:
         reason: Why it is not wanted, why ``candidate`` cannot be loaded, or why it serves without a file.
         logged: The reason that was logged last.
         is_failing: Whether its last load failed, for another reason than a target that does not answer yet.
+        num_load_failures: Failed loads; those with the same reason in a row count once.
     """
 
     file: VersionFile
@@ -89,11 +90,7 @@ def texts(serving: Mapping[str, ServingGraph]) -> dict[str, str | bytes]:
 class GraphTable:
     """Every graph; a ``GraphLifecycle`` changes it.
 
-    Args:
-        on_choice: Called after ``choose_defaults``, which is whenever another version may serve.
-
-    Attributes:
-        graphs: By name; a graph that is gone has no versions.
+    ``on_choice`` is called whenever another version may serve. A graph that is gone has no versions.
     """
 
     def __init__(self, catalog: TargetCatalog, on_choice: Callable[[], None] = lambda: None) -> None:
@@ -110,9 +107,7 @@ class GraphTable:
     def find(self, name: str, version: str) -> GraphVersion | None:
         """A graph's version; "" means the highest that is ready, else the highest. None: no graph has that name.
 
-        Raises:
-            NotFoundError: The graph has no such version.
-            InvalidArgumentError: ``version`` is no number.
+        Raises NotFoundError, or InvalidArgumentError if ``version`` is no number.
         """
         default = self._defaults.get(name)
         if default is None or not version:

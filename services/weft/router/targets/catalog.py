@@ -43,13 +43,11 @@ class ObservedTarget(Target):
         statistics: Receives the counters by (model, version); shared by the targets of a router. None: the target keeps
             counters itself.
         on_unavailable: Called with the target's name when an answer is UNAVAILABLE.
-        signature_of: What is known of a model by name and version ("" = default); None for an unknown one.
+        signature_of: What is known of a model by name and version ("" = default).
         budget: Calls that no policy of a graph repeats earn a part of a repeat here.
 
     Attributes:
         num_unavailable: Calls that ended UNAVAILABLE, and requests that ``TargetCatalog.count_missed`` adds.
-        wake: Set when it is to be discovered at once.
-        models: What it serves, as it said last.
     """
 
     def __init__(
@@ -175,14 +173,12 @@ class TargetCatalog:
     before and lists as loading or broken now. Readiness, names and versions are read without waiting.
 
     Args:
-        targets: In the order of the command line.
         poll_s: Pause between two questions to a target, in seconds.
         on_change: Called when a model appears, disappears, changes, or becomes ready or not.
         retry_percent: As of ``RetryBudget``, of each target.
 
     Attributes:
         targets: By name; calls through them are counted, those of targets in this process by the targets themselves.
-        budgets: By target: how many calls may be repeated.
     """
 
     def __init__(
