@@ -256,25 +256,20 @@ class RouterCore:
 
     async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
         """Load a graph, as ``GraphControl.load``, or else a model, as ``TargetModelControl.load``."""
-        if not await self._load_model(name, parameters):
-            await self._control.load(name, parameters)
+        if not await self._change_model(name, lambda target: self._models.load(target, name, parameters)):
+            await self._load_graph(name, parameters)
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
         """Unload a graph, as ``GraphControl.unload``, or else a model, as ``TargetModelControl.unload``."""
-        if not await self._unload_model(name, unload_dependents=unload_dependents):
-            await self._control.unload(name, unload_dependents=unload_dependents)
-
-    async def _own_statistics(self, name: str, version: str) -> Sequence[pb.ModelStatistics]:
-        if name and self.has_graph(name):
-            return ()
-        return [one for one in await self._models.statistics(name, version) if not self.has_graph(one.name)]
-
-    async def _load_model(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> bool:
-        return await self._change_model(name, lambda target: self._models.load(target, name, parameters))
-
-    async def _unload_model(self, name: str, *, unload_dependents: bool) -> bool:
         unload = partial(self._models.unload, name=name, unload_dependents=unload_dependents)
-        return await self._change_model(name, unload)
+        if not await self._change_model(name, unload):
+            await self._unload_graph(name, unload_dependents=unload_dependents)
+
+    async def _load_graph(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
+        await self._control.load(name, parameters)
+
+    async def _unload_graph(self, name: str, *, unload_dependents: bool) -> None:
+        await self._control.unload(name, unload_dependents=unload_dependents)
 
     async def _change_model(self, name: str, change: Callable[[str], Awaitable[None]]) -> bool:
         """Change a model at its target; False if there is none of that name, or a graph hides it."""
@@ -285,6 +280,12 @@ class RouterCore:
             finally:
                 await self.refresh(target)
         return bool(target)
+
+    async def _own_statistics(self, name: str, version: str) -> Sequence[pb.ModelStatistics]:
+        """Counters of models as their services keep them, but for those that a graph hides."""
+        if name and self.has_graph(name):
+            return ()
+        return [one for one in await self._models.statistics(name, version) if not self.has_graph(one.name)]
 
     def _on_catalog_change(self) -> None:
         self._graphs.choose_defaults()

@@ -1,4 +1,4 @@
-"""The two ways to answer a request, behind one interface: by a graph, or by a target's model called by its name.
+"""The two ways to answer a request: by a graph, or by a target's model called by its name.
 
 A model's call is traced, checked, reported and named in errors as a step of a graph is. Its answer is held against its
 configuration, but for the number of rows, which is the model's affair. Metadata, which are all that some servers have,
@@ -12,10 +12,9 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from opentelemetry.trace import Span
-from typing_extensions import override
 
 from weft.base.classification import PARAMETER, check_classification, classified
 from weft.base.core import CallContext, InferCall, InferResult, Parameters
@@ -52,68 +51,10 @@ _MAX_PATHS = 1024
 _log = get_logger("weft.router")
 
 
-class Inference(Protocol):
-    """A request that was begun; it ends with ``answer``, or else with ``fail``.
-
-    Attributes:
-        work: What takes time; await it once, and give what it returns to ``answer``.
-    """
-
-    work: Callable[[], Awaitable[Any]]
-
-    def answer(self, outcome: Any) -> InferResult:
-        """The answer. Raises WeftError for a bad one; then call ``fail``."""
-
-    def fail(self, error: BaseException) -> None:
-        """``work`` or ``answer`` has raised this. Raises in its place what the client is to see, where it differs."""
-
-
-class Served(Protocol):
-    """Answers requests by its name, or says why it cannot: a graph that is not loaded raises UnavailableError."""
-
-    @property
-    def is_decoupled(self) -> bool:
-        """Whether a request has any number of responses; False of a graph that is not loaded."""
-
-    @property
-    def can_answer_once(self) -> bool:
-        """Whether a request may ask for one response; True of a graph that is not loaded."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether it can answer, with all that it needs."""
-
-    @property
-    def version(self) -> str:
-        """Numeric, as a string."""
-
-    def signature(self) -> ModelSignature:
-        """Names, types and shapes."""
-
-    def config(self) -> ModelConfig:
-        """Its configuration."""
-
-    def scheduling(self, parameters: Parameters) -> tuple[int, int]:
-        """``priority`` and ``timeout`` (us) of a request as far as they matter here; 0 for none.
-
-        Raises InvalidArgumentError if one of them is not a whole number, or is negative.
-        """
-
-    def limit(self, admission: AdmissionController) -> ConcurrencyLimit:
-        """Its limit of requests in flight, with what its policy says now."""
-
-    def begin(self, call: InferCall, context: CallContext) -> Inference:
-        """Begin a request for one response. Raises WeftError."""
-
-    def stream(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
-        """The responses to one request, where it is decoupled. Raises WeftError, also after some responses."""
-
-    def count_refusal(self, error: BaseException, context: CallContext) -> None:
-        """Count a request that was refused; the calls of a model are counted where they are made."""
-
-
 class GraphInference:
     """One answer of a graph; of a decoupled one that can collect, all its responses as one.
+
+    Await ``work`` once and give what it returns to ``answer``; where either raises call ``fail``.
 
     An answer that was in the graph's cache counts in ``success`` and ``cache_hit``, and not as an execution.
 
@@ -135,7 +76,7 @@ class GraphInference:
         except Exception as error:
             count_failure(graph, error, context)
             raise
-        self.work: Callable[[], Awaitable[object]] = self._execution.work
+        self.work: Callable[[], Awaitable[Any]] = self._execution.work
         if call.outputs:
             self.work = self._classified
 
@@ -217,57 +158,56 @@ def _validate(serving: ServingGraph, call: InferCall) -> None:
 
 
 @dataclass(slots=True, eq=False)
-class ServedGraph(Served):
+class ServedGraph:
     """A version of a graph, loaded or not."""
 
     graph: GraphVersion
     table: GraphTable
 
     @property
-    @override
     def is_decoupled(self) -> bool:
+        """Whether a request has any number of responses; False of a graph that is not loaded."""
         serving = self.graph.serving
         return serving is not None and serving.plan.signature.is_decoupled
 
     @property
-    @override
     def can_answer_once(self) -> bool:
+        """Whether a request may ask for one response; True of a graph that is not loaded."""
         serving = self.graph.serving
         return serving is None or not serving.plan.signature.is_decoupled or serving.plan.signature.can_collect
 
     @property
-    @override
     def is_ready(self) -> bool:
+        """Whether it can answer, with all that it needs."""
         return not self.table.why_not_ready(self.graph)
 
     @property
-    @override
     def version(self) -> str:
+        """Numeric, as a string."""
         return self.graph.file.version
 
-    @override
     def signature(self) -> ModelSignature:
+        """Names, types and shapes. Raises UnavailableError for a graph that is not loaded."""
         return serving_of(self.graph).plan.signature
 
-    @override
     def config(self) -> ModelConfig:
+        """Its configuration. Raises as ``signature``."""
         return self.table.config(serving_of(self.graph))
 
-    @override
     def scheduling(self, parameters: Parameters) -> tuple[int, int]:
+        """``priority`` and ``timeout`` (us) of a request, 0 for none. Raises InvalidArgumentError."""
         return scheduling_parameters(parameters)
 
-    @override
     def limit(self, admission: AdmissionController) -> ConcurrencyLimit:
+        """Its limit of requests in flight, with what its policy says now. Raises as ``signature``."""
         graph = self.graph
         plan = (graph.serving or serving_of(graph)).plan
         return admission.limit("graph", graph.file.name, plan.max_inflight, is_stream=plan.signature.is_decoupled)
 
-    @override
-    def begin(self, call: InferCall, context: CallContext) -> Inference:
+    def begin(self, call: InferCall, context: CallContext) -> GraphInference:
+        """Begin a request for one response. Raises WeftError."""
         return GraphInference(self.graph, call, context)
 
-    @override
     async def stream(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """The responses as ``GraphExecutor.stream`` gives them; all of them count as one request."""
         graph = self.graph
@@ -291,8 +231,8 @@ class ServedGraph(Served):
             end_ns=end_ns,
         )
 
-    @override
     def count_refusal(self, error: BaseException, context: CallContext) -> None:
+        """Count a request that was refused."""
         count_failure(self.graph, error, context)
 
 
@@ -376,59 +316,57 @@ def _path_of(name: str) -> str:
 
 
 @dataclass(slots=True, eq=False)
-class ServedTargetModel(Served):
+class ServedTargetModel:
     """A model of a target, ready or not."""
 
     target: Target
     model: TargetModel
 
     @property
-    @override
     def is_decoupled(self) -> bool:
+        """Whether a request has any number of responses."""
         return self.model.signature.is_decoupled
 
     @property
-    @override
     def can_answer_once(self) -> bool:
+        """Whether a request may ask for one response."""
         signature = self.model.signature
         return not signature.is_decoupled or signature.can_collect
 
     @property
-    @override
     def is_ready(self) -> bool:
+        """Whether it can answer, with all that it needs."""
         return self.model.is_ready
 
     @property
-    @override
     def version(self) -> str:
+        """Numeric, as a string."""
         return self.model.signature.version
 
-    @override
     def signature(self) -> ModelSignature:
+        """Names, types and shapes."""
         return self.model.signature
 
-    @override
     def config(self) -> ModelConfig:
+        """Its configuration."""
         model = self.model
         return model.config if model.config is not None else config_of_signature(model.signature)
 
-    @override
     def scheduling(self, parameters: Parameters) -> tuple[int, int]:
         """What they mean beyond admission is for the model's own server to say."""
         return scheduling_parameters(parameters)[0], 0
 
-    @override
     def limit(self, admission: AdmissionController) -> ConcurrencyLimit:
+        """Its limit of requests in flight."""
         signature = self.model.signature
         return admission.limit("model", signature.name, is_stream=signature.is_decoupled)
 
-    @override
     def begin(self, call: InferCall, context: CallContext) -> ModelInference:
+        """Begin a request for one response. Raises WeftError."""
         if call.model_version:
             call.model_version = self.model.signature.version  # "01" is 1
         return ModelInference(self.target, self.model, call, context)
 
-    @override
     async def stream(self, call: InferCall, context: CallContext) -> AsyncGenerator[InferResult, None]:
         """The responses as they are, each of any number of rows; the trace comes with the last, which is not null."""
         inference = self.begin(call, context)
@@ -446,6 +384,9 @@ class ServedTargetModel(Served):
             inference.fail(error)
             raise
 
-    @override
     def count_refusal(self, error: BaseException, context: CallContext) -> None:
         """Nothing is counted: the calls of a model are, where they are made."""
+
+
+#: What the router serves by a name.
+Served: TypeAlias = ServedGraph | ServedTargetModel

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from typing_extensions import override
@@ -89,24 +89,21 @@ class WorkerCore(RouterCore):
         with contextlib.suppress(UnavailableError):  # the parent is gone: this worker ends
             await asyncio.gather(super().refresh(target), self._link.ask("refresh", target.encode()))
 
-    async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
-        """As ``RouterCore.load``, of a graph at every worker.
-
-        Raises:
-            UnavailableError: Another worker could not do it; it can be done again.
-        """
+    @override
+    async def _change_model(self, name: str, change: Callable[[str], Awaitable[None]]) -> bool:
         await self._has_started.wait()
-        if await self._load_model(name, parameters):
-            return
+        return await super()._change_model(name, change)
+
+    @override
+    async def _load_graph(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
+        """Load a graph at every worker. Raises UnavailableError if another one could not; it can be done again."""
         # Of parameters that are not supported only the names count.
         body = json.dumps([name, dict(parameters)], default=lambda _: "").encode()
         self._check(await self._link.change("load", body))
 
-    async def unload(self, name: str, *, unload_dependents: bool) -> None:
-        """As ``RouterCore.unload``, of a graph at every worker. Raises as ``load``."""
-        await self._has_started.wait()
-        if await self._unload_model(name, unload_dependents=unload_dependents):
-            return
+    @override
+    async def _unload_graph(self, name: str, *, unload_dependents: bool) -> None:
+        """Unload a graph at every worker. Raises as ``_load_graph``."""
         self._check(await self._link.change("unload", json.dumps([name, unload_dependents]).encode()))
 
     async def _load_at_start(self) -> None:
@@ -130,13 +127,13 @@ class WorkerCore(RouterCore):
     async def _load_here(self, body: bytes) -> bytes:
         await self._has_started.wait()
         name, parameters = json.loads(body)
-        await super().load(name, parameters)
+        await super()._load_graph(name, parameters)
         return b""
 
     async def _unload_here(self, body: bytes) -> bytes:
         await self._has_started.wait()
         name, unload_dependents = json.loads(body)
-        await super().unload(name, unload_dependents=unload_dependents)
+        await super()._unload_graph(name, unload_dependents=unload_dependents)
         return b""
 
     async def _refresh_here(self, body: bytes) -> bytes:
