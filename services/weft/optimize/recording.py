@@ -19,11 +19,10 @@ from weft.base.tensors import Array, decode
 from weft.jobs.columns import InputValues
 from weft.jobs.layout import make_layout
 from weft.jobs.target import RowsFailed
-from weft.mesh.fused.core import FusedCore
+from weft.mesh.fused import FusedCore
 from weft.optimize.answers import answer_rows
 from weft.optimize.methods.method import Inputs
 from weft.optimize.rows import DataRows
-from weft.router.core import RouterCore
 from weft.serving.calls import Callee
 from weft.serving.core import ServingCore
 from weft.tools.offline import BACKENDS, GRAPH_FOLDER
@@ -140,7 +139,7 @@ async def recording_mesh(repository: Path, model: str) -> AsyncIterator[Recordin
 
     core = FusedCore(
         {service: partial(maker, service, folder) for service, folder in folders.items()},
-        partial(RouterCore, graphs if graphs.is_dir() else repository),
+        graphs if graphs.is_dir() else repository,
     )
     try:
         await core.start()

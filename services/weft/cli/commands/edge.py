@@ -10,7 +10,7 @@ from weft.base.security.arguments import add_server_arguments, given_to_server, 
 from weft.base.text.argument_types import positive
 from weft.cli.argument_types import ROUTER_PORT, port
 from weft.cli.arguments import model_control
-from weft.mesh.fused.__main__ import main as serve
+from weft.mesh.fused import main as serve
 from weft.mesh.preflight import MeshError, service_folders
 from weft.mesh.service_names import GRAPHS, MODEL_SERVICES
 from weft.router.arguments import add_arguments as add_router_arguments
