@@ -38,12 +38,7 @@ class Callee(Protocol):
 
 
 class NestedCalls:
-    """The ``ModelCaller`` of a service.
-
-    Args:
-        callee: Answers the calls; used on the event loop alone.
-        loop: The event loop of the callee.
-    """
+    """The ``ModelCaller`` of a service; ``callee`` is used on its event loop alone."""
 
     def __init__(self, callee: Callee, loop: asyncio.AbstractEventLoop) -> None:
         self._callee = callee
@@ -84,11 +79,7 @@ class NestedCalls:
 
 
 class NestedResponses:
-    """The ``NestedStream`` of one call.
-
-    Args:
-        parents: Requests on whose behalf the call is made.
-    """
+    """The ``NestedStream`` of one call that is made on behalf of ``parents``."""
 
     def __init__(
         self, calls: NestedCalls, results: AsyncGenerator[InferResult, None], parents: Sequence[InferenceRequest]
@@ -187,7 +178,6 @@ def _highest(parents: Sequence[InferenceRequest]) -> int:
 
 @contextlib.asynccontextmanager
 async def _within(deadline_ns: int | None, call: InferCall) -> AsyncGenerator[None, None]:
-    """Raise DeadlineExceededError when the deadline passes within the block."""
     left_s = None if deadline_ns is None else max(0.0, (deadline_ns - time.monotonic_ns()) / 1e9)
     try:
         async with asyncio.timeout(left_s):
@@ -197,13 +187,7 @@ async def _within(deadline_ns: int | None, call: InferCall) -> AsyncGenerator[No
 
 
 class RouterCallee:
-    """The router behind one channel; make it on the event loop that uses it. It connects at the first call.
-
-    Args:
-        address: ``host:port``.
-        security: TLS and key; None: plaintext without a key.
-        wire: Implementation of gRPC; None: ``default_wire``.
-    """
+    """The router behind one channel; make it on the event loop that uses it. It connects at the first call."""
 
     def __init__(self, address: str, security: ChannelSecurity | None = None, *, wire: WireName | None = None) -> None:
         self._client = V2Client(address, where=f"the router ({address})", security=security, wire=wire)

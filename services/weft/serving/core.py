@@ -49,24 +49,21 @@ class ServingCore(InferenceCore):
     """Loads the models of a repository and answers from them. Lives on one event loop; make it there.
 
     Args:
-        repository: Folder of models.
         backends: By name; reading a value may import it.
         model_control: ``"none"``: load every model at start; ``"poll"``: also follow changes of the repository;
-            ``"explicit"``: load ``load_models``, and let clients load and unload.
-        load_models: Explicit mode: models to load at start; ``"*"`` is all.
+            ``"explicit"``: load ``load_models`` (``"*"`` is all), and let clients load and unload.
         num_gpus: CUDA devices; None means those of this machine.
         load_concurrency: Models that load at once.
-        drain_grace_s: Time for the requests of a replaced or unloaded version, in seconds.
-        repository_poll_s: Poll mode: seconds between two readings of the repository.
+        drain_grace_s: Time for the requests of a replaced or unloaded version.
+        repository_poll_s: Poll mode: pause between two readings of the repository.
         on_demand: Limits within which models load on their first request; None: they load at once.
         router: Address of the router, which models call other models through; "": they call ``callee``.
-        router_security: How the router is called; None: in plaintext without a key.
+        router_security: None: in plaintext without a key.
         router_wire: Implementation of gRPC for these calls; None: ``default_wire``.
         callee: Answers nested calls without a router; None: this core.
-        rate_limits: Resources that instances share, as for ``RateLimiter``; None: ``rate_limiter`` of the
-            configurations has no effect.
+        rate_limits: Of resources that instances share; None: ``rate_limiter`` of the configurations has no effect.
         response_cache_bytes: Of the cached answers of all models.
-        completes_configs: Whether what configurations leave out is taken from the models' files.
+        completes_configs: What configurations leave out is taken from the models' files.
         max_instances: Of one model whose configuration a client gives.
     """
 
@@ -124,11 +121,7 @@ class ServingCore(InferenceCore):
         self._caller = NestedCalls(self._router or callee or self, asyncio.get_running_loop())
 
     async def start(self) -> None:
-        """Load the models to be served at start; the index gives the reason for each that cannot be loaded.
-
-        Raises:
-            OSError: The repository cannot be read.
-        """
+        """Load the models; the index says why one cannot be loaded. Raises OSError for an unreadable repository."""
         if self._clients.mode == "poll":
             self._known.update(await asyncio.to_thread(self._repository.fingerprints))
         present = await asyncio.to_thread(self._repository.names)
@@ -226,19 +219,16 @@ class ServingCore(InferenceCore):
                 yield await classified(response, call.outputs, served.signature)
 
     async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
-        """Load or reload a model from its folder; a version that served before drains.
+        """Load or reload a model from its folder; a version that served before drains, or goes on if this fails.
 
-        A load that has started continues if the awaiting task is cancelled.
-
-        Args:
-            name: Model name.
-            parameters: ``config``: a configuration as JSON, in place of ``config.pbtxt`` until the model is unloaded.
+        A load that has started continues if the awaiting task is cancelled. The parameter ``config`` is a configuration
+        as JSON, in place of ``config.pbtxt`` until the model is unloaded.
 
         Raises:
             UnavailableError: Model control is off.
             InvalidArgumentError: Name, parameters or configuration are wrong.
             NotFoundError: The repository has no such model.
-            WeftError: It cannot be loaded; what served before still does.
+            WeftError: It cannot be loaded.
         """
         await self._load(name, parameters)
 
@@ -269,9 +259,7 @@ class ServingCore(InferenceCore):
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
         """Unload every version of the model, once its requests are answered. No model depends on another here.
 
-        Raises:
-            UnavailableError: Model control is off.
-            NotFoundError: Unknown model.
+        Raises UnavailableError where model control is off, NotFoundError for an unknown model.
         """
         self._clients.check()
         await self._find(name).unload()
@@ -311,7 +299,6 @@ class ServingCore(InferenceCore):
         )
 
     async def _load_or_log(self, name: str) -> None:
-        """Load a model; the index and the log have the reason if it cannot be loaded."""
         try:
             await self._manage(name).load(partial(self._define, name))
         except WeftError as error:

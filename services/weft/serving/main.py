@@ -25,11 +25,7 @@ def main(service: str, backends: Mapping[str, type[Backend]], argv: Sequence[str
     """Serve a repository until a signal; returns the exit status: 0 stopped, 1 cannot listen, 2 wrong usage.
 
     A model that cannot be loaded does not end the process: the service is then not ready, and log and index say why.
-
-    Args:
-        service: ``preprocess``, ``model`` or ``postprocess``.
-        backends: By name; reading a value may import it.
-        argv: Arguments; None: those of the process.
+    ``service`` is ``preprocess``, ``model`` or ``postprocess``; reading one of ``backends`` may import it.
     """
     parser = argparse.ArgumentParser(
         prog=f"weft.services.{service}", description=f"Serve the models of one repository ({service})."
@@ -53,13 +49,9 @@ def make_core(
     *,
     wire: WireName | None = None,
 ) -> ServingCore:
-    """The core for the arguments of ``add_arguments``; on the running event loop.
+    """The core for the arguments of ``add_arguments`` without a ``usage_fault``; on the running event loop.
 
-    Args:
-        options: Parsed, without a ``usage_fault``.
-        backends: By name.
-        callee: Answers nested calls, unless ``--router`` does.
-        wire: Implementation of gRPC for calls of the router; None: ``default_wire``.
+    ``callee`` answers nested calls, unless ``--router`` does, over ``wire`` (None: ``default_wire``).
     """
     return ServingCore(
         options.repository,

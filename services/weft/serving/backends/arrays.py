@@ -25,14 +25,8 @@ class ArrayFile:
         JSON    {"standard": {"mean": [1.5, 2.0], "scale": [0.5, 1.0]}}
         npz     numpy.savez(path, **{"standard.mean": mean, "standard.scale": scale})
 
-    Both have the names ``standard.mean`` and ``standard.scale``. In JSON null is NaN. Every method raises
-    InvalidArgumentError with the path, the name and what is allowed.
-
-    Args:
-        path: Ends in ``.json`` or ``.npz``.
-
-    Raises:
-        InvalidArgumentError: It is no such file. Pickled objects in an npz are refused.
+    Both have the names ``standard.mean`` and ``standard.scale``. In JSON null is NaN; pickled objects in an npz are
+    refused. Every method raises InvalidArgumentError with the path, the name and what is allowed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,10 +40,7 @@ class ArrayFile:
         return name in self._arrays
 
     def numbers(self, name: str, shape: tuple[int, ...], *, may_be_nan: bool = False) -> Array:
-        """Numbers of ``shape``, float64; -1 in it is any size of at least 1.
-
-        Finite, unless ``may_be_nan`` allows NaN in places.
-        """
+        """Numbers of ``shape``, float64, finite or (``may_be_nan``) NaN; -1 in the shape is any size of at least 1."""
         value = self._value(name)
         try:
             array = np.asarray(value)
@@ -93,9 +84,7 @@ class ArrayFile:
 def array_file(model: ModelContext, stem: str) -> ArrayFile:
     """``default_model_filename`` of the version folder, else ``<stem>.json`` or ``<stem>.npz``.
 
-    Raises:
-        NotFoundError: The folder has no such file.
-        InvalidArgumentError: The file cannot be read, or its name ends otherwise.
+    Raises NotFoundError if the folder has none, InvalidArgumentError if it cannot be read or its name ends otherwise.
     """
     named = model.config.get("default_model_filename")
     if not named:

@@ -46,16 +46,13 @@ class ModelCaller(Protocol):
     """
 
     def infer(self, call: InferCall, parents: "Sequence[InferenceRequest]", origin: str) -> "Future[InferResult]":
-        """Call a model; the future fails with a WeftError. Cancelling it withdraws the call.
+        """Call a model on behalf of ``parents``, which may be none; cancelling the future withdraws the call.
 
-        Args:
-            call: Of this or another model.
-            parents: Requests on whose behalf the call is made; may be empty.
-            origin: The calling instance, as ``InstanceContext.origin`` gives it.
+        The future fails with a WeftError. ``origin`` is the calling instance, as ``InstanceContext.origin`` gives it.
         """
 
     def stream(self, call: InferCall, parents: "Sequence[InferenceRequest]", origin: str) -> NestedStream:
-        """Call a model that may be decoupled; arguments are those of ``infer``."""
+        """Call a model that may be decoupled."""
 
 
 class MetricSink(Protocol):
@@ -109,18 +106,13 @@ class ModelContext:
     """The model version that a backend loads.
 
     Attributes:
-        signature: Names, types, shapes, ``max_batch_size``.
         directory: The version folder, ``<repository>/<model>/<version>``.
         config: The whole configuration as JSON-like data with the field names of ``config.pbtxt``; enums are names,
             64-bit integers are strings, as protobuf's JSON form has them.
-        parameters: ``parameters { key value { string_value } }`` of the configuration, without those of the scheduler.
-        fault: Makes the error of a field, for example ``fault("parameters[top_k]", "...")``, with its file, line and
-            column.
-        layout: The arrays of a batch.
-        caller: Calls other models; None: not available.
-        metrics: Keeps the metrics of the model; None: not available.
-        control: Loads and unloads other models; None: not available.
-        exports: Exports the metrics of the backend; None: not available.
+        parameters: ``parameters { key value { string_value } }`` without those of the scheduler.
+        fault: Makes the error of a field, such as ``fault("parameters[top_k]", "...")``, with file, line and column.
+        caller: Calls other models; it, ``metrics``, ``control`` and ``exports`` are None where not available.
+        control: Loads and unloads other models.
     """
 
     signature: ModelSignature
@@ -143,9 +135,8 @@ class InstanceContext:
         name: For logs and metrics, for example ``minilm_0_0``.
         kind: ``"CPU"`` or ``"GPU"``.
         device_id: CUDA device of a GPU instance; 0 on CPU.
-        may_use_cpu: Whether a GPU instance may run on the CPU instead, if the backend's library cannot use the GPU.
-        rate_limit: Shared resources of an execution; None: none.
-        is_inline: Whether ``Backend.execute`` is called on the event loop instead of the thread of the instance.
+        may_use_cpu: A GPU instance may run on the CPU instead, if the backend's library cannot use the GPU.
+        is_inline: ``Backend.execute`` is called on the event loop instead of the thread of the instance.
         token: Identifies the instance among all loads and processes.
     """
 
@@ -164,13 +155,10 @@ class InstanceContext:
 
 @dataclass(slots=True)
 class Batch:
-    """The requests of one execution, in order.
+    """The requests of one execution, in order; ``num_rows`` is the sum of their batch sizes.
 
     A backend sets ``infer_start_ns`` when its inputs are ready and ``infer_end_ns`` when the model has run; the time
     before counts as compute input, the time after as compute output.
-
-    Attributes:
-        num_rows: Sum of the members' batch sizes.
     """
 
     requests: Sequence[InferenceRequest]

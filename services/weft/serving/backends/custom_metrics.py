@@ -62,9 +62,8 @@ class CustomMetrics(Collector):
     def add_family(self, owner: str, name: str, description: str, kind: str) -> None:
         """Add a family, if it is new.
 
-        Raises:
-            InvalidArgumentError: The name is invalid, or that of another kind or of a sample of another family.
-            ResourceExhaustedError: There are ``MAX_FAMILIES``.
+        Raises InvalidArgumentError for an invalid name, or that of another kind or of a sample of another family;
+        ResourceExhaustedError where there are ``MAX_FAMILIES``.
         """
         if not _NAME.fullmatch(name):
             raise InvalidArgumentError(
@@ -90,15 +89,8 @@ class CustomMetrics(Collector):
     def add_metric(self, owner: str, name: str, labels: Mapping[str, str], bounds: Sequence[float] | None) -> Labels:
         """Add a metric at 0, if it is new; returns its key in the family.
 
-        Args:
-            owner: As in ``add_family``.
-            name: Of the family.
-            labels: Of the metric.
-            bounds: Of a histogram's buckets, rising; an existing metric keeps its own.
-
-        Raises:
-            InvalidArgumentError: Labels or bounds are invalid.
-            ResourceExhaustedError: The family has ``MAX_METRICS``.
+        ``bounds`` are those of a histogram's buckets, rising; an existing metric keeps its own. Raises
+        InvalidArgumentError, or ResourceExhaustedError where the family has ``MAX_METRICS``.
         """
         for label, text in labels.items():
             if not isinstance(label, str) or not _LABEL.fullmatch(label) or not _is_text(text):
@@ -163,7 +155,6 @@ class CustomMetrics(Collector):
                     del self._families[name]
 
     def _check_room(self, name: str, kind: str) -> None:
-        """Check that there can be a new family of that name."""
         if len(self._families) >= MAX_FAMILIES:
             raise ResourceExhaustedError(f"there are {MAX_FAMILIES} metric families, the most allowed; use labels")
         samples = {name + suffix for suffix in _SUFFIXES} if kind == HISTOGRAM else set()
@@ -188,9 +179,7 @@ class CustomMetrics(Collector):
 def check_action(kind: str, action: str, number: float) -> None:
     """Check an update of a metric of ``kind``.
 
-    Raises:
-        UnsupportedError: The kind has no such action.
-        InvalidArgumentError: A counter would fall, or it is no number.
+    Raises UnsupportedError if the kind has no such action, InvalidArgumentError if a counter would fall.
     """
     if action not in _ACTIONS[kind]:
         raise UnsupportedError(f"TRITONSERVER_METRIC_KIND_{kind} does not support {action.capitalize()}")

@@ -65,13 +65,7 @@ class Gatherer(Protocol):
 
 
 def make_gatherer(signature: ModelSignature, layout: BatchLayout, allocate: Allocate | None = None) -> Gatherer:
-    """The gatherer for a model.
-
-    Args:
-        signature: As clients see it.
-        layout: Of the batches.
-        allocate: Makes the arrays of the inputs. None: numpy does, or those of the only member are used.
-    """
+    """The gatherer for a model; without ``allocate`` numpy makes arrays, and a single member's are used as they are."""
     if layout.buckets is not None:
         return _PaddingGatherer(signature, layout.buckets, allocate)
     if is_ragged(signature, layout):
@@ -242,7 +236,6 @@ class _RaggedGatherer:
         return parts
 
     def _shapes(self, members: Sequence[Member], spec: TensorSpec, source: str) -> list[tuple[int, ...]]:
-        """Shape of the output for each member: its dims, with the sizes of the source for each -1."""
         shapes = []
         for request, arrays in members:
             sizes = arrays[source].shape[1:]
@@ -278,7 +271,6 @@ _BATCH_INPUTS: Mapping[str, Callable[[Sequence[Array]], Array | Sequence[int]]] 
 
 
 def _join(parts: Sequence[Array], allocate: Allocate | None) -> Array:
-    """The parts joined in an array of ``allocate``; where that is None, a single part is used as it is."""
     if allocate is None:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
     shape = parts[0].shape if len(parts) == 1 else (sum(len(part) for part in parts), *parts[0].shape[1:])
@@ -295,7 +287,6 @@ def _filled(dims: Sequence[int], length: int) -> tuple[int, ...]:
 
 
 def _part(dims: Sequence[int], start: int, end: int | None, length: int) -> tuple[slice, ...]:
-    """Rows from ``start`` to ``end``, and the first ``length`` entries where the dims are -1."""
     return slice(start, end), *(slice(length) if dim == -1 else slice(None) for dim in dims)
 
 

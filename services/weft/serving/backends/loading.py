@@ -38,11 +38,7 @@ def importing() -> Iterator[None]:
 
 
 class LazyBackends(Mapping[str, type[Backend]]):
-    """Backends by name, each imported when it is read: a process does not load what none of its models uses.
-
-    Args:
-        places: By name, ``module:Class``.
-    """
+    """Backends by name from ``module:Class``, imported when read: a process loads only what its models use."""
 
     def __init__(self, places: Mapping[str, str]) -> None:
         self._places = dict(places)
@@ -66,12 +62,7 @@ class LazyBackends(Mapping[str, type[Backend]]):
 def require(module: str, extra: str) -> Any:
     """Import the package ``module`` with the first model that needs it.
 
-    Args:
-        module: For example ``"torch"``.
-        extra: The extra of Weft's distribution that installs it.
-
-    Raises:
-        UnavailableError: It is not installed, or does not load.
+    Raises UnavailableError, which names the extra of Weft's distribution that installs it.
     """
     try:
         with importing():
@@ -85,9 +76,7 @@ def require(module: str, extra: str) -> Any:
 def existing_file(directory: Path, filename: str, *, parents: Sequence[Path] = ()) -> Path:
     """Path of ``filename`` in ``directory``, or in the first of ``parents`` that has it.
 
-    Raises:
-        InvalidArgumentError: ``filename`` points outside of the folder.
-        NotFoundError: No folder has it.
+    Raises InvalidArgumentError if ``filename`` points outside of the folder, NotFoundError if no folder has it.
     """
     if PurePath(filename).is_absolute() or ".." in PurePath(filename).parts:
         raise InvalidArgumentError(f"file name '{filename}' leaves {directory}; give a name inside that folder")
@@ -122,16 +111,9 @@ def model_file(model: ModelContext, default: str) -> Path:
 
 
 def check_tensor(model: ModelContext, spec: TensorSpec, datatypes: Sequence[str], dims: Dims) -> TensorSpec:
-    """Check that ``spec`` has one of ``datatypes`` and such ``dims``, and return it.
+    """Return ``spec``, checked: it has one of ``datatypes`` (V2 names) and ``dims`` (no batch; None allows any size).
 
-    Args:
-        model: For the error.
-        spec: One declared input or output.
-        datatypes: V2 names.
-        dims: Without the batch dimension; None allows any size, declared or -1.
-
-    Raises:
-        InvalidArgumentError: It is declared otherwise.
+    Raises InvalidArgumentError.
     """
     fits = len(spec.dims) == len(dims) and all(want in (None, got) for want, got in zip(dims, spec.dims, strict=True))
     if spec.datatype not in datatypes or not fits:
@@ -151,11 +133,7 @@ def _path_of(model: ModelContext, spec: TensorSpec) -> str:
 
 
 def only_input(model: ModelContext, datatypes: Sequence[str], dims: Dims) -> TensorSpec:
-    """The one declared input, checked by ``check_tensor``.
-
-    Raises:
-        InvalidArgumentError: There is none or another one, or it is declared otherwise.
-    """
+    """The one declared input, checked by ``check_tensor``. Raises InvalidArgumentError unless there is exactly one."""
     inputs = model.signature.inputs
     if len(inputs) != 1:
         names = ", ".join(spec.name for spec in inputs)
@@ -168,8 +146,7 @@ def only_input(model: ModelContext, datatypes: Sequence[str], dims: Dims) -> Ten
 def outputs_among(model: ModelContext, allowed: Mapping[str, tuple[Sequence[str], Dims]]) -> Mapping[str, TensorSpec]:
     """The declared outputs by name, each checked by ``check_tensor`` against its datatypes and dims in ``allowed``.
 
-    Raises:
-        InvalidArgumentError: An output has another name, or is declared otherwise.
+    Raises InvalidArgumentError, also for an output of another name.
     """
     for spec in model.signature.outputs:
         if spec.name not in allowed:
@@ -184,16 +161,8 @@ def outputs_among(model: ModelContext, allowed: Mapping[str, tuple[Sequence[str]
 def read_label_file(directory: Path, filename: str) -> tuple[Path, list[bytes]]:
     """The path of the file, and its lines, one label each, as bytes of UTF-8.
 
-    The model's folder comes first, as in Triton Inference Server, then the version's, for labels that change with it.
-
-    Args:
-        directory: The version folder.
-        filename: Relative.
-
-    Raises:
-        InvalidArgumentError: ``filename`` leaves the folders.
-        NotFoundError: Neither folder has it.
-        OSError: It cannot be read.
+    The model's folder comes first, as in Triton Inference Server, then ``directory``, the version's, for labels that
+    change with it. Raises as ``existing_file``, and OSError.
     """
     path = existing_file(directory.parent, filename, parents=(directory,))
     return path, path.read_bytes().removesuffix(b"\n").replace(b"\r\n", b"\n").split(b"\n")

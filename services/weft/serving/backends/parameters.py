@@ -18,9 +18,6 @@ class ParameterReader:
     """Reads each parameter that a backend knows once; ``finish`` then refuses the rest.
 
     Every method raises InvalidArgumentError with the key, the value got and the values allowed.
-
-    Args:
-        model: Whose parameters, and the name for errors.
     """
 
     def __init__(self, model: ModelContext) -> None:

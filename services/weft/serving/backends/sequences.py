@@ -32,7 +32,6 @@ class Signal:
     """An input with one element for each row.
 
     Attributes:
-        spec: Of the input.
         kind: ``"START"``, ``"END"`` or ``"READY"``.
         values: The tensors, batch dimension included, that mean false and true.
     """
@@ -47,9 +46,8 @@ class ImplicitState:
     """A tensor that is an output of one request of a stateful sequence, and an input of the next.
 
     Attributes:
-        spec: Of the input.
         initial: What the first request of a sequence gets, batch dimension included.
-        is_answered: Whether clients get the output, because it is declared too.
+        is_answered: Clients get the output, because it is declared too.
     """
 
     spec: TensorSpec
@@ -128,7 +126,6 @@ def sequenced(backend: type[Backend], inputs: SequenceInputs) -> type[Backend]:
             return InferenceRequest(InferCall(like.call.model_name, inputs={**zeros, **added}), CallContext())
 
         def _store_states(self, position: SequencePosition, outcome: Outcome) -> Outcome:
-            """Store the states of an outcome in its sequence, and return the rest; or an error for wrong states."""
             if outcome is RESCHEDULED or not (inputs.states and isinstance(outcome, InferenceResponse)):
                 return outcome
             kept: dict[str, WireTensor] = {}

@@ -155,7 +155,6 @@ def _pad_values(config: ModelConfig, text: str, report: ConfigReport) -> Iterato
 
 
 def _varying_input(config: ModelConfig, key: str, name: str, report: ConfigReport) -> ModelInput | None:
-    """The input that a parameter names, if it has a -1 to be padded."""
     for tensor in config.input:
         if tensor.name == name:
             if -1 in tensor.dims:
@@ -170,7 +169,6 @@ def _varying_input(config: ModelConfig, key: str, name: str, report: ConfigRepor
 
 
 def _number(text: str, datatype: str) -> float | None:
-    """``text`` as a value of the datatype; None if it is none."""
     dtype = NUMPY_BY_DATATYPE.get(datatype)
     if dtype is None or dtype == np.object_:
         return None

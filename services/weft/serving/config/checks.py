@@ -284,7 +284,6 @@ def model_dims(tensor: ModelInput | ModelOutput) -> tuple[int, ...]:
 def _check_reshape(
     path: str, called: str, tensor: ModelInput | ModelOutput, max_batch_size: int, report: ConfigReport
 ) -> None:
-    """Check that ``reshape``, if set, has as many elements as ``dims`` for every size of each -1."""
     if not tensor.HasField("reshape"):
         return
     fault = reshape_fault(tuple(tensor.dims), tuple(tensor.reshape.shape), has_batch=max_batch_size > 0)

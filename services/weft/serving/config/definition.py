@@ -61,7 +61,6 @@ class ModelDefinition:
     Attributes:
         config: Completed configuration, as ``ModelConfig`` answers it.
         backend: Runs the model; warm-up included.
-        settings: Of the scheduler.
         contexts: Of each version to be served, by version, lowest first.
     """
 
@@ -93,13 +92,9 @@ def define_model(
         versions: Numbers of the version folders.
         backends: By name; reading a value may import it.
         num_gpus: CUDA devices of this process.
-        completes: Whether what the configuration leaves out, up to the whole file, is taken from the model's files.
+        completes: What the configuration leaves out, up to the whole file, is taken from the model's files.
         override: A configuration as JSON, in place of ``config.pbtxt``.
         max_override_instances: Limit of the instances that ``override`` may ask for.
-        caller: Calls other models for this one.
-        metrics: Keeps the metrics of the model.
-        control: Loads and unloads other models for this one.
-        exports: Exports the metrics of the backend.
 
     Raises:
         PbtxtError: Every fault of the configuration, each with file, line and column.
@@ -186,7 +181,6 @@ def define_model(
 
 
 def _read(directory: Path, override: str | None, *, completes: bool) -> tuple[ModelConfig, ConfigReport]:
-    """The configuration as written, an empty one without a file, and a report with the positions of its fields."""
     if override is not None:
         return parse_override(override), ConfigReport("config parameter")
     path = directory / CONFIG_FILENAME
@@ -214,7 +208,6 @@ def _imported(backends: Mapping[str, type[Backend]], name: str) -> type[Backend]
 
 
 def _complete(config: ModelConfig, backend: type[Backend], directory: Path) -> ModelConfig:
-    """The configuration as completed by the backend from the model itself."""
     auto_complete = backend.auto_complete
     if auto_complete is None:
         return config
@@ -237,7 +230,6 @@ def _to_json(config: ModelConfig) -> dict[str, Any]:
 
 
 def _select_versions(config: ModelConfig, available: Sequence[int], report: ConfigReport) -> list[int]:
-    """Versions that ``version_policy``, which gets its default, picks of those with a folder, lowest first."""
     policy = config.version_policy
     if policy.WhichOneof("policy_choice") is None:
         policy.latest.num_versions = 1
@@ -264,7 +256,6 @@ def _check_specific(versions: Sequence[int], available: Sequence[int], report: C
 def _read_labels(
     config: ModelConfig, directory: Path, version: int, report: ConfigReport
 ) -> dict[str, tuple[str, ...]]:
-    """Labels by output: the lines of its file in the model's folder, or else in the version's."""
     labels: dict[str, tuple[str, ...]] = {}
     for i, output in enumerate(config.output):
         filename = output.label_filename

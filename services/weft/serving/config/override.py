@@ -46,12 +46,9 @@ def config_override(name: str, parameters: Mapping[str, ParameterValue | bytes])
 
 
 def parse_override(text: str) -> ModelConfig:
-    """The configuration in JSON, read as protobuf's parser in C++ reads it.
+    """The configuration in JSON, read as protobuf's parser in C++ reads it; else InvalidArgumentError.
 
     Of a name that comes twice the last counts, and one value stands for a list of it.
-
-    Raises:
-        InvalidArgumentError: It is no configuration in JSON.
     """
     try:
         try:
@@ -66,7 +63,6 @@ def parse_override(text: str) -> ModelConfig:
 
 
 def _to_json(match: re.Match[str]) -> str:
-    """JSON for what is taken beside it."""
     single, word, comma = match.groups()
     if single is not None:
         inner = single[1:-1].replace("\\'", "'")
@@ -77,7 +73,6 @@ def _to_json(match: re.Match[str]) -> str:
 
 
 def _with_lists(data: Mapping[str, Any], message: Descriptor) -> dict[str, Any]:
-    """The data of a message, with every value of a repeated field in a list."""
     fields = {name: field for field in message.fields for name in (field.name, field.json_name)}
     return {key: value if key not in fields else _value(fields[key], value) for key, value in data.items()}
 

@@ -52,9 +52,8 @@ def check_execution(
 def count_gpus(environment: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> int:
     """Number of CUDA devices that this process may use, without a CUDA library.
 
-    Args:
-        environment: ``CUDA_VISIBLE_DEVICES`` narrows the choice as CUDA reads it; "" and "-1" hide every device.
-        devices: Folder of the device files ``nvidia0``, ``nvidia1``, ...
+    They are the device files ``nvidia0``, ``nvidia1``, ... in ``devices``; ``CUDA_VISIBLE_DEVICES`` narrows the choice
+    as CUDA reads it: "" and "-1" hide every device.
     """
     present = sum(1 for entry in devices.iterdir() if _DEVICE.fullmatch(entry.name)) if devices.is_dir() else 0
     visible = environment.get("CUDA_VISIBLE_DEVICES")
@@ -75,16 +74,9 @@ def place_instances(
 ) -> tuple[InstanceContext, ...]:
     """One context for each instance of ``instance_group``; without a group, one, or one per GPU.
 
-    ``count`` is per GPU of a GPU group. KIND_AUTO takes the GPUs if there are any and the backend can use them; its
-    instances may continue on the CPU, if the library of the backend cannot use the GPU. Inline, KIND_AUTO is the CPU.
-
-    Args:
-        config: ``instance_group`` gets its default.
-        num_gpus: CUDA devices of this process.
-        can_use_gpu: Whether the backend runs on a GPU.
-        is_inline: Whether the instances execute on the event loop.
-        max_instances: Limit of all groups together.
-        report: Receives the faults.
+    ``count`` is per GPU of a GPU group, and ``max_instances`` limits all groups together. KIND_AUTO takes the GPUs if
+    there are any and the backend can use them; its instances may continue on the CPU, if the library of the backend
+    cannot use the GPU. Inline, KIND_AUTO is the CPU. ``config`` gets its default group.
     """
     if not config.instance_group:
         config.instance_group.add()

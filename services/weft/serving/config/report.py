@@ -4,12 +4,7 @@ from weft.base.text.pbtxt import Diagnostic, PbtxtError, Positions
 
 
 class ConfigReport:
-    """The faults of one configuration, each with its position; they are raised together.
-
-    Args:
-        file: File name for messages.
-        positions: Of the fields; None where the configuration is not from a file.
-    """
+    """The faults of one configuration; ``positions`` of its fields are None where it is not from a file."""
 
     def __init__(self, file: str, positions: Positions | None = None) -> None:
         self.diagnostics: list[Diagnostic] = []

@@ -57,7 +57,6 @@ def scheduler_settings(config: ModelConfig, report: ConfigReport) -> SchedulerSe
 
 
 def _by_sequence(config: ModelConfig, report: ConfigReport) -> SchedulerSettings:
-    """Settings of a model with ``sequence_batching``, which has a queue of its own, and no splitting."""
     for key in (_AGING, _SPLIT, _QUEUE_POLICY):
         if key in config.parameters:
             report.error(f"parameters[{key}]", f"parameter '{key}' is not possible with sequence_batching; remove it")
@@ -138,7 +137,6 @@ def _policy(policy: ModelQueuePolicy) -> WaitPolicy:
 
 
 def _sequence_settings(config: ModelConfig, report: ConfigReport) -> SequenceSettings:
-    """How stateful sequences share the instances; for a configuration with ``sequence_batching``."""
     batching = config.sequence_batching
     oldest, direct = batching.oldest, batching.direct
     is_direct = batching.WhichOneof("strategy_choice") != "oldest"

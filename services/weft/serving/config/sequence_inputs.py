@@ -84,7 +84,6 @@ def id_datatype(batching: ModelSequenceBatching) -> str:
 def _controls(
     batching: ModelSequenceBatching,
 ) -> Iterator[tuple[str, str, ModelSequenceBatching.Control]]:
-    """Path, input and control of each."""
     for i, control_input in enumerate(batching.control_input):
         for j, control in enumerate(control_input.control):
             yield f"{_PATH}.control_input[{i}].control[{j}]", control_input.name, control
@@ -95,7 +94,6 @@ def _kind(control: ModelSequenceBatching.Control) -> str:
 
 
 def _check_names(config: ModelConfig, report: ConfigReport) -> None:
-    """Check that the inputs that the server adds have unique names and a purpose."""
     batching = config.sequence_batching
     inputs = {tensor.name for tensor in config.input}
     named = [

@@ -27,14 +27,7 @@ _STRING_BYTES = 4 + len(_STRING)
 
 @dataclass(frozen=True, slots=True)
 class WarmupSample:
-    """One sample request.
-
-    Attributes:
-        name: For errors.
-        inputs: By name, batch dimension included.
-        num_rows: Its batch size.
-        num_runs: Number of runs.
-    """
+    """One sample request: inputs by name, batch dimension included, its batch size and its number of runs."""
 
     name: str
     inputs: Mapping[str, WireTensor]
@@ -100,7 +93,6 @@ def _check_sample(path: str, config: ModelConfig, warmup: ModelWarmup, report: C
 def _tensor(
     path: str, tensor: ModelInput, warmup: ModelWarmup, has_batch: bool, directory: Path, report: ConfigReport
 ) -> WireTensor | None:
-    """Data of one input, the same in every row; None with a fault."""
     data = warmup.inputs[tensor.name]
     dims = tuple(data.dims)
     datatype = datatype_name(data.data_type)
@@ -133,7 +125,6 @@ def _tensor(
 
 
 def _row(datatype: str, dims: tuple[int, ...], data: ModelWarmup.Input, directory: Path) -> bytes:
-    """Bytes of one row. Raises ValueError with the reason."""
     kind = data.WhichOneof("input_data_type")
     count = num_elements(dims)
     if kind == "input_data_file":

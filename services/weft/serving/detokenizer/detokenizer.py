@@ -18,20 +18,11 @@ _MIN_IDS = 64
 
 
 class StopStrings:
-    """Lets text pass up to the first stop string, which is not part of it.
+    """Lets text pass up to the first stop string, which is not part of it and becomes ``stopped_by``.
 
     The first is the one that ends first, as if the text came character by character; of those that end together, the
     longest. So the answer does not depend on how the text is cut into pieces. Text that may be the beginning of a stop
-    string is kept back.
-
-    Args:
-        stop: The strings; none lets everything pass.
-
-    Attributes:
-        stopped_by: The stop string that was met; None as long as none was.
-
-    Raises:
-        InvalidArgumentError: One of them is empty.
+    string is kept back. Raises InvalidArgumentError for an empty stop string.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
@@ -69,7 +60,6 @@ class StopStrings:
         return kept
 
     def _num_kept(self, text: str) -> int:
-        """Length of the longest end of ``text`` that a stop string begins with."""
         for length in range(min(self.max_kept_chars, len(text)), 0, -1):
             end = text[-length:]
             if any(stop.startswith(end) for stop in self._stop):
@@ -78,13 +68,9 @@ class StopStrings:
 
 
 class Detokenizer:
-    """Makes the streams of one tokenizer. Thread-safe.
+    """Makes the streams of one ``tokenizers.Tokenizer``. Thread-safe.
 
-    Args:
-        tokenizer: A ``tokenizers.Tokenizer``.
-
-    Raises:
-        InvalidArgumentError: Its decoder cannot be streamed; the message names it.
+    Raises InvalidArgumentError, which names the decoder, if that cannot be streamed.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -110,8 +96,7 @@ class Detokenizer:
     def tokens(self, ids: Sequence[int], *, skip_special_tokens: bool) -> list[str]:
         """Tokens of ``ids``; those that the vocabulary does not have are left out, as ``tokenizers`` does.
 
-        Raises:
-            InvalidArgumentError: An id is below 0 or above 2**32 - 1.
+        Raises InvalidArgumentError for an id below 0 or above 2**32 - 1.
         """
         known = self._tokens
         tokens = [known[token_id] if token_id in known else self._look_up(token_id) for token_id in ids]
@@ -122,8 +107,7 @@ class Detokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """What a token inside a text stands for, which need not be whole characters; b"" for an unknown token.
 
-        Raises:
-            InvalidArgumentError: As ``tokens``.
+        Raises as ``tokens``.
         """
         for token in self.tokens([token_id], skip_special_tokens=False):
             found = None if token in self._added else self._bytes_of_token(token)
@@ -145,14 +129,10 @@ class TextStream:
     """The text of a growing sequence of token ids; not for several threads at once.
 
     What ``push`` and ``finish`` return, one after another, equals ``tokenizer.decode(ids)`` of all ids, up to the first
-    stop string. ``push`` returns only what later ids cannot change: characters whose bytes lie in several tokens come
-    whole, text that may become a stop string waits.
-
-    Args:
-        skip_special_tokens: Whether tokens such as ``</s>`` give no text.
-        stop: The text ends before the first of these strings, as ``StopStrings`` finds it.
-        prompt_ids: Ids before the stream. The text continues theirs and does not repeat it: the first word keeps its
-            leading space, which a text of its own would lose. Only the last 64 are looked at.
+    stop string, as ``StopStrings`` finds it. ``push`` returns only what later ids cannot change: characters whose bytes
+    lie in several tokens come whole, text that may become a stop string waits.
+    The text continues that of ``prompt_ids`` (the last 64) and does not repeat it: the first word keeps its leading
+    space, which a text of its own would lose.
     """
 
     def __init__(
@@ -180,9 +160,8 @@ class TextStream:
     def push(self, ids: Sequence[int]) -> str:
         """The text that is certain now and was not returned before; "" after a stop string.
 
-        Raises:
-            InvalidArgumentError: An id is below 0 or above 2**32 - 1; the stream is as it was.
-            ValueError: ``finish`` was called before.
+        Raises InvalidArgumentError for an id below 0 or above 2**32 - 1, which leaves the stream as it was, and
+        ValueError after ``finish``.
         """
         if self._has_ended:
             raise ValueError("push after finish: the stream has ended; make a new one")
@@ -225,9 +204,9 @@ class Demand(NamedTuple):
     """What the text of a piece depends on.
 
     Attributes:
-        skips_special_tokens: Whether tokens such as ``</s>`` give no text.
+        skips_special_tokens: Tokens such as ``</s>`` give no text.
         num_chars: So many characters before the piece must be known, for a stop string that began there.
-        is_last: Whether the text ends with the piece.
+        is_last: The text ends with the piece.
     """
 
     skips_special_tokens: bool
@@ -282,7 +261,6 @@ class _Settling:
         return self._num_settled == len(self._stages)
 
     def settle(self, tokens: Sequence[str]) -> int:
-        """Number of tokens that were pushed until all stages were settled; all, if they are not."""
         for number, token in enumerate(tokens):
             if self.is_settled:
                 return number
@@ -293,7 +271,6 @@ class _Settling:
         return len(tokens)
 
     def num_chars(self, tokens: list[str]) -> int:
-        """Number of characters that the tokens give; all stages must be settled."""
         for stage in self._stages:
             tokens = stage.push(tokens)
         return sum(map(len, tokens))

@@ -13,14 +13,9 @@ T = TypeVar("T")
 
 
 async def in_daemon_thread(function: Callable[[], T], *, name: str) -> T:
-    """Run ``function`` on a daemon thread.
+    """Run ``function`` on a daemon thread, which does not keep the process alive if it never returns.
 
-    Cancelling the awaiting task does not stop the thread. Unlike in ``asyncio.to_thread``, a function that never
-    returns does not keep the process alive.
-
-    Args:
-        function: Called once, on the thread.
-        name: Of the thread.
+    Cancelling the awaiting task does not stop the thread.
     """
     outcome: Future[T] = Future()
     outcome.set_running_or_notify_cancel()  # from here on it cannot be cancelled
@@ -38,11 +33,8 @@ async def in_daemon_thread(function: Callable[[], T], *, name: str) -> T:
 def on_loop(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop, too_late: str) -> "Future[Any]":
     """Run the coroutine on the event loop of another thread; cancelling the future cancels it.
 
-    Args:
-        coroutine: Not started.
-        loop: Where it runs.
-        too_late: Text of the UnavailableError that the future has if the loop is closed. In a forked copy of the
-            process, where nothing runs the loop, it has one too.
+    If the loop is closed, or this is a forked copy of the process, where nothing runs it, the future has an
+    UnavailableError: ``too_late``.
     """
     if not is_copy():
         try:

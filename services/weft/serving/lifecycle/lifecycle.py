@@ -83,7 +83,7 @@ class ManagedModel:
 
     Args:
         slots: Of all models: limits concurrent loads.
-        drain_grace_s: Time for the requests of a replaced or unloaded version, in seconds.
+        drain_grace_s: Time for the requests of a replaced or unloaded version.
         pool: Loads its versions on demand; None: they load at once.
         limiter: Of the resources that all instances share; None: nothing is limited.
         answers: Cached answers of all models.
@@ -183,14 +183,10 @@ class ManagedModel:
         ]
 
     async def load(self, define: Callable[[], ModelDefinition], *, is_nested: bool = False) -> None:
-        """Serve the definition, and drain the versions that served before.
+        """Serve the definition that ``define`` reads on a thread, and drain the versions that served before.
 
-        Args:
-            define: Reads the definition; called on a thread.
-            is_nested: Do not wait for a slot, because another load waits for this one.
-
-        Raises:
-            WeftError: It cannot be loaded. Versions that served before still do.
+        A load that ``is_nested``, for which another one waits, does not wait for a slot. Raises a WeftError if it
+        cannot be loaded; versions that served before still do.
         """
         self.is_wanted = True
         async with self._lock:
@@ -304,7 +300,6 @@ class ManagedModel:
         return failure
 
     def _note_failure(self, fresh: Mapping[int, ModelVersion], reason: str) -> None:
-        """Record why a load failed: of each new version, unless others still serve."""
         if self.ready_versions():
             self._reason = f"serving what was loaded before; the reload failed: {reason}"
             return
@@ -314,7 +309,6 @@ class ManagedModel:
             version.state = VersionState.UNAVAILABLE
 
     def _replace(self, fresh: Mapping[int, ModelVersion]) -> None:
-        """The one assignment that makes ``fresh`` serve."""
         replaced = {version.number: version for version in self.ready_versions()}
         for version in fresh.values():
             version.state = VersionState.READY
@@ -339,7 +333,6 @@ class ManagedModel:
 
 
 def _digested(define: Callable[[], ModelDefinition]) -> _Digested:
-    """What ``define`` reads, and for each version the configuration that clients see. Blocks."""
     definition = define()
     configs: dict[int, ModelConfig] = {}
     for number, context in definition.contexts.items():
@@ -353,10 +346,8 @@ def version_digest(folder: Path) -> str:
     """sha256 over names, sizes and content of the files of a version, without hidden ones.
 
     Of a file above 4 MiB so much is read, over its whole length: other weights differ nearly everywhere, and a digest
-    of all of them would take as long as they take to load. Blocks: reads the disk.
-
-    Args:
-        folder: Of the version; files that cannot be read count by their names.
+    of all of them would take as long as they take to load. Blocks: reads the disk. Unreadable files count by their
+    names.
     """
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):

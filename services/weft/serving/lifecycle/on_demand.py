@@ -20,11 +20,8 @@ class OnDemandModel:
     """Answers as a ``ServedModel``; the first request after a pause waits until the model is loaded.
 
     It is ready as soon as its configuration is valid. Requests for a model that cannot be loaded get the reason.
-
-    Args:
-        make: Makes the model; called for each load, with the statistics of all loads.
-        context: The model version; the size of the files in its folder counts against the pool's limit.
-        pool: Decides what is loaded.
+    ``make`` makes the model for each load, with the statistics of all loads; the size of the files in the version's
+    folder counts against the limit of ``pool``, which decides what is loaded.
     """
 
     def __init__(self, make: Callable[[ModelStatistics], ServedModel], context: ModelContext, pool: WarmPool) -> None:
@@ -46,9 +43,7 @@ class OnDemandModel:
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
         """As ``ServedModel.infer``, once the model is loaded.
 
-        Raises:
-            DeadlineExceededError: The deadline passed during the load.
-            WeftError: It cannot be loaded; or as ``ServedModel.infer``.
+        Raises DeadlineExceededError if the deadline passes during the load, and a WeftError if that fails.
         """
         async with self._in_use(context) as served:
             return await served.infer(call, context)
@@ -107,7 +102,6 @@ class OnDemandModel:
 
     @contextlib.asynccontextmanager
     async def _in_use(self, context: CallContext) -> AsyncIterator[ServedModel]:
-        """The model, which stays loaded in the block. Raises as ``infer``."""
         if not self._is_accepting:
             raise self._unloading()
         if not self._pool.try_enter(self):
@@ -120,7 +114,6 @@ class OnDemandModel:
             self._pool.leave(self)
 
     async def _enter(self, context: CallContext) -> None:
-        """Wait until the model is loaded, at most until the deadline; a request that fails here is counted."""
         left_s = None if context.deadline_ns is None else max(0.0, (context.deadline_ns - time.monotonic_ns()) / 1e9)
         try:
             async with asyncio.timeout(left_s):

@@ -49,9 +49,7 @@ class ModelRepository:
     def directory(self, name: str) -> Path:
         """Folder of a model.
 
-        Raises:
-            InvalidArgumentError: ``name`` is no single path component.
-            NotFoundError: The repository has no such folder.
+        Raises InvalidArgumentError if ``name`` is no single path component, NotFoundError if there is no such folder.
         """
         check_name(name)
         directory = self.root / name
@@ -91,7 +89,6 @@ class ModelRepository:
 
 
 def _runs_in_router(directory: Path) -> bool:
-    """Whether the folder is the router's: an ensemble, or a graph beside models."""
     try:
         return runs_in_router(directory / CONFIG_FILENAME)
     except FileNotFoundError:
@@ -137,12 +134,7 @@ class Loader(Protocol):
 
 
 class ModelControl:
-    """The ``RepositoryControl`` of a service; may be used from any thread.
-
-    Args:
-        loader: Used on the event loop alone.
-        loop: The event loop of the loader.
-    """
+    """The ``RepositoryControl`` of a service; any thread. ``loader`` is used on its event loop alone."""
 
     def __init__(self, loader: Loader, loop: asyncio.AbstractEventLoop) -> None:
         self._loader = loader
@@ -152,13 +144,7 @@ class ModelControl:
         self._unloads: set[asyncio.Task[None]] = set()
 
     def load(self, asker: str, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> "Future[None]":
-        """Load a model; the future fails with a WeftError.
-
-        Args:
-            asker: The model that requests it, and waits meanwhile.
-            name: The model to load.
-            parameters: As of ``RepositoryModelLoad``.
-        """
+        """Load ``name`` for the model ``asker``, which waits meanwhile; the future fails with a WeftError."""
         return self._submit(self._load(asker, name, parameters))
 
     def unload(self, asker: str, name: str, *, unload_dependents: bool) -> "Future[None]":
@@ -194,7 +180,6 @@ class ModelControl:
 
     @contextmanager
     def _waiting(self, action: str, asker: str, name: str) -> Iterator[None]:
-        """Record that ``asker`` waits for ``name``. Raises InvalidArgumentError if that waits for ``asker``."""
         awaited = {name}
         while more := {after for model in awaited for after in self._waits_for.get(model, ())} - awaited:
             awaited |= more

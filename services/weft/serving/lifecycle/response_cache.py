@@ -21,16 +21,11 @@ _MANY_BYTES = 1 << 18
 
 
 class CachedModel:
-    """Answers equal requests of a model from a cache.
+    """Answers equal requests of a model, which is not decoupled, from the cache ``answers`` of all models.
 
     Requests are equal when version, inputs (with datatype and shape), requested outputs in any order and parameters
     are, but for priority and timeout; those that arrive together are executed once. Errors are not cached. A new load
-    of the model starts with an empty cache.
-
-    Args:
-        served: The model; not decoupled.
-        answers: The cache; shared by the models of a service.
-        level_of: Level of a request by its priority, at which a hit is counted.
+    of the model starts with an empty cache. A hit counts at the level that ``level_of`` gives its priority.
     """
 
     def __init__(
@@ -54,10 +49,9 @@ class CachedModel:
         await self._served.stop(grace_s=grace_s)
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
-        """As of the model.
+        """As of the model; one that waits for an equal request ends with DEADLINE_EXCEEDED at its deadline.
 
-        A request that waits for an equal one and whose deadline passes ends with DEADLINE_EXCEEDED; one that is
-        cancelled does not affect the others.
+        One that is cancelled does not affect the others.
         """
         start_ns = time.monotonic_ns()
         if sum(len(tensor.data) for tensor in call.inputs.values()) > _MANY_BYTES:

@@ -17,12 +17,11 @@ _log = get_logger("weft.serving.warm_pool")
 
 @dataclass(frozen=True, slots=True)
 class WarmLimits:
-    """Limits on what is loaded at once.
+    """Limits on what is loaded at once; 0: no limit.
 
     Attributes:
-        num_models: Model versions; 0: no limit.
-        num_bytes: Sum of their files' sizes; 0: no limit. A larger version is loaded alone.
-        idle_s: A version without a request for so long is unloaded; 0: never.
+        num_bytes: Sum of the sizes of the versions' files. A larger version is loaded alone.
+        idle_s: A version without a request for so long is unloaded.
     """
 
     num_models: int = 0
@@ -51,14 +50,7 @@ class Warmable(Protocol):
 
 @dataclass(slots=True)
 class ColdStarts:
-    """Counters of one model version.
-
-    Attributes:
-        seconds: Durations of successful loads.
-        num_failed: Loads that failed.
-        num_evicted: Unloads to make room.
-        num_idled: Unloads after idle time.
-    """
+    """Of one model version: durations of loads, failed loads, unloads to make room and after idle time."""
 
     seconds: LatencyHistogram = field(default_factory=LatencyHistogram)
     num_failed: int = 0
@@ -82,10 +74,6 @@ class WarmPool:
 
     Requests for a model that is not loaded share one load. A model in use, or held, is never unloaded: where all are,
     the next load waits until one is free.
-
-    Args:
-        limits: What may be loaded at once.
-        clock_s: Seconds that only grow.
     """
 
     def __init__(self, limits: WarmLimits, clock_s: Callable[[], float] = time.monotonic) -> None:
@@ -117,10 +105,8 @@ class WarmPool:
     async def enter(self, model: Warmable) -> None:
         """Load the model, if needed, and keep it loaded until ``leave``.
 
-        Cancelling the awaiting task does not cancel a load that others wait for, or that has started.
-
-        Raises:
-            WeftError: It cannot be loaded; the next request tries again.
+        Raises a WeftError; the next request tries again. Cancelling the awaiting task does not cancel a load that
+        others wait for, or that has started.
         """
         member = self._members.get(model)
         if member is None:
@@ -222,7 +208,6 @@ class WarmPool:
         )
 
     async def _make_room(self) -> None:
-        """Unload the least recently used unused model, or wait for a change."""
         free = self._free()
         if free:
             self._counters(free[0]).num_evicted += 1
@@ -231,7 +216,6 @@ class WarmPool:
             await self._changed.wait()
 
     def _free(self) -> list[_Member]:
-        """Loaded models that are not in use, least recently used first."""
         warm = [m for m in self._members.values() if m.is_warm and not m.num_users and not m.is_leaving]
         free = [member for member in warm if not member.model.is_held]
         return sorted(free, key=lambda member: member.used_s)

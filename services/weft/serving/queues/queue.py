@@ -23,15 +23,10 @@ _ROOM = 2
 
 
 class Expiries:
-    """Expiry times by request. Adding and removing cost O(log n) at most.
+    """Expiry times by request, up to ``num_times`` for each. Adding and removing cost O(log n) at most.
 
-    The key of a request is its ``sequence``, its number in its queue.
-
-    Args:
-        num_times: Times that a request may have.
-
-    Attributes:
-        requests: Those that have times, passed ones included, by their number; read only.
+    The key of a request is its ``sequence``, its number in its queue. ``requests`` has those that have times, passed
+    ones included, by their number; read only.
     """
 
     def __init__(self, num_times: int = 1) -> None:
@@ -174,10 +169,8 @@ class PolicyQueue(RequestQueue):
         """Give the request its place; returns the policy for its wait.
 
         Its ``priority`` is the client's and may be changed to the level that is counted. ``enqueue_ns`` and
-        ``sequence``, the order of arrival, are set.
-
-        Raises:
-            ResourceExhaustedError: There is no room (see ``check_room``). Nothing was changed.
+        ``sequence``, the order of arrival, are set. Raises ResourceExhaustedError, and changes nothing, without room
+        (see ``check_room``).
         """
 
     @abstractmethod
@@ -191,20 +184,14 @@ class PolicyQueue(RequestQueue):
         """
 
     def _policy_of(self, request: InferenceRequest) -> WaitPolicy:
-        """The policy for the wait of a queued request."""
         return self._settings.default_policy
 
     @override
     def add(self, request: InferenceRequest, now_ns: int) -> None:
         """Queue the request, and set its timeout, times and sequence number.
 
-        Args:
-            request: With the client's ``priority`` and ``queue_timeout_us``; 0 for none.
-            now_ns: Time, ``time.monotonic_ns``.
-
-        Raises:
-            ResourceExhaustedError: The queue is full. Nothing was queued.
-            DeadlineExceededError: The request's deadline has passed. Nothing was queued.
+        It has the client's ``priority`` and ``queue_timeout_us``; 0 for none. Raises ResourceExhaustedError if the
+        queue is full, DeadlineExceededError if the deadline has passed; nothing is queued then.
         """
         request.sequence = next(self._numbers)
         request.enqueue_ns = now_ns
@@ -250,8 +237,8 @@ class PolicyQueue(RequestQueue):
     def expire(self, now_ns: int) -> list[Expired]:
         """Apply timeouts and deadlines that have passed at ``now_ns``.
 
-        Returns:
-            Requests that left the queue, in the order of expiry. One whose policy is DELAY is put back and stays.
+        Returns the requests that left the queue, in the order of expiry. One whose policy is DELAY is put back and
+        stays.
         """
         expired: list[Expired] = []
         while (request := self._expiries.pop(now_ns)) is not None:
@@ -289,15 +276,9 @@ class PolicyQueue(RequestQueue):
 
 
 def check_room(policy: WaitPolicy, num_waiting: int, where: str = "") -> None:
-    """Check that one more request may wait.
+    """Raise ResourceExhaustedError if as many requests wait as the policy allows.
 
-    Args:
-        policy: For its wait.
-        num_waiting: Requests that wait where it would.
-        where: That place in the message, for example ``" at priority level 1"``.
-
-    Raises:
-        ResourceExhaustedError: As many as may wait do.
+    ``where`` is the place in the message, for example ``" at priority level 1"``.
     """
     if 0 < policy.max_queue_size <= num_waiting:
         raise ResourceExhaustedError(

@@ -1,7 +1,7 @@
 """Stateful sequences: each has one slot of one instance, and its requests run there one after another.
 
-When a request of a sequence is withdrawn or
-too late, the whole sequence ends, because later requests would be answered from a wrong state.
+When a request of a sequence is withdrawn or too late, the whole sequence ends, because later requests would be answered
+from a wrong state.
 """
 
 from collections import OrderedDict
@@ -33,19 +33,14 @@ _ARRIVAL = attrgetter("sequence")
 
 
 class SequenceQueue(RequestQueue):
-    """Waiting requests of stateful sequences.
+    """Waiting requests of stateful sequences; each of the instances has ``num_slots`` slots.
 
     A sequence that starts gets the free slot of the lowest row; where none is free it waits in the backlog, and gets
     the next one. It ends with the request that says so, when none came for too long, and when a request of it is
     withdrawn, is too late, or its instance is lost. A request that starts a sequence under the id of one that has not
     ended runs after the requests of that, in its slot.
-
     In iterative mode each request is a sequence: it is executed until the model releases it. Requests with one id run
     one after another, and one that is withdrawn or too late leaves alone.
-
-    Args:
-        settings: Of the model, with ``sequences``.
-        instances: Each has ``num_slots`` slots.
     """
 
     def __init__(self, settings: SchedulerSettings, model: str, instances: Sequence[Hashable]) -> None:
@@ -192,8 +187,7 @@ class SequenceQueue(RequestQueue):
     def expire(self, now_ns: int) -> list[Expired]:
         """End requests whose deadline has passed at ``now_ns``, and sequences that were idle for too long.
 
-        Returns:
-            Requests that expired, and those of sequences that ended since the last call.
+        Returns the requests that expired, and those of sequences that ended since the last call.
         """
         while (request := self._expiries.pop(now_ns)) is not None:
             self._expire_one(request, now_ns)
@@ -272,7 +266,6 @@ class SequenceQueue(RequestQueue):
             self._expiries.add(request, request.context.deadline_ns)
 
     def _wait_again(self, request: InferenceRequest, now_ns: int) -> None:
-        """Queue a request that has run as the next of its sequence."""
         sequence = _sequence_of(request)
         request.position = SequencePosition(sequence, is_start=False, is_end=False)
         request.call = replace(request.call, parameters={**request.call.parameters, "sequence_start": False})
@@ -285,7 +278,6 @@ class SequenceQueue(RequestQueue):
             self._note_ready(sequence)
 
     def _note_ready(self, sequence: RequestSequence) -> None:
-        """Make the sequence a candidate for the next batch, if it has a slot, a waiting request and none that runs."""
         if sequence.instance is None or sequence.running is not None or not sequence.waiting:
             return
         ready = self._ready[sequence.instance]
@@ -297,7 +289,6 @@ class SequenceQueue(RequestQueue):
             head.batch_key = head.batch_key, tuple([tensor.shape for tensor in sequence.state.values()])
 
     def _end(self, sequence: RequestSequence, error: WeftError | None = None) -> None:
-        """End the sequence; its waiting requests fail with ``error``."""
         if sequence.is_over:
             return
         if self._open.get(sequence.id) is sequence:

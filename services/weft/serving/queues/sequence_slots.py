@@ -8,11 +8,7 @@ from weft.serving.request.request import RequestSequence
 
 
 class SequenceSlots:
-    """Places sequences: each gets the free slot of the lowest row; where none is free it waits in the backlog.
-
-    Attributes:
-        backlog: Sequences that wait for a slot, in order.
-    """
+    """Places sequences: each gets the free slot of the lowest row, or waits in the ``backlog``, in order."""
 
     def __init__(self, instances: Sequence[Hashable], num_slots: int) -> None:
         self._instances = list(instances)

@@ -30,8 +30,8 @@ class SequenceSettings:
     Attributes:
         is_direct: A sequence owns one row of the batches of its instance; otherwise the oldest requests are batched.
         num_slots: Sequences in progress on one instance; for ``is_direct``, rows of a batch.
-        max_idle_us: A sequence that waits longer than this for its next request is ended; microseconds.
-        max_queue_delay_us: Direct only: longest time in microseconds that a request waits for other rows to be ready.
+        max_idle_us: A sequence that waits longer than this for its next request is ended.
+        max_queue_delay_us: Direct only: longest time that a request waits for other rows to be ready.
         minimum_slot_utilization: Direct only: share of the rows, 0 to 1, that ends this wait.
         id_datatype: Of the input that gets the sequence's id; "": there is none, and any id is accepted.
         has_varying_state: States may differ in shape; only those of one shape share a batch.
@@ -53,13 +53,8 @@ class SequenceSettings:
 def sequence_parameters(parameters: Parameters, model: str, id_datatype: str) -> tuple[int | str, bool, bool]:
     """Id of the sequence of a request, and whether the request starts and ends it.
 
-    Args:
-        parameters: Of the request: ``sequence_id``, ``sequence_start`` and ``sequence_end``.
-        model: Name, for errors.
-        id_datatype: Datatype of the id; "": any.
-
-    Raises:
-        InvalidArgumentError: The id is missing or of a wrong type, or a flag is no bool.
+    An ``id_datatype`` of "" allows any id. Raises InvalidArgumentError if the id is missing or of a wrong type, or a
+    flag is no bool; ``model`` is for the message.
     """
     given = parameters.get("sequence_id", 0)
     if isinstance(given, bool) or not isinstance(given, int | str):
@@ -109,14 +104,13 @@ def _flag(parameters: Parameters, key: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WaitPolicy:
-    """How long requests of a level wait, and how many: ``ModelQueuePolicy``.
+    """How long requests of a level wait, and how many: ``ModelQueuePolicy``. A limit of 0 is none.
 
     Attributes:
         timeout_action: ``"REJECT"``: a request that waited too long fails; ``"DELAY"``: it goes behind the others of
             its level.
-        default_timeout_us: Longest wait in microseconds; 0 means no limit.
         allow_timeout_override: A request may ask for a shorter wait than the default, never for a longer one.
-        max_queue_size: Most requests that wait in one level; 0 means no limit.
+        max_queue_size: Most requests that wait in one level.
     """
 
     timeout_action: str = "REJECT"
@@ -139,16 +133,14 @@ class SchedulerSettings:
         max_batch_size: Most rows in one execution; 0 for a model without batch dimension.
         is_batching: ``dynamic_batching`` is present; otherwise each request is executed alone.
         preferred_batch_sizes: Rows at which a batch is sent without waiting; empty means ``max_batch_size``.
-        max_queue_delay_us: Longest time in microseconds that a request waits for others to fill its batch.
-        preserve_ordering: Answers leave in the order of arrival.
+        max_queue_delay_us: Longest time that a request waits for others to fill its batch.
         priority_levels: Number of levels, 1 is served first; 0 means that priorities are not used.
         default_priority_level: Level of a request that names none, or one that does not exist.
         default_policy: Policy of each level that ``policies`` does not name.
-        policies: Policy by level.
         execution_timeout_us: An instance that executes for longer counts as hung; 0: never.
         load_timeout_s: An instance that loads for longer is given up; 0: never.
-        priority_aging_us: A request is served as one of the next better level that came so many microseconds later;
-            0: levels are strict.
+        priority_aging_us: A request is served as one of the next better level that came so many microseconds later; 0:
+            levels are strict.
         can_split: A request of more than ``max_batch_size`` rows is executed in parts.
         queue_policy: Order of service; a name of ``QUEUES``.
         sequences: How stateful sequences share the instances; None: the model has none.
@@ -192,11 +184,7 @@ class SchedulerSettings:
         return self.policies.get(level, self.default_policy)
 
     def validate(self, model_name: str) -> None:
-        """Check that a model can be served with these settings.
-
-        Raises:
-            InvalidArgumentError: Names every fault, with the value got and the values allowed.
-        """
+        """Raise InvalidArgumentError with every fault, the values got and allowed, if there is one."""
         faults = [f"{path}: {message}" for path, message in self.faults()]
         if faults:
             raise InvalidArgumentError(f"model '{model_name}': {'; '.join(faults)}")
@@ -258,10 +246,8 @@ class SchedulerSettings:
 def num_to_hold(environment: Mapping[str, str] = os.environ) -> int:
     """Requests that must be queued before the first batch of each model is formed; 0 (off) unless a test asks for it.
 
-    ``WEFT_DELAY_SCHEDULER``, or the name that Triton Inference Server uses, ``TRITONSERVER_DELAY_SCHEDULER``.
-
-    Raises:
-        InvalidArgumentError: The value is not a whole number of at least 0.
+    ``WEFT_DELAY_SCHEDULER``, or the name that Triton Inference Server uses, ``TRITONSERVER_DELAY_SCHEDULER``. Raises
+    InvalidArgumentError.
     """
     for name in _HOLD_VARIABLES:
         value = environment.get(name)

@@ -30,8 +30,7 @@ def callers_of(headers: Mapping[str, str]) -> set[str]:
 def longer_path(paths: Iterable[list[str]], origin: str, model: str) -> str:
     """The header of a call of ``model`` that ``origin`` makes for requests that came by ``paths``.
 
-    Raises:
-        InvalidArgumentError: Calls are nested too deeply.
+    Raises InvalidArgumentError if calls are nested too deeply.
     """
     path = [*max(paths, key=len, default=[]), origin]
     if len(path) > MAX_CALL_DEPTH:
@@ -44,22 +43,14 @@ def longer_path(paths: Iterable[list[str]], origin: str, model: str) -> str:
 
 
 class SelfCalls:
-    """Finds calls of a model to itself that would wait for ever. Lives on the event loop.
-
-    Args:
-        origins: The model's instances, as entries of a path.
-    """
+    """Finds calls of a model to itself that would wait for ever; ``origins`` are its instances as entries of a path."""
 
     def __init__(self, model: str, origins: Collection[str]) -> None:
         self._model = model
         self._origins = frozenset(origins)
 
     def check(self, request: InferenceRequest, queued: Iterable[InferenceRequest]) -> None:
-        """Check that an instance can become free for the request.
-
-        Raises:
-            ResourceExhaustedError: Every instance waits for a request that is in the queue, or for this one.
-        """
+        """Raise ResourceExhaustedError if every instance waits for this request or for one that is queued."""
         held = self._held(request)
         if not held:
             return

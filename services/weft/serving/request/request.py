@@ -20,13 +20,7 @@ _callbacks_lock = threading.Lock()
 
 
 class Work(NamedTuple):
-    """What a backend says of its work on one request, for its span.
-
-    Attributes:
-        name: Of the span.
-        attributes: Of the span.
-        events: By name with the time, ``time.monotonic_ns``, and attributes.
-    """
+    """What a backend says of its work on one request, for its span; events have the time, ``time.monotonic_ns``."""
 
     name: str
     attributes: Mapping[str, Any]
@@ -42,10 +36,9 @@ class InferenceRequest:
 
     Attributes:
         call: The request as it came; inputs are checked against the model's signature.
-        context: Deadline, headers, trace context.
         num_rows: Batch size, 1 for a model without batch dimension.
         priority: Level, 1 is highest; 0 where the model has no levels.
-        queue_timeout_us: Longest time in the queue in microseconds; 0 means no limit.
+        queue_timeout_us: Longest time in the queue; 0 means no limit.
         enqueue_ns: When it entered the queue.
         start_ns: When its batch was formed; 0 while it waits.
         num_queued_at_arrival: Requests in the queue when it came.
@@ -127,9 +120,7 @@ class InferenceRequest:
     def array(self, name: str) -> Array:
         """Input ``name`` as a read-only numpy array, batch dimension included; decoded once.
 
-        Raises:
-            KeyError: The request has no such input.
-            InvalidArgumentError: The bytes do not fit the shape.
+        Raises KeyError for an unknown input, InvalidArgumentError if the bytes do not fit the shape.
         """
         array = self._arrays.get(name)
         if array is None:
@@ -143,12 +134,10 @@ class RequestSequence:
     Attributes:
         id: As the client sent it.
         waiting: Requests that wait, in order.
-        running: The request that runs.
         instance: Where it runs; None while it waits for a slot.
         row: Its slot there.
         idle_since_ns: When the latest request was answered, if none waits or runs.
         state: Tensors by input, as the latest request left them; the threads of the instances alone look at it.
-        is_over: Whether it has ended.
     """
 
     __slots__ = ("id", "idle_since_ns", "instance", "is_over", "row", "running", "state", "waiting")

@@ -14,15 +14,9 @@ _LENGTH = Struct("<I")
 
 
 def split_call(call: InferCall, num_rows: int, max_rows: int) -> list[InferCall]:
-    """Calls of at most ``max_rows`` rows each, in order; their bytes are copies.
+    """Calls of at most ``max_rows`` rows each, in order, of a checked call of ``num_rows``; their bytes are copies.
 
-    Args:
-        call: Checked; every input has ``num_rows`` rows.
-        num_rows: Of the call.
-        max_rows: Of a part.
-
-    Raises:
-        InvalidArgumentError: There would be more than ``MAX_PARTS`` parts.
+    Raises InvalidArgumentError for more than ``MAX_PARTS`` parts.
     """
     bounds = [*range(0, num_rows, max_rows), num_rows]
     if len(bounds) - 1 > MAX_PARTS:
@@ -45,7 +39,6 @@ def split_call(call: InferCall, num_rows: int, max_rows: int) -> list[InferCall]
 
 
 def _cut(tensor: WireTensor, bounds: Sequence[int]) -> Iterator[WireTensor]:
-    """The rows of a tensor between each two neighbours of ``bounds``."""
     datatype, shape, data = tensor
     offsets = _offsets(data, shape, bounds) if datatype == "BYTES" else [len(data) // shape[0] * row for row in bounds]
     for i in range(len(bounds) - 1):
@@ -67,8 +60,7 @@ def _offsets(data: bytes, shape: Sequence[int], bounds: Sequence[int]) -> list[i
 def join_results(results: Sequence[InferResult]) -> InferResult:
     """One result with the rows of all.
 
-    Raises:
-        InvalidArgumentError: The parts have different outputs, or rows of different shape.
+    Raises InvalidArgumentError if the parts have different outputs, or rows of different shape.
     """
     first = results[0]
     outputs: dict[str, WireTensor] = {}

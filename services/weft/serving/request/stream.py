@@ -57,12 +57,9 @@ class SendWindow:
 
 
 class Sent(NamedTuple):
-    """One response as the model sent it.
+    """One response as the model sent it, at ``sent_ns`` of ``time.monotonic_ns``.
 
-    Attributes:
-        answer: ``is_final`` on the last; an error as such is the last too, one in a result need not be.
-        sent_ns: When the model had made it, ``time.monotonic_ns``.
-        encode_ns: How long encoding it took.
+    The last ``answer`` ``is_final``; an error as such is the last too, one in a result need not be.
     """
 
     answer: InferResult | WeftError
@@ -78,16 +75,17 @@ class Sent(NamedTuple):
 class ResponseStream(Generic[ResponseT]):
     """Iterates over the responses of one request; an error that ends it is raised after the responses before it.
 
+    The model sends from any thread; the callbacks run on ``loop``, where it is read.
+
     Args:
-        loop: Where it is read. The model sends from any thread.
         encode: Makes the result of a response; raises InternalError for one that does not fit the configuration.
         null: Makes the result that only says that no response follows.
-        on_sent: Called on the loop for each response with its number, from 0, and when the one before it was sent.
-        on_end: Called on the loop, once, when the model has sent its last response, with the error if that is one.
+        on_sent: Called for each response with its number, from 0, and when the one before it was sent.
+        on_end: Called once, when the model has sent its last response, with the error if that is one.
 
     Attributes:
-        on_taken: Called on the loop for each response that was read.
-        on_over: Called on the loop, maybe twice, when the stream has ended.
+        on_taken: Called for each response that was read.
+        on_over: Called, maybe twice, when the stream has ended.
         num_sent: Responses that the model has sent.
         last_ns: When it sent the latest one, or when the stream was made; ``time.monotonic_ns``.
     """
@@ -130,9 +128,7 @@ class ResponseStream(Generic[ResponseT]):
     def send(self, response: ResponseT | WeftError | None, *, is_final: bool) -> None:
         """Send a response; waits while too many are unread, and drops it when the request has ended.
 
-        Args:
-            response: None, with ``is_final``: none follows. The request may go on after an error.
-            is_final: None follows.
+        None, with ``is_final``: no response follows. The request may go on after an error.
         """
         sent = self._encoded(response, is_final)
         outputs = () if isinstance(sent.answer, WeftError) else sent.answer.outputs.values()

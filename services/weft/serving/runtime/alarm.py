@@ -29,12 +29,7 @@ class _TimerSpec(ctypes.Structure):
 
 
 class Alarm:
-    """Calls back on the event loop at the earliest of the times set since the last callback.
-
-    Args:
-        loop: The running loop; the alarm is used on it alone.
-        callback: Called without arguments.
-    """
+    """Calls back on the running event loop at the earliest of the times set since the last callback."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         self._loop = loop

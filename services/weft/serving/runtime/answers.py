@@ -63,10 +63,8 @@ class ReorderBuffer(Generic[K, V]):
 class Answers:
     """Delivers the outcomes of executions, and errors of requests that end without one, to their callers.
 
-    Args:
-        recorder: Counts every answer once; a request that was split counts once too.
-        is_ordered: Answers leave in the order in which the requests were expected.
-        drop: Takes a request out of the queue, or flags it if it runs.
+    Every answer counts once, that of a request that was split too. Where it ``is_ordered``, answers leave in the order
+    in which the requests were expected. ``drop`` takes a request out of the queue, or flags it if it runs.
     """
 
     def __init__(
@@ -167,13 +165,8 @@ def _described() -> Work:
 class DecoupledRequests:
     """Opens the streams of requests, and ends them; lives on the event loop.
 
-    Args:
-        recorder: Counts each request once, when it ends, and each response.
-        withdraw: Ends a request with an error that is not the model's.
-        on_end: Called with a request that has ended.
-
-    Attributes:
-        unfinished: Requests that have not had their last response.
+    ``withdraw`` ends a request with an error that is not the model's, ``on_end`` is called with one that has ended.
+    ``unfinished`` has those without their last response.
     """
 
     def __init__(
@@ -215,7 +208,6 @@ class DecoupledRequests:
         answer.add_done_callback(partial(self._answered, request, timer))
 
     def _encode(self, request: InferenceRequest, response: InferenceResponse) -> InferResult:
-        """The result. Raises InternalError, which is logged, for a response that does not fit the configuration."""
         try:
             return self._encoder.encode(request, response)
         except InternalError as error:

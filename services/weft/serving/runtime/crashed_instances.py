@@ -24,8 +24,8 @@ class CrashedInstances:
 
     Attributes:
         reasons: By lost instance.
-        includes_all: Whether every instance hangs, or is lost and could not be loaded again, or not soon.
-        is_loading: Whether that is so because they are still being loaded.
+        includes_all: Every instance hangs, or is lost and could not be loaded again, or not soon.
+        is_loading: That is so because they are still being loaded.
     """
 
     def __init__(self, model: str, num_instances: int) -> None:
@@ -69,14 +69,9 @@ async def until_slow(turn: asyncio.Lock | asyncio.Semaphore) -> AsyncIterator[No
 
 
 class LoadWatch:
-    """Watches one load after another of an instance; lives on the event loop.
+    """Watches one load after another of an instance; lives on ``loop``. ``what`` names the instance in messages.
 
-    Args:
-        what: Name of the instance and its model, for messages.
-        limit_s: Longest load in seconds; 0: no limit.
-        on_slow: Called with a message when a load has taken ``SLOW_S``.
-        on_limit: Called with a message when a load has taken ``limit_s``.
-        loop: Calls them.
+    ``on_slow`` is called with a message when a load has taken ``SLOW_S``, ``on_limit`` after ``limit_s`` (0: no limit).
     """
 
     def __init__(

@@ -39,16 +39,8 @@ class Dispatcher:
     Every method is called on one event loop. Model code runs on the threads of the instances, and that of inline
     instances in ``dispatch``, a batch in each turn of the event loop.
 
-    Args:
-        places: Where to run it, at least one.
-        limiter: Of the resources that instances share; None: nothing is limited.
-
     Attributes:
-        queue: Requests that wait for an instance.
-        answers: Ends requests.
-        decoupled: Requests of a decoupled model that have not ended.
         crashed: Instances that are lost.
-        recorder: Writes the statistics.
         times: How long executions took.
         retry_after: The hint for a request that finds the queue full.
         is_open: Whether the model accepts requests; if not, it forms batches without delay.
@@ -127,8 +119,7 @@ class Dispatcher:
     async def start(self) -> None:
         """Load every instance, one after another, and open the model.
 
-        Raises:
-            WeftError: Why an instance cannot be loaded; those loaded before are closed again.
+        Raises a WeftError if an instance cannot be loaded; those loaded before are closed again.
         """
         self._alarm = Alarm(asyncio.get_running_loop(), self.dispatch)
         try:
@@ -143,7 +134,6 @@ class Dispatcher:
         self.is_open = True
 
     def _open_background(self) -> None:
-        """Have the lowest level wait for the background, if every instance has one."""
         background = [instance.background for instance in self._instances if instance.background is not None]
         if len(background) == len(self._instances):
             better, lowest = self.queue.apart(self._background_level)
@@ -153,9 +143,7 @@ class Dispatcher:
     async def stop(self, *, grace_s: float) -> None:
         """Close the model: answer the requests that it has accepted, then close the backends.
 
-        Args:
-            grace_s: Time in seconds for queued and running requests; those not answered by then fail with
-                UnavailableError.
+        Requests that are not answered after ``grace_s`` fail with UnavailableError.
         """
         self.is_open = False
         end_s = time.monotonic() + grace_s
@@ -233,7 +221,6 @@ class Dispatcher:
             self._alarm.set(at_ns, now_ns)
 
     def _on_executed(self, instance: Instance | BackgroundThread, execution: BatchExecution) -> None:
-        """A batch has run: give the instance the next one first, then answer the members."""
         del self._running[instance]
         if isinstance(instance, Instance):
             self._idle.give_back(instance, is_lost=instance in self.crashed.reasons)
@@ -262,14 +249,12 @@ class Dispatcher:
             )
 
     def _on_stream_end(self, request: InferenceRequest) -> None:
-        """A request of a decoupled model has ended: free its slot, if it had one."""
         if self._slots is not None and self._slots.leave(request):
             self.retry_after.measured(1, time.monotonic_ns() - request.start_ns)
             self.dispatch_soon()
         self._check_drained()
 
     def _on_crash(self, instance: Instance, reason: str) -> None:
-        """The instance is lost, or ("") back; requests that no instance is left for fail."""
         if not reason:
             self.crashed.remove(instance)
             self._statistics.restart_count += not instance.is_hung  # else it was never loaded again
@@ -297,7 +282,6 @@ class Dispatcher:
             self._drained.set()
 
     async def _close(self, grace_s: float) -> None:
-        """Close every idle backend, for at most ``grace_s`` seconds; the others close when they return."""
         if self._alarm is not None:
             self._alarm.close()
             self._alarm = None

@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
+from typing_extensions import override
+
 from weft.serving.backends.base import InstanceContext
 from weft.serving.queues.queue import RequestQueue
 from weft.serving.request.call_path import callers_of
@@ -76,12 +78,7 @@ def idle_instances(
 
 
 class RateLimitedInstances(IdleInstances[_InstanceT]):
-    """Idle instances that may start now, by the rate limiter; false where none may.
-
-    Args:
-        queued: Requests of the model that wait.
-        dispatch: Starts executions on idle instances.
-    """
+    """Idle instances that may start now, by the rate limiter; false where none may."""
 
     def __init__(
         self,
@@ -114,29 +111,29 @@ class RateLimitedInstances(IdleInstances[_InstanceT]):
         idle = sorted(super().__iter__(), key=lambda instance: self._contenders[instance].next_turn)
         return iter([instance for instance in idle if self._limiter.may_start(self._contenders[instance], now_ns)])
 
+    @override
     def take(self, wanted: Hashable = None) -> _InstanceT:
-        """As of ``IdleInstances``; the limiter gives the instance its resources."""
         instance = super().take(next(iter(self)) if wanted is None else wanted)
         self._limiter.start(self._contenders[instance])
         if self._may_start_one is not None:
             self._may_start_one = False
         return instance
 
+    @override
     def give_back(self, instance: _InstanceT, *, is_lost: bool) -> None:
-        """As of ``IdleInstances``; releases the resources of the instance, which may start others."""
         super().give_back(instance, is_lost=is_lost)
         self._limiter.finish(self._contenders[instance])
 
+    @override
     def check_call(self, request: InferenceRequest) -> None:
-        """Raise ResourceExhaustedError where the callers of the request hold what every instance needs."""
         self._limiter.check_call(list(self._contenders.values()), callers_of(request.context.headers))
 
+    @override
     def open(self) -> None:
-        """Join the limiter. Raises InvalidArgumentError if an instance needs more than there is."""
         self._limiter.join(self, list(self._contenders.values()))
 
+    @override
     def close(self) -> None:
-        """Leave the limiter: no instance starts any more."""
         self._limiter.leave(self)
 
     def waiting(self) -> list[Contender]:

@@ -37,8 +37,8 @@ class Instance:
     Args:
         report: Called on the event loop once for each batch of ``execute``; by that method itself where it is inline.
         report_crash: Called on the event loop with the reason when the backend is lost, before ``report`` if that was
-            in a batch, and after each attempt to load it again; with "" when that succeeded. Also when a batch runs
-            for too long, and with "" when it ends after all.
+            in a batch, and after each attempt to load it again; with "" when that succeeded. Also when a batch runs for
+            too long, and with "" when it ends after all.
         execution_timeout_s: Longest execution; the backend then aborts the batch, if it can. 0: no limit.
         load_timeout_s: Longest load; it then fails, and the backend aborts it, if it can. 0: no limit.
         has_background: Run batches in the background too, if the backend can.
@@ -91,11 +91,7 @@ class Instance:
         return self._loaded is not None and (not self._loaded.done() or self._loaded.cancelled())
 
     async def load(self) -> None:
-        """Load the backend, which then waits for batches.
-
-        Raises:
-            WeftError: The backend's own error, or an InternalError with the cause. The thread has ended.
-        """
+        """Load the backend, which then waits for batches. Raises a WeftError; the thread has then ended."""
         self._loop = asyncio.get_running_loop()
         self._loaded = self._loop.create_future()
         self._closed = self._loop.create_future()
@@ -225,7 +221,6 @@ class Instance:
             self._hang()
 
     def _hang(self) -> None:
-        """Report that the batch has run for too long, and abort it where that is possible."""
         self.is_hung = True
         start = datetime.now(UTC) - timedelta(seconds=self._execution_timeout_s)
         reason = (
@@ -254,13 +249,11 @@ class Instance:
         self.is_slow = False
 
     def _on_slow(self, reason: str) -> None:
-        """A load takes long: if it is that of a lost backend, its calls do not wait for it."""
         if self._loaded is not None and self._loaded.done():
             self.is_slow = True
             self._report_crash(self, reason)
 
     def _give_up(self, reason: str) -> None:
-        """Fail the load, and abort it where that is possible."""
         if self._loaded is not None:
             _resolve(self._loaded, UnavailableError(f"{reason}; if it needs longer, raise that parameter of the model"))
         self.abort()
@@ -318,7 +311,6 @@ class Instance:
             self._on_loop(self._end_execution, BatchExecution(members, answers, 0, now_ns, now_ns, now_ns, now_ns))
 
     def _on_loop(self, function: Callable[..., None], *args: Any) -> None:
-        """Call ``function`` on the event loop, unless that is closed: then nobody waits any longer."""
         if self._loop is not None:
             try:
                 self._loop.call_soon_threadsafe(function, *args)

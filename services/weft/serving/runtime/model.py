@@ -38,12 +38,7 @@ _Answer = asyncio.Future[InferResult | WeftError]
 
 
 class CallValidation:
-    """Validates the calls of one model.
-
-    Attributes:
-        checks_strings: Whether a call may take long to check. Those of stateful sequences are checked at once all the
-            same: the next one would overtake.
-    """
+    """Validates the calls of one model; reshapes and splits them. ``checks_strings``: it may take long."""
 
     def __init__(self, signature: ModelSignature, settings: SchedulerSettings) -> None:
         self._signature = signature
@@ -70,10 +65,7 @@ class CallValidation:
 
 
 def call_reshaper(signature: ModelSignature) -> Callable[[InferCall], InferCall] | None:
-    """Makes of a call that fits the signature one with the shapes that the model takes; its bytes are not copied.
-
-    None: no input has ``reshape``.
-    """
+    """Gives a call the shapes that the model takes, without a copy of its bytes; None: no input has ``reshape``."""
     specs = [(spec, spec.reshape) for spec in signature.inputs if spec.reshape is not None]
     if not specs:
         return None
@@ -89,18 +81,11 @@ def call_reshaper(signature: ModelSignature) -> Callable[[InferCall], InferCall]
 
 
 class ServedModel:
-    """Answers requests for one model version, in batches, by its instances.
+    """Answers requests for one model version, in batches, by its instances, of which there is at least one.
 
     Admits requests: validates them, splits those that are too large, queues them, and takes out of the queue those
-    whose caller has left. ``Dispatcher`` does the rest. Every method is called on one event loop.
-
-    Args:
-        instances: Where to run it, at least one.
-        statistics: Of this version when it was loaded before; None: new ones.
-        limiter: Of the resources that instances share; None: nothing is limited.
-
-    Raises:
-        InvalidArgumentError: The settings cannot be served.
+    whose caller has left. ``Dispatcher`` does the rest. Every method is called on one event loop. ``statistics`` are
+    those of this version when it was loaded before. Raises InvalidArgumentError if the settings cannot be served.
     """
 
     dispatcher_class: ClassVar[type[Dispatcher]] = Dispatcher
@@ -130,19 +115,14 @@ class ServedModel:
         self._batch_key = make_batch_key(signature.for_backend(), context.layout.buckets) if is_keyed else None
 
     async def start(self) -> None:
-        """Load every instance, one after another, and accept requests.
-
-        Raises:
-            WeftError: Why an instance cannot be loaded; those loaded before are closed again.
-        """
+        """Load every instance, one after another, and accept requests. Raises as ``Dispatcher.start``."""
         await self._dispatcher.start()
 
     async def stop(self, *, grace_s: float) -> None:
         """Accept no more requests, answer those accepted before, and close the backends.
 
-        Args:
-            grace_s: Time in seconds for queued and running requests; those not answered by then fail with
-                UnavailableError. Batches are formed without delay meanwhile.
+        Requests that are not answered after ``grace_s`` fail with UnavailableError. Batches are formed without delay
+        meanwhile.
         """
         await self._dispatcher.stop(grace_s=grace_s)
 
@@ -190,15 +170,8 @@ class ServedModel:
 
         The model waits while ``weft.serving.request.stream.MAX_WAITING`` of them have not been read. Closing the
         generator, or cancelling the task that awaits it, withdraws the request as in ``infer``; later responses are
-        dropped.
-
-        Args:
-            call: The request.
-            context: Of the call.
-            is_collected: One response with everything is wanted, of a model that ``can_collect``.
-
-        Raises:
-            WeftError: As ``infer``, also after some responses.
+        dropped. ``is_collected``: one response with everything is wanted, of a model that ``can_collect``. Raises as
+        ``infer``, also after some responses.
         """
         request, answer = await self._accepted(call, context, is_collected=is_collected)
         stream = request.stream
@@ -243,7 +216,6 @@ class ServedModel:
     def _admit(
         self, checked: CheckedCall, context: CallContext, *, is_collected: bool = False
     ) -> tuple[InferenceRequest, _Answer]:
-        """The request, in the queue, and its answer to come."""
         call, num_rows, parts = checked
         dispatcher = self._dispatcher
         if not dispatcher.is_open:

@@ -139,11 +139,7 @@ class Recorder:
 
 
 class Overruns:
-    """Counts and logs the inline executions of one model that take longer than ``LIMIT_NS``.
-
-    Args:
-        statistics: Of the model; ``inline_overrun_count`` is counted there.
-    """
+    """Counts and logs the inline executions of one model that take longer than ``LIMIT_NS``."""
 
     def __init__(self, statistics: ModelStatistics) -> None:
         self._statistics = statistics

@@ -21,12 +21,8 @@ from weft.serving.scheduler.grouping import LengthBuckets
 class SequenceDispatcher(Dispatcher):
     """Runs the requests of a stateful sequence one after another on one instance.
 
-    Arguments and errors are those of ``Dispatcher``.
-
-    Attributes:
-        sequences: The queue.
-        all_over: Set when the model is closed and its last sequence has ended, or need not be waited for.
-        on_free: Called when the last sequence has ended.
+    ``all_over`` is set when the model is closed and its last sequence has ended, or need not be waited for; ``on_free``
+    is called when the last sequence has ended.
     """
 
     sequences: SequenceQueue
@@ -95,8 +91,7 @@ class SequenceModel(ServedModel):
     """Answers the requests of stateful sequences.
 
     A sequence ends when one of its requests is withdrawn, whether that waits or runs, and when its instance is lost;
-    its other requests then fail, and what comes later must start it again. Arguments and errors are those of
-    ``ServedModel``.
+    its other requests then fail, and what comes later must start it again.
     """
 
     dispatcher_class = SequenceDispatcher

@@ -73,14 +73,7 @@ def record_execution(model: str, instance: str, execution: BatchExecution, *, is
 
 
 def record_stream(model: str, request: InferenceRequest, num_responses: int, error: WeftError | None) -> None:
-    """A ``compute`` span of a request of a decoupled model: from when it left the queue until now.
-
-    Args:
-        model: Name.
-        request: That has ended: was answered, failed, was cancelled, or is late.
-        num_responses: That the model has sent.
-        error: That ended it, if one did.
-    """
+    """A ``compute`` span of a request of a decoupled model that has ended: from when it left the queue until now."""
     if request.start_ns:  # else it never left the queue
         now_ns, offset_ns = time.time_ns(), _unix_offset_ns()
         attributes = {"weft.model": model, "weft.num_rows": request.num_rows, "weft.num_responses": num_responses}
@@ -94,7 +87,6 @@ def _record_compute(
     error: WeftError | None,
     links: Sequence[Span] = (),
 ) -> None:
-    """A span from one Unix time to another, with what the backend says of its work."""
     work = Work("compute", {}) if request.describe is None else request.describe()
     start_ns, end_ns = times_ns
     span = start_span(
@@ -112,7 +104,6 @@ def _record_compute(
 
 
 def _unix_offset_ns() -> int:
-    """What to add to ``time.monotonic_ns`` to get Unix time now."""
     return min(_read_clocks() for _ in range(3))[1]
 
 

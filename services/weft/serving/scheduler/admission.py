@@ -73,10 +73,6 @@ class DeadlineAdmission:
 
     Every estimate favours the request: running batches end at once, batches before it are full, and with too few
     measurements nothing is refused.
-
-    Args:
-        num_instances: That execute batches at once.
-        times: How long executions took lately.
     """
 
     def __init__(self, settings: SchedulerSettings, num_instances: int, times: ExecutionTimes) -> None:
@@ -86,10 +82,9 @@ class DeadlineAdmission:
         self._times = times
 
     def check(self, request: InferenceRequest, queue: RequestQueue, now_ns: int) -> None:
-        """Check that the request can meet its deadline, if it has one, and set its ``expected_ns``.
+        """Set ``expected_ns`` of a request with a deadline.
 
-        Raises:
-            DeadlineExceededError: By the measured medians it cannot.
+        Raises DeadlineExceededError if by the measured medians it cannot meet it.
         """
         deadline_ns = request.context.deadline_ns
         if deadline_ns is None or deadline_ns <= now_ns:  # the queue refuses the latter
@@ -114,9 +109,7 @@ class DeadlineAdmission:
 class RetryAfter:
     """Estimates when the requests that wait now will have been executed, from measured executions.
 
-    Args:
-        num_instances: That execute at once.
-        has_sequences: The hint is at least ``DEFAULT_RETRY_AFTER_MS``.
+    Of a model that ``has_sequences`` the hint is at least ``DEFAULT_RETRY_AFTER_MS``.
     """
 
     def __init__(self, num_instances: int, *, has_sequences: bool) -> None:

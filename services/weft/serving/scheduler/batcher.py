@@ -23,12 +23,9 @@ _MAX_AT_ONCE = 16
 
 
 class BatchDecision(NamedTuple):
-    """What an idle instance executes.
+    """What an idle instance executes: ``requests``, in this order; empty: nothing now.
 
-    Attributes:
-        requests: Execute these now, in this order; empty: nothing now.
-        wait_until_ns: If ``requests`` is empty: ask again at this time; None: ask again when a request arrives.
-        instance: Which idle instance executes them; None: any.
+    Then ask again at ``wait_until_ns``; None: when a request arrives. ``instance`` executes them; None: any.
     """
 
     requests: list[InferenceRequest]
@@ -110,9 +107,6 @@ class BucketBatcher:
     """Forms a batch in each length bucket by itself; the bucket whose first request is served first has precedence.
 
     A full batch does not wait for one of another bucket that does.
-
-    Args:
-        buckets: How large their batches may be.
     """
 
     def __init__(self, settings: SchedulerSettings, buckets: LengthBuckets) -> None:
@@ -164,11 +158,9 @@ def make_batcher(settings: SchedulerSettings, buckets: LengthBuckets | None = No
 
 
 class SequenceBatcher(ABC):
-    """Chooses the first idle instance whose sequences have a batch; a batch has at most one request of a sequence.
+    """Chooses the first of the ``idle`` instances whose sequences have a batch.
 
-    Args:
-        sequences: The queue of the model.
-        idle: Idle instances, in the order of preference.
+    A batch has at most one request of a sequence.
     """
 
     def __init__(self, sequences: SequenceQueue, idle: Iterable[Hashable]) -> None:
@@ -202,7 +194,6 @@ class DirectBatcher(SequenceBatcher):
         self._num_wanted = settings.minimum_slot_utilization * settings.num_slots
 
     def _choose(self, heads: Sequence[InferenceRequest], now_ns: int, may_wait: bool) -> BatchDecision:
-        """Every head that may be in one batch with the oldest."""
         batch_key = heads[0].batch_key
         batch = [head for head in heads if head.batch_key == batch_key]
         if self._has_delay and may_wait and len(batch) < self._num_wanted and now_ns < batch[0].send_by_ns:
@@ -226,7 +217,6 @@ class OldestBatcher(SequenceBatcher):
 
 
 def _earliest(decisions: Iterable[BatchDecision]) -> BatchDecision:
-    """No batch now; ask again at the first time at which one of the decisions may change."""
     times = [decision.wait_until_ns for decision in decisions if decision.wait_until_ns is not None]
     return BatchDecision([], min(times, default=None))
 
@@ -247,9 +237,6 @@ class SlotBatcher:
     than ``num_slots`` of the requests there are at least as good as it. So one that is strictly better
     (``RequestQueue.overtakes``) enters a full instance at once, where the backend may put others aside for it, and an
     instance never has more than ``num_slots`` requests of one level.
-
-    Args:
-        idle: Instances that can take requests now.
     """
 
     def __init__(self, queue: RequestQueue, num_slots: int, idle: Iterable[Hashable]) -> None:

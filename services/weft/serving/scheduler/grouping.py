@@ -65,8 +65,6 @@ def make_batch_key(signature: ModelSignature, buckets: LengthBuckets | None = No
 
 
 def _shapes(names: tuple[str, ...]) -> BatchKey:
-    """Row shapes of the inputs ``names``, None where one is absent."""
-
     def key(inputs: Mapping[str, WireTensor]) -> object:
         return tuple([tensor.shape[1:] if (tensor := inputs.get(name)) is not None else None for name in names])
 

@@ -25,11 +25,7 @@ _MAX_BUFFERS = 512
 
 
 class MessageChannel:
-    """One end. Any thread may send, one receives.
-
-    Args:
-        connection: A connected stream socket; closed with the channel.
-    """
+    """One end of a connected stream socket, which it closes. Any thread may send, one receives."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -38,9 +34,8 @@ class MessageChannel:
     def send(self, message: object) -> None:
         """Send a message; waits while the other end is slow.
 
-        Raises:
-            OSError: The other end is gone.
-            TritonModelException: This is a forked copy of the process that has the connection.
+        Raises OSError if the other end is gone, TritonModelException in a forked copy of the process that has the
+        connection.
         """
         if is_copy():
             raise TritonModelException(IN_COPY)

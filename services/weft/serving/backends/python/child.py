@@ -313,7 +313,6 @@ class Child:
             self._inbox.put(message)
 
     def _note(self, kind: str, request: InferenceRequest | None) -> None:
-        """Note an event of a request at the service, which may have ended here."""
         if request is None:
             return
         if kind == "cancel":

@@ -38,14 +38,9 @@ _numbers = itertools.count()
 
 
 def load_module(path: Path, utils: ModuleType = pb_utils) -> ModuleType:
-    """Execute the module at ``path``, for example ``<model>/1/model.py``.
+    """Execute the module at ``path``, for example ``<model>/1/model.py``, which imports ``utils``.
 
-    Args:
-        path: Of the file.
-        utils: The module that it imports as ``triton_python_backend_utils``.
-
-    Raises:
-        InvalidArgumentError: It does not import; the message has the file and the line.
+    Raises InvalidArgumentError, with the file and the line, if it does not import.
     """
     sys.modules[_UTILS] = pb_utils
     if _FINDER not in sys.meta_path:
@@ -83,8 +78,7 @@ def model_class_of(module: ModuleType, path: Path) -> Any:
 def complete_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     """The configuration as ``auto_complete_config`` of the model at ``path`` completes it.
 
-    Raises:
-        InvalidArgumentError: The model does not import, or its function raises or returns something else.
+    Raises InvalidArgumentError if the model does not import, or its function raises or returns something else.
     """
     directory = path.parent
     module = load_module(path, pb_utils.utils_of(directory, model=config.get("name", "")))
@@ -123,7 +117,6 @@ class _Loader(SourceFileLoader):
         return self.source_to_code(self.get_data(self.path), self.path)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Run the file."""
         own = {"__import__": _importer(module.__name__.partition(".")[0]), "print": _print}
         module.__dict__["__builtins__"] = vars(builtins) | own
         super().exec_module(module)
@@ -135,7 +128,6 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Source or extension module in the package's folders."""
         if path is None or not fullname.startswith(_PREFIX):
             return None
         details = (ExtensionFileLoader, EXTENSION_SUFFIXES), (_Loader, SOURCE_SUFFIXES)
@@ -150,8 +142,6 @@ _FINDER = _Finder()
 
 
 def _importer(package: str) -> Any:
-    """An ``__import__`` that searches ``package`` for modules that are not installed."""
-
     def is_own(first: str) -> bool:
         """Whether ``first`` is the model's: one is loaded, or elsewhere only a folder without code has that name."""
         top = f"{package}.{first}"

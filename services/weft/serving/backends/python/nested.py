@@ -64,7 +64,6 @@ class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceRespo
         self.cancel()
 
     def _next(self) -> "Future[InferResult | None] | None":
-        """The next response to come; None after the last."""
         if self._first is not None:
             future, self._first = self._first, None
             return future
@@ -108,7 +107,6 @@ async def result_of_async(future: "Future[InferResult]") -> InferenceResponse:
 
 
 async def _wait(future: "Future[Any]") -> None:
-    """Wait until the future is done; cancelling the awaiting task cancels it."""
     wrapped = asyncio.wrap_future(future)
     try:
         await asyncio.wait([wrapped])

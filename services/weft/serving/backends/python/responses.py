@@ -71,10 +71,8 @@ class OutputStream:
     """The output stream of one request, shared by the request and its senders.
 
     When the model has dropped them all without a last response, the request fails: nothing can answer it any more.
-
-    Args:
-        send: Takes a response, or None, and whether it is the last.
-        fail: Takes the error of a request that the model will not answer; called on any thread, never waits.
+    ``send`` takes a response, or None, and whether it is the last; ``fail`` takes the error of a request that the model
+    will not answer, on any thread, and never waits.
     """
 
     def __init__(
@@ -87,8 +85,7 @@ class OutputStream:
     def send(self, response: InferenceResponse | None, is_final: bool) -> None:
         """Send a response; waits while too many are unread.
 
-        Raises:
-            TritonModelException: The last one was sent before.
+        Raises TritonModelException if the last one was sent before.
         """
         if self.is_closed:
             raise TritonModelException("Unable to send response. Response sender has been closed.")
@@ -155,11 +152,7 @@ class Reply:
 
 
 class InferenceResponseSender:
-    """Sends the responses to one request, also after ``execute`` has returned; may be used from any thread.
-
-    Args:
-        is_cancelled: Whether the client has left, or the deadline has passed.
-    """
+    """Sends the responses to one request, also after ``execute`` has returned; may be used from any thread."""
 
     def __init__(self, outlet: OutputStream, is_cancelled: Callable[[], bool]) -> None:
         self._outlet = outlet

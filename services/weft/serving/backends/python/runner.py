@@ -160,7 +160,6 @@ class PythonModelRunner:
         ]
 
     def _fail_unanswered(self, answers: list[InferenceResponse | None], error: BaseException) -> list[Outcome]:
-        """The answers that the model had sent before its ``execute`` raised an error; the other requests fail."""
         failure = error if isinstance(error, WeftError) else None
         if failure is None:
             failure = self._failed(error)
@@ -223,14 +222,12 @@ class PythonModelRunner:
         return [self._released(request) for request in requests]
 
     def _released(self, request: InferenceRequest) -> Outcome:
-        """The outcome of a decoupled request when ``execute`` has returned."""
         if not request.is_rescheduled:
             return STREAMED
         request.disclaim()  # the next execution has a sender of its own
         return RESCHEDULED
 
     def _again(self, response: object) -> Outcome:
-        """The outcome of a request that is executed again."""
         if response is None:
             return RESCHEDULED
         error = InternalError(
@@ -241,7 +238,6 @@ class PythonModelRunner:
         return error
 
     def _on_end(self, requests: list[InferenceRequest], result: Any, error: BaseException | None) -> None:
-        """Handle the end of the coroutine of a batch; after an error its unanswered requests fail."""
         failure = None if result is None else self._not_none(result)
         if error is not None:
             failure = self._failed(error)

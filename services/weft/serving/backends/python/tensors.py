@@ -23,13 +23,10 @@ _pointer_of.argtypes, _pointer_of.restype = [ctypes.py_object, ctypes.c_char_p],
 
 
 class Tensor:
-    """A named array in host memory.
+    """A named array in host memory; strings are an object array of ``bytes`` or ``str``.
 
-    Args:
-        numpy_array: Data; strings as an object array of ``bytes`` or ``str``.
-
-    Raises:
-        TritonModelException: The name is empty, or ``numpy_array`` is no array or of a dtype that the protocol lacks.
+    Raises TritonModelException if the name is empty, or ``numpy_array`` is no array or of a dtype that the protocol
+    lacks.
     """
 
     def __init__(self, name: str, numpy_array: Array) -> None:
