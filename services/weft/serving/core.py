@@ -19,11 +19,11 @@ from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics
 from weft.serving.backends.base import Backend
 from weft.serving.backends.custom_metrics import CustomMetrics
-from weft.serving.calls import Callee, NestedCalls, RouterCallee
+from weft.serving.calls import Callee, ModelControl, NestedCalls, RouterCallee
 from weft.serving.config import ModelDefinition, config_override, define_model
 from weft.serving.config.placement import count_gpus
 from weft.serving.lifecycle.lifecycle import ManagedModel
-from weft.serving.lifecycle.repository import Fingerprint, ModelControl, ModelRepository
+from weft.serving.lifecycle.repository import Fingerprint, ModelRepository
 from weft.serving.lifecycle.warm_pool import WarmLimits, WarmPool
 from weft.serving.metrics import ExportedMetrics, InlineCollector, WarmPoolCollector, gpu_collectors
 from weft.serving.runtime.idle import make_limiter

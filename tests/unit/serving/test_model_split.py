@@ -19,8 +19,7 @@ from weft.base.errors import (
 )
 from weft.base.tensors import decode, encode
 from weft.serving.queues.settings import WaitPolicy
-from weft.serving.request.request import SplitRequest
-from weft.serving.request.split import MAX_PARTS
+from weft.serving.request.request import MAX_PARTS, SplitRequest
 
 MS = 1_000_000
 

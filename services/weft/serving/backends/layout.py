@@ -9,8 +9,8 @@ import numpy as np
 from weft.base.errors import InternalError
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import NUMPY_BY_DATATYPE, Array
+from weft.serving.queues.settings import LengthBuckets
 from weft.serving.request.request import InferenceRequest
-from weft.serving.scheduler.grouping import LengthBuckets
 
 Member = tuple[InferenceRequest, dict[str, Array]]
 

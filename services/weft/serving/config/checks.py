@@ -11,9 +11,38 @@ from typing import Any
 from weft.base.reshape import reshape_fault
 from weft.base.signature import EMPTY_BATCH_PARAMETER, OPTIONAL_OUTPUTS_PARAMETER, optional_outputs
 from weft.base.tensors import NUMPY_BY_DATATYPE
-from weft.base.text.pbtxt import suggestion
-from weft.serving.config.report import ConfigReport
+from weft.base.text.pbtxt import Diagnostic, PbtxtError, Positions, suggestion
 from weft_protos.model_config_pb2 import TYPE_BF16, ModelConfig, ModelInput, ModelOutput
+
+
+class ConfigReport:
+    """The faults of one configuration; ``positions`` of its fields are None where it is not from a file."""
+
+    def __init__(self, file: str, positions: Positions | None = None) -> None:
+        self.diagnostics: list[Diagnostic] = []
+        self._file = file
+        self._positions = positions
+
+    def error(self, path: str, message: str) -> None:
+        """Add a fault of the field ``path``, for example ``input[0].dims[1]``; "" is the file as a whole."""
+        self.diagnostics.append(self._diagnostic(path, message))
+
+    def fault(self, path: str, message: str) -> PbtxtError:
+        """The error of one fault that is found only when the model loads."""
+        return PbtxtError([self._diagnostic(path, message)])
+
+    def raise_if_any(self) -> None:
+        """Raise PbtxtError with every fault, in the order of the file, if there is one."""
+        if self.diagnostics:
+            raise PbtxtError(sorted(self.diagnostics, key=lambda diagnostic: (diagnostic.line, diagnostic.column)))
+
+    def _diagnostic(self, path: str, message: str) -> Diagnostic:
+        line, column, source_line = 0, 0, ""
+        if self._positions is not None:
+            line, column = self._positions.find(path)
+            source_line = self._positions.source_line(line)
+        return Diagnostic(self._file, line, column, message, source_line=source_line)
+
 
 BACKEND_BY_PLATFORM = {"onnxruntime_onnx": "onnxruntime", "pytorch_libtorch": "pytorch"}
 #: The platform or backend of a model that names neither, by the file in its version folder; the first that is there.

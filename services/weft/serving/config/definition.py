@@ -32,9 +32,10 @@ from weft.serving.backends.base import (
 )
 from weft.serving.backends.loading import read_label_file
 from weft.serving.backends.sequences import sequenced
-from weft.serving.config import checks, scheduling
-from weft.serving.config.batching import LAYOUT_PARAMETERS, batch_layout
-from weft.serving.config.checks import path_fault
+from weft.serving.config import checks
+from weft.serving.config.batching import LAYOUT_PARAMETERS, SCHEDULING_PARAMETERS, batch_layout, scheduler_settings
+from weft.serving.config.checks import ConfigReport, path_fault
+from weft.serving.config.given_inputs import drop_added, sequence_inputs, warmed, warmup_samples
 from weft.serving.config.override import parse_override
 from weft.serving.config.placement import (
     EXECUTION,
@@ -45,9 +46,6 @@ from weft.serving.config.placement import (
     execution_of,
     place_instances,
 )
-from weft.serving.config.report import ConfigReport
-from weft.serving.config.sequence_inputs import drop_added, sequence_inputs
-from weft.serving.config.warmup import warmed, warmup_samples
 from weft.serving.queues.settings import SchedulerSettings
 from weft_protos.model_config_pb2 import ModelConfig
 
@@ -116,7 +114,7 @@ def define_model(
             checks.check_declared(config, directory.name, backends, report)
     backend = _imported(backends, config.backend) if config.backend in backends else Backend
     checks.check_tensors(config, report, may_lack=backend.may_lack)
-    settings = scheduling.scheduler_settings(config, report)
+    settings = scheduler_settings(config, report)
     samples = warmup_samples(config, directory, report)
     labels = {version: _read_labels(config, directory, version, report) for version in selected}
     execution = execution_of(config, backend.execution_modes)
@@ -147,7 +145,7 @@ def define_model(
     if ignored := checks.ignored_fields(config):
         _log.warning("%s: ignored, without effect in this version: %s", config.name, ", ".join(ignored))
     as_json = _to_json(config)
-    ours = {*scheduling.SCHEDULING_PARAMETERS, *LAYOUT_PARAMETERS, COLLECTS_PARAMETER, OPTIONAL_OUTPUTS_PARAMETER}
+    ours = {*SCHEDULING_PARAMETERS, *LAYOUT_PARAMETERS, COLLECTS_PARAMETER, OPTIONAL_OUTPUTS_PARAMETER}
     ours.add(EMPTY_BATCH_PARAMETER)
     parameters = {
         key: parameter.string_value

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from weft.serving.backends.base import InstanceContext
-from weft.serving.config.report import ConfigReport
+from weft.serving.config.checks import ConfigReport
 from weft.serving.queues.settings import SchedulerSettings
 from weft.serving.scheduler.rate_limiter import RateLimit
 from weft_protos.model_config_pb2 import ModelConfig, ModelInstanceGroup

@@ -6,13 +6,13 @@ serve, then the old ones drain. If anything fails before that, the old ones cont
 
 import asyncio
 import contextlib
-import hashlib
-import stat
+import threading
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from pathlib import Path
+from typing import TypeVar
 
 from weft.base.caching.coalescing_cache import CoalescingCache
 from weft.base.core import IndexEntry, InferCall
@@ -22,11 +22,10 @@ from weft.base.signature import VERSION_DIGEST_PARAMETER
 from weft.base.versions import version_number
 from weft.serving.backends.base import ModelContext
 from weft.serving.config import ModelDefinition
-from weft.serving.lifecycle.background import in_daemon_thread
-from weft.serving.lifecycle.on_demand import OnDemandModel
+from weft.serving.lifecycle.repository import version_digest
 from weft.serving.lifecycle.response_cache import CachedModel
-from weft.serving.lifecycle.warm_pool import WarmPool
-from weft.serving.runtime.crashed_instances import until_slow
+from weft.serving.lifecycle.warm_pool import OnDemandModel, WarmPool
+from weft.serving.runtime.idle import until_slow
 from weft.serving.runtime.model import ServedModel
 from weft.serving.runtime.sequence_model import SequenceModel
 from weft.serving.scheduler.rate_limiter import RateLimiter
@@ -40,11 +39,25 @@ DEFINE_LIMIT_S = 180.0
 _log = get_logger("weft.serving.lifecycle")
 #: A definition, and the configuration of each version with its digest.
 _Digested = tuple[ModelDefinition, Mapping[int, ModelConfig]]
-#: Written when a model.py is imported.
-_SKIPPED = "__pycache__"
-_PIECE_BYTES = 1 << 16
-#: Pieces of a file that are read; a longer one is read in as many, at equal distances, the first and last among them.
-_NUM_PIECES = 64
+T = TypeVar("T")
+
+
+async def in_daemon_thread(function: Callable[[], T], *, name: str) -> T:
+    """Run ``function`` on a daemon thread, which does not keep the process alive if it never returns.
+
+    Cancelling the awaiting task does not stop the thread.
+    """
+    outcome: Future[T] = Future()
+    outcome.set_running_or_notify_cancel()  # from here on it cannot be cancelled
+
+    def run() -> None:
+        try:
+            outcome.set_result(function())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return await asyncio.wrap_future(outcome)
 
 
 class VersionState(StrEnum):
@@ -340,37 +353,3 @@ def _digested(define: Callable[[], ModelDefinition]) -> _Digested:
         config.CopyFrom(definition.config)
         config.parameters[VERSION_DIGEST_PARAMETER].string_value = version_digest(context.directory)
     return definition, configs
-
-
-def version_digest(folder: Path) -> str:
-    """sha256 over names, sizes and content of the files of a version, without hidden ones.
-
-    Of a file above 4 MiB so much is read, over its whole length: other weights differ nearly everywhere, and a digest
-    of all of them would take as long as they take to load. Blocks: reads the disk. Unreadable files count by their
-    names.
-    """
-    digest = hashlib.sha256()
-    for path in sorted(folder.rglob("*")):
-        parts = path.relative_to(folder).parts
-        if _SKIPPED in parts or any(part.startswith(".") for part in parts):
-            continue
-        try:
-            found = path.stat()
-            if not stat.S_ISREG(found.st_mode):
-                continue
-            name = "/".join(parts).encode("utf-8", "surrogateescape")
-            digest.update(f"{len(name)} {found.st_size} ".encode() + name)
-            with path.open("rb") as file:
-                for start in _starts(found.st_size):
-                    file.seek(start)
-                    digest.update(file.read(_PIECE_BYTES))
-        except OSError:  # gone meanwhile, or not for this process: its backend says what is wrong, if anything
-            continue
-    return digest.hexdigest()
-
-
-def _starts(num_bytes: int) -> list[int]:
-    if num_bytes <= _NUM_PIECES * _PIECE_BYTES:
-        return list(range(0, num_bytes, _PIECE_BYTES))
-    last = num_bytes - _PIECE_BYTES
-    return [last * number // (_NUM_PIECES - 1) for number in range(_NUM_PIECES)]

@@ -9,8 +9,8 @@ from weft.base.caching.response_cache import CachedResponse, cache_key, cache_ke
 from weft.base.core import CallContext, InferCall, InferResult
 from weft.base.observing import telemetry
 from weft.base.statistics import MAX_COUNTED_LEVEL, LatencyHistogram
-from weft.serving.lifecycle.on_demand import OnDemandModel
-from weft.serving.runtime.crashed_instances import CrashedInstances
+from weft.serving.lifecycle.warm_pool import OnDemandModel
+from weft.serving.runtime.idle import CrashedInstances
 from weft.serving.runtime.model import ServedModel
 from weft.v2.protocol.status import CACHE_HIT
 

@@ -1,6 +1,7 @@
 """How the requests of one model wait and share batches: ``dynamic_batching`` and ``sequence_batching``."""
 
 import os
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -241,6 +242,42 @@ class SchedulerSettings:
             yield path, f"default_timeout_microseconds and max_queue_size must be at least 0, got {policy}"
         if self.preserve_ordering and policy.timeout_action == "DELAY" and policy.default_timeout_us:
             yield path, "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true; use REJECT"
+
+
+@dataclass(frozen=True, slots=True)
+class LengthBuckets:
+    """Requests of similar length share batches; the shorter ones are padded to the longest of their batch.
+
+    Attributes:
+        bounds: Largest length of each bucket, rising. Longer requests share batches with those of their own length.
+        pad_values: Padding value by input. Every -1 in the dims of these inputs is the length.
+        mask: The padded input that marks real positions (1) and padding (0); the server adds it to a request without
+            it. "" if the model has none.
+        max_elements: Most rows times largest length of the bucket in one batch; 0: no limit.
+    """
+
+    bounds: tuple[int, ...]
+    pad_values: Mapping[str, float]
+    mask: str = ""
+    max_elements: int = 0
+
+    def bound_of(self, length: int) -> int:
+        """Largest length in the bucket of a request of ``length``; that itself beyond the last bucket."""
+        index = bisect_left(self.bounds, length)
+        return self.bounds[index] if index < len(self.bounds) else length
+
+    def max_rows(self, key: object, max_batch_size: int) -> int:
+        """Most rows of a batch with this key, may be 0; one request alone may have more."""
+        bound = bound_in(key)
+        if not self.max_elements or bound is None:
+            return max_batch_size
+        return min(max_batch_size, self.max_elements // max(bound, 1))
+
+
+def bound_in(key: object) -> int | None:
+    """Largest length of the bucket of a batch key; None if it has none."""
+    bound = key[0] if isinstance(key, tuple) and key else key
+    return bound if isinstance(bound, int) else None
 
 
 def num_to_hold(environment: Mapping[str, str] = os.environ) -> int:

@@ -14,9 +14,8 @@ from weft.base.observing.logs import get_logger
 from weft.base.signature import ModelSignature
 from weft.serving.request.request import InferenceRequest, InferenceResponse, SplitRequest, Work
 from weft.serving.request.stream import ResponseStream
-from weft.serving.runtime import spans
 from weft.serving.runtime.execution import BatchExecution, OutputEncoder
-from weft.serving.runtime.recorder import Recorder
+from weft.serving.runtime.recorder import Recorder, record_queue, record_stream
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -120,7 +119,7 @@ class Answers:
         if split is not None:
             self.forget(split)
         if request.start_ns == 0 and telemetry.is_enabled():
-            spans.record_queue(self._model, request, now_ns, error)
+            record_queue(self._model, request, now_ns, error)
 
     def forget(self, split: SplitRequest) -> None:
         """Drop the parts of a request whose whole is answered, or refused."""
@@ -254,7 +253,7 @@ class DecoupledRequests:
         if telemetry.is_enabled():
             failure = outcome if isinstance(outcome, WeftError) else None
             num_responses = 0 if stream is None else stream.num_sent
-            spans.record_stream(self._signature.name, request, num_responses, failure)
+            record_stream(self._signature.name, request, num_responses, failure)
         request.stream = None  # they refer to each other; reader and sender hold the stream
         if request.describe is not None:
             request.describe = _described  # it holds the request; that there was one still matters

@@ -1,8 +1,12 @@
 """The dispatching half of a loaded model version: from its queue over batches and instances to the answers."""
 
 import asyncio
+import ctypes
+import os
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from weft.base.errors import UnavailableError
@@ -12,20 +16,81 @@ from weft.base.statistics import ModelStatistics
 from weft.serving.backends.base import Backend, InstanceContext, ModelContext
 from weft.serving.queues import QUEUES
 from weft.serving.queues.queue import RequestQueue, Waiting
-from weft.serving.queues.settings import SchedulerSettings, num_to_hold
+from weft.serving.queues.settings import LengthBuckets, SchedulerSettings, num_to_hold
 from weft.serving.request.request import InferenceRequest
-from weft.serving.runtime import spans
-from weft.serving.runtime.alarm import Alarm
 from weft.serving.runtime.answers import Answers, DecoupledRequests
-from weft.serving.runtime.crashed_instances import CrashedInstances
 from weft.serving.runtime.execution import BackgroundThread, BatchExecution
-from weft.serving.runtime.idle import IdleInstances, idle_instances
+from weft.serving.runtime.idle import CrashedInstances, IdleInstances, idle_instances
 from weft.serving.runtime.instance import Instance
-from weft.serving.runtime.recorder import LIMIT_NS, Overruns, Recorder
+from weft.serving.runtime.recorder import LIMIT_NS, Overruns, Recorder, record_execution
 from weft.serving.scheduler.admission import ExecutionTimes, RetryAfter
 from weft.serving.scheduler.batcher import Batcher, SlotBatcher, holding, make_batcher
-from weft.serving.scheduler.grouping import LengthBuckets
 from weft.serving.scheduler.rate_limiter import RateLimiter
+
+_CLOCK_MONOTONIC = 1
+_TFD_TIMER_ABSTIME = 1
+_NS_PER_S = 1_000_000_000
+
+
+class _TimerSpec(ctypes.Structure):
+    """``struct itimerspec`` of timerfd_settime(2): interval, then first expiration; seconds and nanoseconds each."""
+
+    _fields_ = (
+        ("interval_s", ctypes.c_long),
+        ("interval_ns", ctypes.c_long),
+        ("value_s", ctypes.c_long),
+        ("value_ns", ctypes.c_long),
+    )
+
+
+class Alarm:
+    """Calls back on the running event loop at the earliest of the times set since the last callback."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+        self._loop = loop
+        self._callback = callback
+        self._at_ns: int | None = None
+        self._handle: asyncio.TimerHandle | None = None
+        self._spec = _TimerSpec()
+        self._fd = -1
+        if sys.platform == "linux":
+            self._libc = ctypes.CDLL(None)
+            self._fd = self._libc.timerfd_create(_CLOCK_MONOTONIC, os.O_NONBLOCK | os.O_CLOEXEC)
+        if self._fd >= 0:
+            loop.add_reader(self._fd, self._ring)
+
+    def set(self, at_ns: int, now_ns: int) -> None:
+        """Have the callback run at ``at_ns`` (``time.monotonic_ns``) or before.
+
+        It never moves to a later time: an early callback is cheaper than setting a timer for every request.
+        """
+        if self._at_ns is not None and self._at_ns <= at_ns:
+            return
+        self._at_ns = at_ns
+        if self._fd >= 0:
+            self._spec.value_s, self._spec.value_ns = divmod(max(at_ns, 1), _NS_PER_S)
+            self._libc.timerfd_settime(self._fd, _TFD_TIMER_ABSTIME, ctypes.byref(self._spec), None)
+            return
+        if self._handle is not None:
+            self._handle.cancel()
+        self._handle = self._loop.call_later(max(at_ns - now_ns, 0) / _NS_PER_S, self._ring)
+
+    def close(self) -> None:
+        """Cancel the timer. May be called again."""
+        if self._handle is not None:
+            self._handle.cancel()
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _ring(self) -> None:
+        if self._fd >= 0:
+            with suppress(BlockingIOError):  # it was set again after the loop saw it
+                os.read(self._fd, 8)
+        self._at_ns = self._handle = None
+        self._callback()
+
 
 _LOG = get_logger("weft.serving")
 
@@ -244,9 +309,7 @@ class Dispatcher:
             self.times.add(execution.num_rows, duration_ns, execution.end_ns)
         self.answers.deliver(execution)
         if telemetry.is_enabled():
-            spans.record_execution(
-                self._signature.name, instance.name, execution, is_decoupled=self._signature.is_decoupled
-            )
+            record_execution(self._signature.name, instance.name, execution, is_decoupled=self._signature.is_decoupled)
 
     def _on_stream_end(self, request: InferenceRequest) -> None:
         if self._slots is not None and self._slots.leave(request):

@@ -19,8 +19,8 @@ from weft.base.observing.logs import get_logger
 from weft.serving.backends.base import Backend, InstanceContext, ModelContext, TensorBackend
 from weft.serving.backends.loading import why_unreadable
 from weft.serving.request.request import InferenceRequest
-from weft.serving.runtime.crashed_instances import PAUSES_S, STABLE_S, LoadWatch
 from weft.serving.runtime.execution import BackgroundThread, BatchExecution, BatchRunner
+from weft.serving.runtime.idle import PAUSES_S, STABLE_S, LoadWatch
 
 _LOG = get_logger("weft.serving")
 

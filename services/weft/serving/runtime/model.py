@@ -17,12 +17,9 @@ from weft.base.tensors import num_elements
 from weft.base.validation import scheduling_parameters, validate
 from weft.serving.backends.base import Backend, InstanceContext, ModelContext
 from weft.serving.queues.settings import SchedulerSettings
-from weft.serving.request.call_path import CALL_PATH_HEADER, SelfCalls
-from weft.serving.request.request import InferenceRequest, SplitRequest
-from weft.serving.request.split import split_call
+from weft.serving.request.request import InferenceRequest, SplitRequest, split_call
 from weft.serving.runtime.dispatcher import Dispatcher
-from weft.serving.scheduler.admission import DeadlineAdmission
-from weft.serving.scheduler.grouping import make_batch_key
+from weft.serving.scheduler.admission import CALL_PATH_HEADER, DeadlineAdmission, SelfCalls, make_batch_key
 from weft.serving.scheduler.rate_limiter import RateLimiter
 
 #: Strings of one input that are checked on the event loop; checking one takes 0.1 us.

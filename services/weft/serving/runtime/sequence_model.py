@@ -8,14 +8,13 @@ from contextlib import suppress
 from weft.base.core import InferCall
 from weft.base.errors import UnavailableError
 from weft.serving.queues.sequence import SequenceQueue
-from weft.serving.queues.settings import num_to_hold
+from weft.serving.queues.settings import LengthBuckets, num_to_hold
 from weft.serving.request.request import InferenceRequest
 from weft.serving.runtime.dispatcher import Dispatcher
 from weft.serving.runtime.execution import BackgroundThread, BatchExecution
 from weft.serving.runtime.instance import Instance
 from weft.serving.runtime.model import ServedModel
 from weft.serving.scheduler.batcher import Batcher, make_sequence_batcher
-from weft.serving.scheduler.grouping import LengthBuckets
 
 
 class SequenceDispatcher(Dispatcher):

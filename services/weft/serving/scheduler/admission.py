@@ -3,11 +3,76 @@
 import math
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from urllib.parse import unquote
 
-from weft.base.errors import DeadlineExceededError
+from weft.base.errors import DeadlineExceededError, InvalidArgumentError, ResourceExhaustedError
+from weft.base.signature import ModelSignature, TensorSpec
+from weft.base.tensors import WireTensor
 from weft.serving.queues.queue import RequestQueue
-from weft.serving.queues.settings import SchedulerSettings
+from weft.serving.queues.settings import LengthBuckets, SchedulerSettings
 from weft.serving.request.request import InferenceRequest
+
+BatchKey = Callable[[Mapping[str, WireTensor]], object]
+
+CALL_PATH_HEADER = "x-weft-call-path"
+#: Calls within calls; a path that is longer is taken for a loop.
+MAX_CALL_DEPTH = 16
+
+_SEPARATOR = ">"
+
+
+def path_of(headers: Mapping[str, str]) -> list[str]:
+    """Entries of the path that a request came by, the outermost first."""
+    text = headers.get(CALL_PATH_HEADER, "")
+    return text.split(_SEPARATOR) if text else []
+
+
+def callers_of(headers: Mapping[str, str]) -> set[str]:
+    """Tokens of the instances that wait for a request, as ``InstanceContext`` has them."""
+    return {entry.rpartition(".")[2] for entry in path_of(headers)}
+
+
+def longer_path(paths: Iterable[list[str]], origin: str, model: str) -> str:
+    """The header of a call of ``model`` that ``origin`` makes for requests that came by ``paths``.
+
+    Raises InvalidArgumentError if calls are nested too deeply.
+    """
+    path = [*max(paths, key=len, default=[]), origin]
+    if len(path) > MAX_CALL_DEPTH:
+        names = [unquote(entry.rsplit(".", 2)[0]) for entry in path]
+        raise InvalidArgumentError(
+            f"models call one another more than {MAX_CALL_DEPTH} deep: {' > '.join([*names, model])}; a model that "
+            "calls itself, directly or through others, must come to an end"
+        )
+    return _SEPARATOR.join(path)
+
+
+class SelfCalls:
+    """Finds calls of a model to itself that would wait for ever; ``origins`` are its instances as entries of a path."""
+
+    def __init__(self, model: str, origins: Collection[str]) -> None:
+        self._model = model
+        self._origins = frozenset(origins)
+
+    def check(self, request: InferenceRequest, queued: Iterable[InferenceRequest]) -> None:
+        """Raise ResourceExhaustedError if every instance waits for this request or for one that is queued."""
+        held = self._held(request)
+        if not held:
+            return
+        for other in queued:
+            held |= self._held(other)
+        if held == self._origins:
+            instances = "its only instance waits" if len(held) == 1 else f"all of its {len(held)} instances wait"
+            raise ResourceExhaustedError(
+                f"model '{self._model}' calls itself, directly or through others, while {instances} for the answer; "
+                "raise the count in instance_group, or do not call it"
+            )
+
+    def _held(self, request: InferenceRequest) -> frozenset[str]:
+        headers = request.context.headers
+        return self._origins.intersection(path_of(headers)) if CALL_PATH_HEADER in headers else frozenset()
+
 
 #: With fewer measurements the median is unknown.
 MIN_MEASUREMENTS = 16
@@ -127,3 +192,55 @@ class RetryAfter:
         if not self._request_ns:
             return DEFAULT_RETRY_AFTER_MS
         return max(self._least_ms, math.ceil(num_queued * self._request_ns / self._num_instances / 1e6))
+
+
+def make_batch_key(signature: ModelSignature, buckets: LengthBuckets | None = None) -> BatchKey | None:
+    """The batch key as a function of the inputs; None where any two requests may share a batch.
+
+    Two requests of a batching model can differ in the shape of an input with a -1, and in which optional inputs they
+    have. An input with ``allow_ragged_batch``, or one that is padded, may differ in shape.
+    """
+    if signature.max_batch_size == 0:
+        return None
+    padded = () if buckets is None else tuple(spec for spec in signature.inputs if spec.name in buckets.pad_values)
+    others = [spec for spec in signature.inputs if spec not in padded]
+    exact = tuple(spec.name for spec in others if not spec.allow_ragged_batch and (spec.is_optional or -1 in spec.dims))
+    present = tuple(spec.name for spec in others if spec.allow_ragged_batch and spec.is_optional)
+    shapes = _shapes(exact) if not present else _shapes_and_presence(exact, present)
+    if buckets is not None:
+        return _bucketed(padded, buckets, shapes if exact or present else None)
+    return shapes if exact or present else None
+
+
+def _shapes(names: tuple[str, ...]) -> BatchKey:
+    def key(inputs: Mapping[str, WireTensor]) -> object:
+        return tuple([tensor.shape[1:] if (tensor := inputs.get(name)) is not None else None for name in names])
+
+    return key
+
+
+def _shapes_and_presence(exact: tuple[str, ...], present: tuple[str, ...]) -> BatchKey:
+    shapes = _shapes(exact)
+
+    def key(inputs: Mapping[str, WireTensor]) -> object:
+        return shapes(inputs), tuple([name in inputs for name in present])
+
+    return key
+
+
+def _bucketed(padded: tuple[TensorSpec, ...], buckets: LengthBuckets, others: BatchKey | None) -> BatchKey:
+    """The bound of the bucket; a request whose lengths disagree has its shapes as key, and is not padded."""
+    axes = tuple(
+        (spec.name, tuple(axis for axis, dim in enumerate(spec.dims, start=1) if dim == -1)) for spec in padded
+    )
+    optional = tuple(spec.name for spec in padded if spec.is_optional and spec.name != buckets.mask)
+    exact = _shapes(tuple(spec.name for spec in padded))
+
+    def key(inputs: Mapping[str, WireTensor]) -> object:
+        lengths = {inputs[name].shape[axis] for name, positions in axes if name in inputs for axis in positions}
+        bound = buckets.bound_of(lengths.pop()) if len(lengths) == 1 else exact(inputs)
+        if others is None and not optional:
+            return bound
+        return bound, tuple([name in inputs for name in optional]), others and others(inputs)
+
+    return key

@@ -12,9 +12,8 @@ from typing import NamedTuple, Protocol
 
 from weft.serving.queues.queue import RequestQueue, Waiting
 from weft.serving.queues.sequence import SequenceQueue
-from weft.serving.queues.settings import SchedulerSettings, SequenceSettings
+from weft.serving.queues.settings import LengthBuckets, SchedulerSettings, SequenceSettings
 from weft.serving.request.request import InferenceRequest
-from weft.serving.scheduler.grouping import LengthBuckets
 
 #: Requests considered for the batch of one bucket, so that a long queue does not delay the instances.
 _MAX_LOOKAHEAD = 1024

@@ -16,7 +16,7 @@ from typing import Any
 from weft.base.errors import ERROR_BY_CODE, InternalError, RemoteError, WeftError
 from weft.base.processes.forks import IN_COPY, is_copy
 from weft.base.tensors import WireTensor
-from weft.serving.backends.python.errors import TritonModelException
+from weft.serving.backends.python.responses import TritonModelException
 
 _COUNT = struct.Struct("<QQ")  # bytes of the pickle, number of buffers
 _SIZE = struct.Struct("<Q")

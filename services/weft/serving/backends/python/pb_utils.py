@@ -22,7 +22,6 @@ from weft.base.observing.logs import get_logger
 from weft.base.tensors import DATATYPE_BY_NUMPY, NUMPY_BY_DATATYPE, Array, encode_bytes, split_bytes
 from weft.serving.backends.base import MetricSink, ModelCaller, RepositoryControl
 from weft.serving.backends.custom_metrics import KINDS, check_action
-from weft.serving.backends.python.errors import TritonError, TritonModelException, inline_refusal
 from weft.serving.backends.python.model_config import ModelConfig
 from weft.serving.backends.python.requests import (
     TRITONSERVER_REQUEST_FLAG_SEQUENCE_END,
@@ -33,11 +32,15 @@ from weft.serving.backends.python.requests import (
     InferenceTrace,
 )
 from weft.serving.backends.python.responses import (
+    DATATYPES,
     TRITONSERVER_RESPONSE_COMPLETE_FINAL,
     InferenceResponse,
     InferenceResponseSender,
+    Tensor,
+    TritonError,
+    TritonModelException,
+    inline_refusal,
 )
-from weft.serving.backends.python.tensors import DATATYPES, Tensor
 
 TRITONSERVER_MEMORY_CPU, TRITONSERVER_MEMORY_GPU = 0, 1
 

@@ -16,13 +16,17 @@ from weft.base.observing.logs import get_logger
 from weft.base.processes.forks import end_copies
 from weft.serving.backends.base import Batch, InstanceContext, ModelContext
 from weft.serving.backends.loading import model_file
-from weft.serving.backends.python.errors import TritonModelException, weft_error
 from weft.serving.backends.python.loader import describe, load_module, model_class_of, unload_module
 from weft.serving.backends.python.model_config import for_model
-from weft.serving.backends.python.nested import InlineCaller
 from weft.serving.backends.python.pb_utils import InlineControl, utils_of
-from weft.serving.backends.python.requests import InferenceRequest, in_work
-from weft.serving.backends.python.responses import InferenceResponse, OutputStream, Reply
+from weft.serving.backends.python.requests import InferenceRequest, InlineCaller, in_work
+from weft.serving.backends.python.responses import (
+    InferenceResponse,
+    OutputStream,
+    Reply,
+    TritonModelException,
+    weft_error,
+)
 from weft.serving.request.request import RESCHEDULED, STREAMED, Outcome
 from weft.serving.request.request import InferenceRequest as ServedRequest
 from weft.serving.request.request import InferenceResponse as Response
