@@ -127,11 +127,7 @@ def define_model(
         report=report,
     )
     check_execution(config, settings, backend.execution_modes, report)
-    checks.check_cache(config, report)
-    checks.check_optional_outputs(config, report)
-    checks.check_empty_batches(config, report)
-    checks.check_decoupled(config, can_stream=backend.can_stream, report=report)
-    checks.check_iterative(config, can_reschedule=backend.can_reschedule, report=report)
+    checks.check_features(config, backend, report)
     layout = batch_layout(config, report, has_tensor_backend=issubclass(backend, TensorBackend))
     inputs = sequence_inputs(config, directory, report)
     if inputs is not None:
@@ -228,27 +224,22 @@ def _to_json(config: ModelConfig) -> dict[str, Any]:
 
 
 def _select_versions(config: ModelConfig, available: Sequence[int], report: ConfigReport) -> list[int]:
+    """The versions of ``version_policy``, which gets its default, that have a folder, lowest first."""
     policy = config.version_policy
     if policy.WhichOneof("policy_choice") is None:
         policy.latest.num_versions = 1
     if not available:
         report.error("", f"model '{config.name}' has no version folder; put its files into a folder named 1")
-    elif policy.HasField("latest") and policy.latest.num_versions < 1:
-        report.error("version_policy.latest", "num_versions must be at least 1, got 0")
+    elif policy.HasField("latest"):
+        fault = "num_versions must be at least 1, got 0"
+        report.refuse(policy.latest.num_versions < 1, "version_policy.latest", fault)
     elif policy.HasField("specific"):
-        _check_specific(policy.specific.versions, available, report)
+        versions, path = policy.specific.versions, "version_policy.specific"
+        report.refuse(not versions, path, "specific names no version; list at least one")
+        for i, version in enumerate(versions):
+            fault = f"version {version} has no folder; there is {', '.join(map(str, sorted(available)))}"
+            report.refuse(version not in available, f"{path}.versions[{i}]", fault)
     return versions_to_serve(policy, available)
-
-
-def _check_specific(versions: Sequence[int], available: Sequence[int], report: ConfigReport) -> None:
-    if not versions:
-        report.error("version_policy.specific", "specific names no version; list at least one")
-    for i, version in enumerate(versions):
-        if version not in available:
-            report.error(
-                f"version_policy.specific.versions[{i}]",
-                f"version {version} has no folder; there is {', '.join(map(str, sorted(available)))}",
-            )
 
 
 def _read_labels(

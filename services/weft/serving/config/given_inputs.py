@@ -1,8 +1,8 @@
-"""The inputs that ``sequence_batching`` adds: control inputs and implicit state, checked."""
+"""The tensors that the server gives a model, checked: control inputs and state of sequences, warm-up samples."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,9 +21,11 @@ from weft_protos.model_config_pb2 import ModelConfig, ModelInput, ModelSequenceB
 _PATH = "sequence_batching"
 _FLAGS = (("int32_false_true", "INT32"), ("fp32_false_true", "FP32"), ("bool_false_true", "BOOL"))
 _ID_DATATYPES = ("UINT64", "INT64", "UINT32", "INT32", "BYTES")
-#: Of the initial state of a sequence.
-MAX_STATE_BYTES = 1 << 30
-_EMPTY_STRING_BYTES = 4
+#: Of the initial state of a sequence, and of one input of a warm-up sample.
+MAX_BYTES = 1 << 30
+_SEED = 0
+_STRING = b"warm-up"
+_LENGTH_BYTES = 4  # of an empty string
 
 
 def drop_added(config: ModelConfig, declared: Collection[str]) -> None:
@@ -50,24 +52,20 @@ def sequence_inputs(config: ModelConfig, directory: Path, report: ConfigReport) 
     batching, has_batch = config.sequence_batching, config.max_batch_size > 0
     _check_names(config, report)
     for i, warmup in enumerate(config.model_warmup):
-        if warmup.batch_size > 1:
-            report.error(
-                f"model_warmup[{i}].batch_size",
-                f"sequence_batching takes one row at a time; batch_size must be 1, got {warmup.batch_size}",
-            )
-    if config.model_transaction_policy.decoupled and batching.state:
-        report.error(f"{_PATH}.state", "state is not possible for a decoupled model; keep it in the model")
+        fault = f"sequence_batching takes one row at a time; batch_size must be 1, got {warmup.batch_size}"
+        report.refuse(warmup.batch_size > 1, f"model_warmup[{i}].batch_size", fault)
+    fault = "state is not possible for a decoupled model; keep it in the model"
+    report.refuse(config.model_transaction_policy.decoupled and batching.state, f"{_PATH}.state", fault)
     signals: list[Signal] = []
     id_spec: TensorSpec | None = None
     kinds: set[str] = set()
-    for path, name, control in _controls(batching):
-        kind = _kind(control)
-        if kind in kinds:
-            report.error(path, f"sequence batching specifies multiple CONTROL_SEQUENCE_{kind} tensors, '{name}' is one")
+    for path, name, kind, control in _controls(batching):
+        fault = f"sequence batching specifies multiple CONTROL_SEQUENCE_{kind} tensors, '{name}' is one"
+        report.refuse(kind in kinds, path, fault)
         kinds.add(kind)
         if kind == "CORRID":
             id_spec = _id_spec(path, name, control, report)
-        elif (signal := _signal(path, name, control, has_batch, report)) is not None:
+        elif (signal := _signal(path, name, kind, control, has_batch, report)) is not None:
             signals.append(signal)
     states = [
         state
@@ -80,49 +78,31 @@ def sequence_inputs(config: ModelConfig, directory: Path, report: ConfigReport) 
 
 def id_datatype(batching: ModelSequenceBatching) -> str:
     """Datatype of the input that gets the id of the sequence; "" if there is none."""
-    for _, _, control in _controls(batching):
-        if _kind(control) == "CORRID":
-            return datatype_name(control.data_type)
-    return ""
+    found = (datatype_name(control.data_type) for _, _, kind, control in _controls(batching) if kind == "CORRID")
+    return next(found, "")
 
 
-def _controls(
-    batching: ModelSequenceBatching,
-) -> Iterator[tuple[str, str, ModelSequenceBatching.Control]]:
+def _controls(batching: ModelSequenceBatching) -> Iterator[tuple[str, str, str, ModelSequenceBatching.Control]]:
+    """Path, input, kind and control of each."""
     for i, control_input in enumerate(batching.control_input):
         for j, control in enumerate(control_input.control):
-            yield f"{_PATH}.control_input[{i}].control[{j}]", control_input.name, control
-
-
-def _kind(control: ModelSequenceBatching.Control) -> str:
-    return ModelSequenceBatching.Control.Kind.Name(control.kind).removeprefix("CONTROL_SEQUENCE_")
+            kind = ModelSequenceBatching.Control.Kind.Name(control.kind).removeprefix("CONTROL_SEQUENCE_")
+            yield f"{_PATH}.control_input[{i}].control[{j}]", control_input.name, kind, control
 
 
 def _check_names(config: ModelConfig, report: ConfigReport) -> None:
     batching = config.sequence_batching
     inputs = {tensor.name for tensor in config.input}
-    named = [
-        *((f"{_PATH}.control_input[{i}].name", "control input", c.name) for i, c in enumerate(batching.control_input)),
-        *(
-            (f"{_PATH}.state[{i}].input_name", "state input", state.input_name)
-            for i, state in enumerate(batching.state)
-        ),
-    ]
+    named = [(f"control_input[{i}].name", "control input", c.name) for i, c in enumerate(batching.control_input)]
+    named += [(f"state[{i}].input_name", "state input", state.input_name) for i, state in enumerate(batching.state)]
     for path, called, name in named:
-        if not name:
-            report.error(path, f"sequence batching {called} must specify a name")
-        elif name in inputs:
-            report.error(
-                path,
-                f"sequence batching {called} '{name}' is an input already; the server gives it, so declare it once",
-            )
+        fault = f"'{name}' is an input already; the server gives it, so declare it once" if name in inputs else ""
+        fault = fault if name else "must specify a name"
+        report.refuse(fault, f"{_PATH}.{path}", f"sequence batching {called} {fault}")
         inputs.add(name)
-    for i, control_input in enumerate(batching.control_input):
-        if len(control_input.control) != 1:
-            report.error(
-                f"{_PATH}.control_input[{i}]",
-                f"control input '{control_input.name}' must have one control, got {len(control_input.control)}",
-            )
+    for i, given in enumerate(batching.control_input):
+        fault = f"control input '{given.name}' must have one control, got {len(given.control)}"
+        report.refuse(len(given.control) != 1, f"{_PATH}.control_input[{i}]", fault)
 
 
 def _id_spec(path: str, name: str, control: ModelSequenceBatching.Control, report: ConfigReport) -> TensorSpec:
@@ -139,28 +119,23 @@ def _id_spec(path: str, name: str, control: ModelSequenceBatching.Control, repor
 
 
 def _signal(
-    path: str, name: str, control: ModelSequenceBatching.Control, has_batch: bool, report: ConfigReport
+    path: str, name: str, kind: str, control: ModelSequenceBatching.Control, has_batch: bool, report: ConfigReport
 ) -> Signal | None:
     given = [(field, datatype) for field, datatype in _FLAGS if getattr(control, field)]
     if len(given) != 1:
-        report.error(
-            path,
-            f"sequence batching control '{name}' must specify exactly one of "
-            f"{', '.join(field for field, _ in _FLAGS)}, got {len(given)}",
-        )
+        fields = ", ".join(field for field, _ in _FLAGS)
+        what = f"sequence batching control '{name}' must specify exactly one of {fields}"
+        report.error(path, f"{what}, got {len(given)}")
         return None
     field, datatype = given[0]
     pair = list(getattr(control, field))
     if len(pair) != 2:
-        report.error(
-            path,
-            f"sequence batching control '{field}' must have exactly 2 entries for CONTROL_SEQUENCE_{_kind(control)}, "
-            f"got {len(pair)}",
-        )
+        what = f"sequence batching control '{field}' must have exactly 2 entries for CONTROL_SEQUENCE_{kind}"
+        report.error(path, f"{what}, got {len(pair)}")
         return None
     shape = (1, 1) if has_batch else (1,)
     no, yes = (encode(np.full(shape, value, NUMPY_BY_DATATYPE[datatype])) for value in pair)
-    return Signal(TensorSpec(name, datatype, (1,)), _kind(control), (no, yes))
+    return Signal(TensorSpec(name, datatype, (1,)), kind, (no, yes))
 
 
 def _state(
@@ -168,12 +143,11 @@ def _state(
 ) -> ImplicitState | None:
     name, datatype, dims = message.input_name, datatype_name(message.data_type), tuple(message.dims)
     num_faults = len(report.diagnostics)
-    if not message.output_name:
-        report.error(path, f"state '{name}' must specify output_name, the output that the next request gets")
-    if datatype == "INVALID":
-        report.error(path, f"state '{name}' must specify 'data_type', for example TYPE_FP32")
-    if any(dim < -1 or dim == 0 for dim in dims):
-        report.error(path, f"dims of state '{name}' must be at least 1, or -1 for any size, got {list(dims)}")
+    fault = f"state '{name}' must specify output_name, the output that the next request gets"
+    report.refuse(not message.output_name, path, fault)
+    report.refuse(datatype == "INVALID", path, f"state '{name}' must specify 'data_type', for example TYPE_FP32")
+    fault = f"dims of state '{name}' must be at least 1, or -1 for any size, got {list(dims)}"
+    report.refuse(any(dim < -1 or dim == 0 for dim in dims), path, fault)
     if message.use_growable_memory and not message.use_same_buffer_for_input_output:
         report.error(
             f"{path}.use_growable_memory",
@@ -189,87 +163,43 @@ def _state(
         )
     if len(report.diagnostics) > num_faults:
         return None
-    initial = _initial(path, message, dims, datatype, directory, report)
-    if initial is None:
-        return None
-    shape = (1, *initial.shape) if config.max_batch_size > 0 else initial.shape
-    return ImplicitState(
-        TensorSpec(name, datatype, dims), message.output_name, initial._replace(shape=shape), output is not None
-    )
-
-
-def _initial(
-    path: str,
-    message: ModelSequenceBatching.State,
-    dims: tuple[int, ...],
-    datatype: str,
-    directory: Path,
-    report: ConfigReport,
-) -> WireTensor | None:
-    """The state of a sequence that starts, without batch dimension; None with a fault. A -1 without a size is 1."""
-    filled = tuple(max(dim, 1) for dim in dims)
-    if not message.initial_state:
-        return _zeros(path, message.input_name, datatype, filled, report)
-    path, initial = f"{path}.initial_state[0]", message.initial_state[0]
-    if len(message.initial_state) > 1:
-        report.error(
-            path, f"state '{message.input_name}' must have one initial_state, got {len(message.initial_state)}"
-        )
-        return None
-    shape = tuple(initial.dims)
-    fits = len(shape) == len(dims) and all(got > 0 and want in (-1, got) for got, want in zip(shape, dims, strict=True))
-    if datatype_name(initial.data_type) != datatype or not fits:
-        report.error(
-            path,
-            f"initial_state of '{message.input_name}' is {datatype_name(initial.data_type)} {list(shape)}, but the "
-            f"state is {datatype} {list(dims)}; each dimension must be at least 1",
-        )
-        return None
-    kind = initial.WhichOneof("state_data")
-    if kind == "zero_data":
-        return _zeros(path, message.input_name, datatype, shape, report)
-    if kind != "data_file":
-        report.error(path, f"initial_state of '{message.input_name}' must specify zero_data or data_file")
-        return None
-    data = _file_data(path, initial.data_file, directory / "initial_state", report)
-    if data is None:
-        return None
-    if datatype != "BYTES" and len(data) != (expected := num_elements(shape) * ITEMSIZE_BYTES[datatype]):
-        report.error(path, f"initial_state/{initial.data_file} has {len(data)} bytes, expected {expected}")
-        return None
-    return WireTensor(datatype, shape, data)
-
-
-def _zeros(path: str, name: str, datatype: str, shape: tuple[int, ...], report: ConfigReport) -> WireTensor | None:
-    count = num_elements(shape)
-    num_bytes = count * ITEMSIZE_BYTES.get(datatype, _EMPTY_STRING_BYTES)
-    if num_bytes > MAX_STATE_BYTES:
-        report.error(path, f"state '{name}' has {num_bytes} bytes; at most {MAX_STATE_BYTES} are allowed")
-        return None
-    return WireTensor(datatype, shape, encode_bytes([b""] * count) if datatype == "BYTES" else bytes(num_bytes))
-
-
-def _file_data(path: str, filename: str, folder: Path, report: ConfigReport) -> bytes | None:
-    if fault := path_fault(filename, "the folder 'initial_state'"):
-        report.error(path, fault)
-        return None
     try:
-        return (folder / filename).read_bytes()
-    except OSError as error:
-        near = suggestion(filename, [entry.name for entry in folder.glob("*")])
-        report.error(path, f"cannot read {folder / filename}: {error.strerror}{near}")
+        initial = _initial_state(message, datatype, dims, directory / "initial_state")
+    except ValueError as error:
+        report.error(f"{path}.initial_state[0]" if message.initial_state else path, str(error))
         return None
+    if config.max_batch_size > 0:
+        initial = initial._replace(shape=(1, *initial.shape))
+    return ImplicitState(TensorSpec(name, datatype, dims), message.output_name, initial, output is not None)
 
 
-#: Of one input of a sample.
-MAX_BYTES = 1 << 30
-_SEED = 0
-_STRING = b"warm-up"
-_STRING_BYTES = 4 + len(_STRING)
+def _initial_state(
+    message: ModelSequenceBatching.State, datatype: str, dims: tuple[int, ...], folder: Path
+) -> WireTensor:
+    """The state of a sequence that starts, without batch dimension. Raises ValueError. A -1 without a size is 1."""
+    name, shape, kind, initial = message.input_name, tuple(max(dim, 1) for dim in dims), "zero_data", None
+    if message.initial_state:
+        initial = message.initial_state[0]
+        if len(message.initial_state) > 1:
+            raise ValueError(f"state '{name}' must have one initial_state, got {len(message.initial_state)}")
+        shape, kind = tuple(initial.dims), initial.WhichOneof("state_data") or ""
+        if datatype_name(initial.data_type) != datatype or not _fits(shape, dims):
+            raise ValueError(
+                f"initial_state of '{name}' is {datatype_name(initial.data_type)} {list(shape)}, but the "
+                f"state is {datatype} {list(dims)}; each dimension must be at least 1"
+            )
+    count = num_elements(shape)
+    if initial is not None and kind == "data_file":
+        return WireTensor(datatype, shape, _file_bytes(folder, initial.data_file, datatype, count))
+    if kind != "zero_data":
+        raise ValueError(f"initial_state of '{name}' must specify zero_data or data_file")
+    num_bytes = count * ITEMSIZE_BYTES.get(datatype, _LENGTH_BYTES)
+    if num_bytes > MAX_BYTES:
+        raise ValueError(f"state '{name}' has {num_bytes} bytes; at most {MAX_BYTES} are allowed")
+    return WireTensor(datatype, shape, _zeros(datatype, count))
 
 
-@dataclass(frozen=True, slots=True)
-class WarmupSample:
+class WarmupSample(NamedTuple):
     """One sample request: inputs by name, batch dimension included, its batch size and its number of runs."""
 
     name: str
@@ -284,15 +214,12 @@ def warmed(backend: type[Backend], samples: Sequence[WarmupSample]) -> type[Back
     class WarmedBackend(backend):  # type: ignore[valid-type,misc]  # the base is a value here
         def load(self) -> None:
             super().load()
-            for sample in samples:
-                for _ in range(sample.num_runs):
-                    self._warm(sample)
-
-        def _warm(self, sample: WarmupSample) -> None:
-            call = InferCall(self.model.signature.name, inputs=dict(sample.inputs))
-            (outcome,) = self.execute(Batch([InferenceRequest(call, CallContext(), num_rows=sample.num_rows)]))
-            if isinstance(outcome, WeftError):
-                raise outcome.with_message(f"warm-up sample '{sample.name}' failed: {outcome.message}")
+            for name, inputs, num_rows, num_runs in samples:
+                for _ in range(num_runs):
+                    call = InferCall(self.model.signature.name, inputs=dict(inputs))
+                    (outcome,) = self.execute(Batch([InferenceRequest(call, CallContext(), num_rows=num_rows)]))
+                    if isinstance(outcome, WeftError):
+                        raise outcome.with_message(f"warm-up sample '{name}' failed: {outcome.message}")
 
     WarmedBackend.__name__ = WarmedBackend.__qualname__ = backend.__name__
     return WarmedBackend
@@ -304,92 +231,80 @@ def warmup_samples(config: ModelConfig, directory: Path, report: ConfigReport) -
     ``input_data_file`` names a file in the subfolder ``warmup`` of ``directory``, the model's folder.
     """
     samples = []
+    largest, known = max(config.max_batch_size, 1), [tensor.name for tensor in config.input]
     for i, warmup in enumerate(config.model_warmup):
         path = f"model_warmup[{i}]"
         num_faults = len(report.diagnostics)
-        _check_sample(path, config, warmup, report)
-        tensors = {
-            tensor.name: _tensor(path, tensor, warmup, config.max_batch_size > 0, directory, report)
-            for tensor in config.input
-            if tensor.name in warmup.inputs
-        }
+        fault = f"warm-up batch_size must be between 1 and {largest}, got {warmup.batch_size}"
+        report.refuse(not 1 <= warmup.batch_size <= largest, f"{path}.batch_size", fault)
+        for name in sorted(set(warmup.inputs) - set(known)):
+            report.error(f"{path}.inputs[{name}]", f"the model has no input '{name}'{suggestion(name, known)}")
+        inputs: dict[str, WireTensor] = {}
+        for tensor in config.input:
+            if tensor.name in warmup.inputs:
+                try:
+                    inputs[tensor.name] = _warmup_tensor(tensor, warmup, config.max_batch_size > 0, directory)
+                except ValueError as error:
+                    report.error(f"{path}.inputs[{tensor.name}]", f"warm-up input '{tensor.name}'{error}")
+            elif not tensor.optional:
+                report.error(path, f"the warm-up lacks input '{tensor.name}', which the model needs")
         if len(report.diagnostics) == num_faults:
-            inputs = {name: tensor for name, tensor in tensors.items() if tensor is not None}
             samples.append(WarmupSample(warmup.name or str(i), inputs, max(warmup.batch_size, 1), max(warmup.count, 1)))
     return samples
 
 
-def _check_sample(path: str, config: ModelConfig, warmup: ModelWarmup, report: ConfigReport) -> None:
-    largest = max(config.max_batch_size, 1)
-    if not 1 <= warmup.batch_size <= largest:
-        report.error(
-            f"{path}.batch_size", f"warm-up batch_size must be between 1 and {largest}, got {warmup.batch_size}"
-        )
-    known = [tensor.name for tensor in config.input]
-    for name in sorted(set(warmup.inputs) - set(known)):
-        report.error(f"{path}.inputs[{name}]", f"the model has no input '{name}'{suggestion(name, known)}")
-    for tensor in config.input:
-        if not tensor.optional and tensor.name not in warmup.inputs:
-            report.error(path, f"the warm-up lacks input '{tensor.name}', which the model needs")
-
-
-def _tensor(
-    path: str, tensor: ModelInput, warmup: ModelWarmup, has_batch: bool, directory: Path, report: ConfigReport
-) -> WireTensor | None:
+def _warmup_tensor(tensor: ModelInput, warmup: ModelWarmup, has_batch: bool, directory: Path) -> WireTensor:
+    """Data of one input, the same in every row. Raises ValueError with what follows the name of the input."""
     data = warmup.inputs[tensor.name]
-    dims = tuple(data.dims)
-    datatype = datatype_name(data.data_type)
-    called = f"warm-up input '{tensor.name}'"
-    fits = len(dims) == len(tensor.dims) and all(
-        dim > 0 and want in (-1, dim) for dim, want in zip(dims, tensor.dims, strict=True)
-    )
-    if data.data_type != tensor.data_type or not fits:
-        report.error(
-            f"{path}.inputs[{tensor.name}]",
-            f"{called} has {datatype} {list(dims)}, but the model takes {datatype_name(tensor.data_type)} "
-            f"{list(tensor.dims)}, each dimension at least 1",
+    datatype, dims = datatype_name(data.data_type), tuple(data.dims)
+    if data.data_type != tensor.data_type or not _fits(dims, tensor.dims):
+        raise ValueError(
+            f" has {datatype} {list(dims)}, but the model takes {datatype_name(tensor.data_type)} "
+            f"{list(tensor.dims)}, each dimension at least 1"
         )
-        return None
-    num_bytes = max(warmup.batch_size, 1) * num_elements(dims) * ITEMSIZE_BYTES.get(datatype, _STRING_BYTES)
+    count = num_elements(dims)
+    num_bytes = max(warmup.batch_size, 1) * count * ITEMSIZE_BYTES.get(datatype, _LENGTH_BYTES + len(_STRING))
     if num_bytes > MAX_BYTES:
-        report.error(
-            f"{path}.inputs[{tensor.name}]", f"{called} has {num_bytes} bytes; at most {MAX_BYTES} are allowed"
-        )
-        return None
-    try:
-        row = _row(datatype, dims, data, directory)
-    except ValueError as error:
-        report.error(f"{path}.inputs[{tensor.name}]", f"{called}: {error}")
-        return None
+        raise ValueError(f" has {num_bytes} bytes; at most {MAX_BYTES} are allowed")
+    kind = data.WhichOneof("input_data_type")
+    if kind == "input_data_file":
+        try:
+            row = _file_bytes(directory / "warmup", data.input_data_file, datatype, count)
+        except ValueError as error:
+            raise ValueError(f": {error}") from None
+    elif kind == "zero_data":
+        row = _zeros(datatype, count)
+    elif kind != "random_data":
+        raise ValueError(": set one of zero_data, random_data and input_data_file")
+    elif datatype == "BYTES":
+        row = encode_bytes([_STRING] * count)
+    else:
+        dtype = NUMPY_BY_DATATYPE[datatype]
+        scale = 1 if np.issubdtype(dtype, np.inexact) or datatype == "BF16" else 2
+        row = encode((np.random.default_rng(_SEED).random(count) * scale).astype(dtype)).data
     shape = reshaped(dims, tensor.dims, model_dims(tensor))
     if not has_batch:
         return WireTensor(datatype, shape, row)
     return WireTensor(datatype, (warmup.batch_size, *shape), row * warmup.batch_size)
 
 
-def _row(datatype: str, dims: tuple[int, ...], data: ModelWarmup.Input, directory: Path) -> bytes:
-    kind = data.WhichOneof("input_data_type")
-    count = num_elements(dims)
-    if kind == "input_data_file":
-        return _file_row(datatype, count, data.input_data_file, directory / "warmup")
-    if kind not in ("zero_data", "random_data"):
-        raise ValueError("set one of zero_data, random_data and input_data_file")
-    if datatype == "BYTES":
-        return encode_bytes([b"" if kind == "zero_data" else _STRING] * count)
-    if kind == "zero_data":
-        return bytes(count * ITEMSIZE_BYTES[datatype])
-    uniform = np.random.default_rng(_SEED).random(count)
-    scale = 1 if np.issubdtype(NUMPY_BY_DATATYPE[datatype], np.inexact) or datatype == "BF16" else 2
-    return encode((uniform * scale).astype(NUMPY_BY_DATATYPE[datatype])).data
+def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
+    """Whether an array of the shape, each dimension at least 1, has the dims."""
+    return len(shape) == len(dims) and all(got > 0 and want in (-1, got) for got, want in zip(shape, dims, strict=True))
 
 
-def _file_row(datatype: str, count: int, filename: str, folder: Path) -> bytes:
-    if fault := path_fault(filename, "the folder 'warmup'"):
+def _zeros(datatype: str, count: int) -> bytes:
+    return encode_bytes([b""] * count) if datatype == "BYTES" else bytes(count * ITEMSIZE_BYTES[datatype])
+
+
+def _file_bytes(folder: Path, filename: str, datatype: str, count: int) -> bytes:
+    if fault := path_fault(filename, f"the folder '{folder.name}'"):
         raise ValueError(fault)
     try:
-        row = (folder / filename).read_bytes()
+        data = (folder / filename).read_bytes()
     except OSError as error:
-        raise ValueError(f"cannot read {folder / filename}: {error.strerror}") from None
-    if datatype != "BYTES" and len(row) != (expected := count * ITEMSIZE_BYTES[datatype]):
-        raise ValueError(f"{folder / filename} has {len(row)} bytes, expected {expected}")
-    return row
+        near = suggestion(filename, [entry.name for entry in folder.glob("*")])
+        raise ValueError(f"cannot read {folder / filename}: {error.strerror}{near}") from None
+    if datatype != "BYTES" and len(data) != (expected := count * ITEMSIZE_BYTES[datatype]):
+        raise ValueError(f"{folder / filename} has {len(data)} bytes, expected {expected}")
+    return data
