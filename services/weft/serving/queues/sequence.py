@@ -8,7 +8,7 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import count, starmap
 from operator import attrgetter
 
 from typing_extensions import override
@@ -27,82 +27,7 @@ from weft.serving.queues.queue import Expired, Expiries, RequestQueue, deadline_
 from weft.serving.queues.settings import SchedulerSettings, SequenceSettings, sequence_parameters
 from weft.serving.request.request import InferenceRequest, RequestSequence, SequencePosition
 
-
-class SequenceSlots:
-    """Places sequences: each gets the free slot of the lowest row, or waits in the ``backlog``, in order."""
-
-    def __init__(self, instances: Sequence[Hashable], num_slots: int) -> None:
-        self._instances = list(instances)
-        self._num_slots = num_slots
-        self._free = [(row, index) for row in range(num_slots) for index in range(len(instances))]  # a heap
-        self._lost: set[Hashable] = set()
-        self._taken: dict[Hashable, dict[int, RequestSequence]] = {instance: {} for instance in instances}
-        self.backlog: OrderedDict[RequestSequence, None] = OrderedDict()
-
-    def __len__(self) -> int:
-        """Sequences that have a slot or wait for one."""
-        return sum(map(len, self._taken.values())) + len(self.backlog)
-
-    @property
-    def has_free(self) -> bool:
-        """Whether a sequence that starts gets a slot at once."""
-        return bool(self._free)
-
-    def add(self, sequence: RequestSequence) -> list[RequestSequence]:
-        """Place a sequence that starts; returns the sequences that got slots."""
-        self.backlog[sequence] = None
-        return self._fill()
-
-    def remove(self, sequence: RequestSequence) -> list[RequestSequence]:
-        """Remove a sequence that has ended; returns the sequences that got slots."""
-        instance = sequence.instance
-        if instance is None:
-            del self.backlog[sequence]
-            return []
-        del self._taken[instance][sequence.row]
-        if instance in self._lost:
-            return []
-        heapq.heappush(self._free, (sequence.row, self._instances.index(instance)))
-        return self._fill()
-
-    def lose(self, instance: Hashable) -> list[RequestSequence]:
-        """Remove the free slots of an instance; returns the sequences in the others, which must end."""
-        self._lost.add(instance)
-        self._free = [slot for slot in self._free if self._instances[slot[1]] != instance]
-        heapq.heapify(self._free)
-        return list(self._taken[instance].values())
-
-    def regain(self, instance: Hashable) -> list[RequestSequence]:
-        """Restore the slots of an instance, if it was lost; returns the sequences that got slots."""
-        if instance not in self._lost:
-            return []
-        self._lost.remove(instance)
-        for row in range(self._num_slots):
-            heapq.heappush(self._free, (row, self._instances.index(instance)))
-        return self._fill()
-
-    def placed(self) -> list[RequestSequence]:
-        """Sequences that have a slot."""
-        return [sequence for slots in self._taken.values() for sequence in slots.values()]
-
-    def is_sound(self) -> bool:
-        """Whether every slot is free or taken, and none is free while sequences wait; for tests."""
-        num_slots = self._num_slots * (len(self._instances) - len(self._lost))
-        return len(self.placed()) + len(self._free) == num_slots and not (self.backlog and self._free)
-
-    def _fill(self) -> list[RequestSequence]:
-        filled = []
-        while self.backlog and self._free:
-            sequence, _ = self.backlog.popitem(last=False)
-            sequence.row, index = heapq.heappop(self._free)
-            sequence.instance = self._instances[index]
-            self._taken[sequence.instance][sequence.row] = sequence
-            filled.append(sequence)
-        return filled
-
-
 _LOG = get_logger("weft.serving.sequence")
-
 _ARRIVAL = attrgetter("sequence")
 
 
@@ -123,7 +48,12 @@ class SequenceQueue(RequestQueue):
         self._delay_ns = settings.max_queue_delay_us * 1000
         self._idle_ns = self._settings.max_idle_us * 1000
         self._model = model
-        self._slots = SequenceSlots(instances, self._settings.num_slots)
+        self._instances = list(instances)
+        #: Slots by row and number of the instance, a heap.
+        self._free = [(row, index) for row in range(self._settings.num_slots) for index in range(len(instances))]
+        self._lost: set[Hashable] = set()
+        self._taken: dict[Hashable, dict[int, RequestSequence]] = {instance: {} for instance in instances}
+        self._backlog: OrderedDict[RequestSequence, None] = OrderedDict()  # those that wait for a slot
         self._ready: dict[Hashable, dict[RequestSequence, None]] = {instance: {} for instance in instances}
         self._idle: OrderedDict[RequestSequence, None] = OrderedDict()  # in slots with nothing to do, the longest first
         self._open: dict[int | str, RequestSequence] = {}  # those that take requests
@@ -147,7 +77,7 @@ class SequenceQueue(RequestQueue):
     @property
     def num_sequences(self) -> int:
         """Sequences that have started and not ended, those in the backlog included."""
-        return len(self._slots)
+        return sum(map(len, self._taken.values())) + len(self._backlog)
 
     @override
     def has_work_for(self, instance: Hashable) -> bool:
@@ -249,13 +179,20 @@ class SequenceQueue(RequestQueue):
 
     def lose(self, instance: Hashable) -> None:
         """Remove the slots of an instance, whose sequences end."""
-        for sequence in self._slots.lose(instance):
+        self._lost.add(instance)
+        self._free = [slot for slot in self._free if self._instances[slot[1]] != instance]
+        heapq.heapify(self._free)
+        for sequence in list(self._taken[instance].values()):
             why = "the instance that it ran on is lost; start it again"
             self._end(sequence, UnavailableError(f"sequence {sequence.id!r} ended: {why}"))
 
     def regain(self, instance: Hashable) -> None:
-        """Restore the slots of an instance."""
-        self._note_placed(self._slots.regain(instance))
+        """Restore the slots of an instance, if it was lost."""
+        if instance in self._lost:
+            self._lost.remove(instance)
+            for row in range(self._settings.num_slots):
+                heapq.heappush(self._free, (row, self._instances.index(instance)))
+            self._fill_slots()
 
     @override
     def expire(self, now_ns: int) -> list[Expired]:
@@ -268,7 +205,7 @@ class SequenceQueue(RequestQueue):
         while self._idle and (sequence := next(iter(self._idle))).idle_since_ns + self._idle_ns <= now_ns:
             _LOG.info("sequence %r of model '%s' was idle for too long and has ended", sequence.id, self._model)
             self._end(sequence)
-        expired = [Expired(request, error) for request, error in self._failed.items()]
+        expired = list(starmap(Expired, self._failed.items()))
         self._failed.clear()
         return expired
 
@@ -284,15 +221,17 @@ class SequenceQueue(RequestQueue):
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless slots, sequences and requests agree; for tests."""
-        slotted, backlog = self._slots.placed(), self._slots.backlog
-        known = [*slotted, *backlog]
+        slotted = [sequence for slots in self._taken.values() for sequence in slots.values()]
+        known = [*slotted, *self._backlog]
+        num_slots = self._settings.num_slots * (len(self._instances) - len(self._lost))
         if not (
             len(known) == len(set(known)) == self.num_sequences
             and not any(sequence.is_over for sequence in known)
             and set(self._open.values()) <= set(known)
             and {request for sequence in known for request in sequence.waiting} == set(self._waiting)
-            and self._slots.is_sound()
-            and all(sequence.waiting for sequence in backlog)
+            and len(slotted) + len(self._free) == num_slots
+            and not (self._backlog and self._free)
+            and all(sequence.waiting for sequence in self._backlog)
             and set(self._idle) == {s for s in slotted if not s.waiting and s.running is None}
             and {s for ready in self._ready.values() for s in ready}
             == {s for s in slotted if s.waiting and s.running is None}
@@ -311,14 +250,15 @@ class SequenceQueue(RequestQueue):
             raise UnavailableError(
                 f"model '{self._model}' is being stopped and has stopped accepting new sequences; try again later"
             )
-        num_waiting = len(self._slots.backlog)
-        if not self._slots.has_free and 0 < self._settings.max_backlog <= num_waiting:
+        num_waiting = len(self._backlog)
+        if not self._free and 0 < self._settings.max_backlog <= num_waiting:
             raise ResourceExhaustedError(
                 f"Exceeds maximum queue size: {num_waiting} sequences of model '{self._model}' wait for a slot, "
                 f"{self._settings.max_backlog} may; start the sequence later"
             )
         sequence = self._open[sequence_id] = RequestSequence(sequence_id)
-        self._note_placed(self._slots.add(sequence))
+        self._backlog[sequence] = None
+        self._fill_slots()
         return sequence
 
     def _with_start(self, parameters: Parameters) -> Parameters:
@@ -347,8 +287,12 @@ class SequenceQueue(RequestQueue):
         sequence.waiting.appendleft(request)
         self._wait(request, now_ns)
 
-    def _note_placed(self, sequences: Iterable[RequestSequence]) -> None:
-        for sequence in sequences:
+    def _fill_slots(self) -> None:
+        while self._backlog and self._free:
+            sequence, _ = self._backlog.popitem(last=False)
+            sequence.row, index = heapq.heappop(self._free)
+            sequence.instance = self._instances[index]
+            self._taken[sequence.instance][sequence.row] = sequence
             self._note_ready(sequence)
 
     def _note_ready(self, sequence: RequestSequence) -> None:
@@ -387,10 +331,16 @@ class SequenceQueue(RequestQueue):
 
     def _leave(self, sequence: RequestSequence) -> None:
         sequence.is_over = True
-        if sequence.instance is not None:
-            self._ready[sequence.instance].pop(sequence, None)
-            self._idle.pop(sequence, None)
-        self._note_placed(self._slots.remove(sequence))
+        instance = sequence.instance
+        if instance is None:
+            del self._backlog[sequence]
+            return
+        self._ready[instance].pop(sequence, None)
+        self._idle.pop(sequence, None)
+        del self._taken[instance][sequence.row]
+        if instance not in self._lost:
+            heapq.heappush(self._free, (sequence.row, self._instances.index(instance)))
+            self._fill_slots()
 
     def _expire_one(self, request: InferenceRequest, now_ns: int) -> None:
         sequence = _sequence_of(request)

@@ -19,7 +19,7 @@ from weft.serving.backends.base import Backend, InstanceContext, ModelContext
 from weft.serving.queues.settings import SchedulerSettings
 from weft.serving.request.request import InferenceRequest, SplitRequest, split_call
 from weft.serving.runtime.dispatcher import Dispatcher
-from weft.serving.scheduler.admission import CALL_PATH_HEADER, DeadlineAdmission, SelfCalls, make_batch_key
+from weft.serving.scheduler.admission import CALL_PATH_HEADER, DeadlineAdmission, check_self_call, make_batch_key
 from weft.serving.scheduler.rate_limiter import RateLimiter
 
 #: Strings of one input that are checked on the event loop; checking one takes 0.1 us.
@@ -107,7 +107,7 @@ class ServedModel:
         self._validation = CallValidation(signature, settings)
         self._deadlines = DeadlineAdmission(settings, len(instances), dispatcher.times)
         self._knows_priority = settings.priority_levels > 0
-        self._self_calls = SelfCalls(signature.name, [place.origin(signature) for place in instances])
+        self._origins = frozenset(place.origin(signature) for place in instances)
         is_keyed = settings.is_batching and not dispatcher.num_slots
         self._batch_key = make_batch_key(signature.for_backend(), context.layout.buckets) if is_keyed else None
 
@@ -224,7 +224,7 @@ class ServedModel:
             self._log_unknown_priority(priority)
         request = InferenceRequest(call, context, num_rows, priority, timeout_us, is_collected=is_collected)
         if CALL_PATH_HEADER in context.headers:
-            self._self_calls.check(request, self._queue)
+            check_self_call(self.signature.name, self._origins, request, self._queue)
             dispatcher.check_call(request)
         answer = request.answer = dispatcher.loop.create_future()
         if self.signature.is_decoupled:

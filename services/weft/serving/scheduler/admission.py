@@ -3,7 +3,7 @@
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from urllib.parse import unquote
 
 from weft.base.errors import DeadlineExceededError, InvalidArgumentError, ResourceExhaustedError
@@ -48,30 +48,25 @@ def longer_path(paths: Iterable[list[str]], origin: str, model: str) -> str:
     return _SEPARATOR.join(path)
 
 
-class SelfCalls:
-    """Finds calls of a model to itself that would wait for ever; ``origins`` are its instances as entries of a path."""
+def check_self_call(
+    model: str, origins: frozenset[str], request: InferenceRequest, queued: Iterable[InferenceRequest]
+) -> None:
+    """Check that an instance can become free for a request; ``origins`` are the instances as entries of a path.
 
-    def __init__(self, model: str, origins: Collection[str]) -> None:
-        self._model = model
-        self._origins = frozenset(origins)
-
-    def check(self, request: InferenceRequest, queued: Iterable[InferenceRequest]) -> None:
-        """Raise ResourceExhaustedError if every instance waits for this request or for one that is queued."""
-        held = self._held(request)
-        if not held:
-            return
-        for other in queued:
-            held |= self._held(other)
-        if held == self._origins:
-            instances = "its only instance waits" if len(held) == 1 else f"all of its {len(held)} instances wait"
-            raise ResourceExhaustedError(
-                f"model '{self._model}' calls itself, directly or through others, while {instances} for the answer; "
-                "raise the count in instance_group, or do not call it"
-            )
-
-    def _held(self, request: InferenceRequest) -> frozenset[str]:
-        headers = request.context.headers
-        return self._origins.intersection(path_of(headers)) if CALL_PATH_HEADER in headers else frozenset()
+    Raises ResourceExhaustedError if every instance waits for this request or for one that is queued.
+    """
+    held = origins.intersection(path_of(request.context.headers))
+    if not held:
+        return
+    for other in queued:
+        if CALL_PATH_HEADER in other.context.headers:
+            held |= origins.intersection(path_of(other.context.headers))
+    if held == origins:
+        instances = "its only instance waits" if len(held) == 1 else f"all of its {len(held)} instances wait"
+        raise ResourceExhaustedError(
+            f"model '{model}' calls itself, directly or through others, while {instances} for the answer; "
+            "raise the count in instance_group, or do not call it"
+        )
 
 
 #: With fewer measurements the median is unknown.
