@@ -121,7 +121,7 @@ async def test_cancel(serve, gate):
     model = await serve(gate.backend, is_batching=True, can_split=True)
     task = await _queued(model, make_call(1, rows=30))
     await gate.entered()
-    (running,) = model._dispatcher._running.values()
+    (running,) = model._running.values()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

@@ -26,8 +26,7 @@ from weft.serving.lifecycle.repository import version_digest
 from weft.serving.lifecycle.response_cache import CachedModel
 from weft.serving.lifecycle.warm_pool import OnDemandModel, WarmPool
 from weft.serving.runtime.idle import until_slow
-from weft.serving.runtime.model import ServedModel
-from weft.serving.runtime.sequence_model import SequenceModel
+from weft.serving.runtime.model import SequenceModel, ServedModel
 from weft.serving.scheduler.rate_limiter import RateLimiter
 from weft_protos.model_config_pb2 import ModelConfig
 

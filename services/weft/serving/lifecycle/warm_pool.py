@@ -15,8 +15,7 @@ from weft.base.signature import ModelSignature
 from weft.base.statistics import LatencyHistogram, ModelStatistics, failure_reason
 from weft.serving.backends.base import ModelContext
 from weft.serving.runtime.idle import SLOW_S, CrashedInstances, until_slow
-from weft.serving.runtime.model import ServedModel
-from weft.serving.runtime.sequence_model import SequenceModel
+from weft.serving.runtime.model import SequenceModel, ServedModel
 
 _log = get_logger("weft.serving.warm_pool")
 

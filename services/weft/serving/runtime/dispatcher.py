@@ -122,9 +122,9 @@ class Dispatcher:
         statistics: ModelStatistics,
         limiter: RateLimiter | None,
     ) -> None:
-        self._signature = signature = context.signature
+        self.signature = signature = context.signature
         self._settings = settings
-        self._statistics = statistics
+        self.statistics = statistics
         limit_s = settings.execution_timeout_us / 1e6
         self.num_slots = backend.num_slots(context)
         is_limited = any(place.is_inline or place.rate_limit is not None for place in places)
@@ -155,7 +155,7 @@ class Dispatcher:
         self._running: dict[Instance | BackgroundThread, Sequence[InferenceRequest]] = {}
         self._overruns = Overruns(statistics) if any(place.is_inline for place in places) else None
         self.recorder = Recorder(statistics)
-        self.answers = Answers(signature.name, self.recorder, is_ordered=settings.preserve_ordering, drop=self.drop)
+        self.answers = Answers(signature.name, self.recorder, is_ordered=settings.preserve_ordering, drop=self._drop)
         self.decoupled = DecoupledRequests(
             signature,
             self.recorder,
@@ -221,27 +221,23 @@ class Dispatcher:
                 self._abandon()
         await self._close(max(end_s - time.monotonic(), _MIN_CLOSE_S))
 
-    def not_ready(self) -> UnavailableError:
+    def _not_ready(self) -> UnavailableError:
         """Error for a request that the model does not accept, or did not answer in time before it stopped."""
         return UnavailableError(
-            f"model '{self._signature.name}' version {self._signature.version} is not at ready state: it is loading or "
+            f"model '{self.signature.name}' version {self.signature.version} is not at ready state: it is loading or "
             "being unloaded; try again later"
         )
 
-    def check_call(self, request: InferenceRequest) -> None:
-        """Raise ResourceExhaustedError for a nested call that waits for the resources of its own caller."""
-        self._idle.check_call(request)
-
-    def request_added(self, now_ns: int) -> None:
+    def _request_added(self, now_ns: int) -> None:
         """Dispatch the queue, to which a request was added, as soon as that is of use."""
         if not (self._idle or self._background):
             self._wake_at(self.queue.next_expiry_ns(), now_ns)
         elif not self._settings.is_batching:
             self.dispatch()
         else:
-            self.dispatch_soon()  # requests that arrive in the same turn of the loop may share a batch
+            self._dispatch_soon()  # requests that arrive in the same turn of the loop may share a batch
 
-    def dispatch_soon(self) -> None:
+    def _dispatch_soon(self) -> None:
         """Call ``dispatch`` once, after what the event loop does in this turn."""
         if not self.is_due:
             self.is_due = True
@@ -276,7 +272,7 @@ class Dispatcher:
         if not self.is_open:
             self._check_drained()
 
-    def drop(self, request: InferenceRequest) -> None:
+    def _drop(self, request: InferenceRequest) -> None:
         """Take a request whose caller has left out of the queue, or flag it if it runs."""
         request.cancel()
         self.queue.remove(request)
@@ -294,7 +290,7 @@ class Dispatcher:
         if self._overruns is None:
             self.dispatch()
         elif self.queue.num_waiting or not self.is_open:
-            self.dispatch_soon()
+            self._dispatch_soon()
         requests = execution.requests
         if not requests:
             return
@@ -309,18 +305,18 @@ class Dispatcher:
             self.times.add(execution.num_rows, duration_ns, execution.end_ns)
         self.answers.deliver(execution)
         if telemetry.is_enabled():
-            record_execution(self._signature.name, instance.name, execution, is_decoupled=self._signature.is_decoupled)
+            record_execution(self.signature.name, instance.name, execution, is_decoupled=self.signature.is_decoupled)
 
     def _on_stream_end(self, request: InferenceRequest) -> None:
         if self._slots is not None and self._slots.leave(request):
             self.retry_after.measured(1, time.monotonic_ns() - request.start_ns)
-            self.dispatch_soon()
+            self._dispatch_soon()
         self._check_drained()
 
     def _on_crash(self, instance: Instance, reason: str) -> None:
         if not reason:
             self.crashed.remove(instance)
-            self._statistics.restart_count += not instance.is_hung  # else it was never loaded again
+            self.statistics.restart_count += not instance.is_hung  # else it was never loaded again
             if instance not in self._running:
                 self._idle.append(instance)
             self.dispatch()
@@ -336,9 +332,9 @@ class Dispatcher:
         now_ns = time.monotonic_ns()
         running = [request for requests in self._running.values() for request in requests]
         for request in [*self.queue, *running, *self.decoupled.unfinished]:
-            self.drop(request)
+            self._drop(request)
             if request.answer is not None and not request.answer.done():
-                self.answers.fail(request, self.not_ready(), now_ns)
+                self.answers.fail(request, self._not_ready(), now_ns)
 
     def _check_drained(self) -> None:
         if not (self.is_open or self._running or self.queue.num_waiting or self.decoupled.unfinished):

@@ -571,7 +571,7 @@ def test_messages_of_any_size_cross_a_channel():
 async def test_request_without_a_reader_is_forgotten(serve):
     """What nobody reads, as a warm-up of a decoupled model, leaves nothing behind on either side."""
     model = await serve(DECOUPLED, is_decoupled=True)
-    backend = model._dispatcher._instances[0]._abort.__self__
+    backend = model._instances[0]._abort.__self__
     request = InferenceRequest(call(0), CallContext(), 1)
     await asyncio.to_thread(backend.execute, Batch([request]))
     assert {} == backend._runner._requests

@@ -11,7 +11,8 @@ import itertools
 import json
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
 from importlib.abc import MetaPathFinder
 from importlib.machinery import (
     EXTENSION_SUFFIXES,
@@ -23,18 +24,68 @@ from importlib.machinery import (
 )
 from pathlib import Path
 from types import CodeType, ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from weft.base.errors import InvalidArgumentError, WeftError
+from weft.serving.backends.base import MetricSink, ModelCaller, RepositoryControl
 from weft.serving.backends.loading import importing
 from weft.serving.backends.python import pb_utils
-from weft.serving.backends.python.model_config import ModelConfig
+from weft.serving.backends.python.pb_utils import ModelConfig
+from weft.serving.backends.python.responses import TritonModelException
 
 COMPLETER = "auto_complete_config"
 
 _PREFIX = "weft_python_model_"
 _UTILS = "triton_python_backend_utils"
 _numbers = itertools.count()
+_ResultT = TypeVar("_ResultT")
+
+
+def utils_of(
+    directory: Path,
+    caller: ModelCaller | None = None,
+    origin: str = "",
+    model: str = "",
+    metrics: MetricSink | None = None,
+    control: RepositoryControl | None = None,
+) -> ModuleType:
+    """The module as one loaded model, of the version folder ``directory``, imports it."""
+    module = ModuleType("triton_python_backend_utils", __doc__)
+    own: dict[str, Any] = {"get_model_dir": lambda: str(directory)}
+    for base, fields in (
+        (pb_utils.InferenceRequest, {"_caller": caller, "_origin": origin}),
+        (pb_utils.MetricFamily, {"_sink": metrics, "_owner": origin}),
+        (pb_utils.Logger, {"model": model}),
+    ):
+        own[base.__name__] = type(base.__name__, (base,), fields)
+    if control is not None:
+        own |= _model_loading(control, model)
+    vars(module).update({key: value for key, value in vars(pb_utils).items() if not key.startswith("_")} | own)
+    vars(module)["__getattr__"] = pb_utils.__getattr__
+    return module
+
+
+def _model_loading(control: RepositoryControl, model: str) -> dict[str, Callable[..., Any]]:
+
+    def load_model(model_name: str, config: str = "", files: Mapping[str, bytes] | None = None) -> None:
+        _done(control.load(model, model_name, {**({"config": config} if config else {}), **(files or {})}))
+
+    def unload_model(model_name: str, unload_dependents: bool = False) -> None:
+        _done(control.unload(model, model_name, unload_dependents=unload_dependents))
+
+    def is_model_ready(model_name: str, model_version: str = "") -> bool:
+        return _done(control.is_ready(model_name, model_version))
+
+    return {"load_model": load_model, "unload_model": unload_model, "is_model_ready": is_model_ready}
+
+
+def _done(future: "Future[_ResultT]") -> _ResultT:
+    try:
+        return future.result()
+    except WeftError as error:
+        raise TritonModelException(error.message) from None
+    except CancelledError:
+        raise TritonModelException("the service is stopping; it loads and unloads no models") from None
 
 
 def load_module(path: Path, utils: ModuleType = pb_utils) -> ModuleType:
@@ -81,7 +132,7 @@ def complete_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
     Raises InvalidArgumentError if the model does not import, or its function raises or returns something else.
     """
     directory = path.parent
-    module = load_module(path, pb_utils.utils_of(directory, model=config.get("name", "")))
+    module = load_module(path, utils_of(directory, model=config.get("name", "")))
     try:
         complete = getattr(model_class_of(module, path), COMPLETER, None)
         if complete is None:

@@ -20,10 +20,8 @@ from weft.serving.backends.python.responses import (
     TritonError,
     TritonModelException,
     check_parameters,
-    inline_refusal,
     writable,
 )
-from weft.serving.request.request import InferenceRequest
 from weft.serving.request.request import InferenceRequest as ServedRequest
 
 
@@ -93,29 +91,6 @@ class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceRespo
         if response is None or response.has_error():
             self._stream, self._is_withdrawn = None, False
         return response
-
-
-class InlineCaller:
-    """The ``ModelCaller`` of a model that executes on the event loop: it calls nobody."""
-
-    def infer(self, call: InferCall, parents: Sequence[InferenceRequest], origin: str) -> "Future[InferResult]":
-        """Raise TritonModelException."""
-        raise inline_refusal(f"cannot call model '{call.model_name}'")
-
-    def stream(self, call: InferCall, parents: Sequence[InferenceRequest], origin: str) -> NestedStream:
-        """Raise TritonModelException."""
-        raise inline_refusal(f"cannot call model '{call.model_name}'")
-
-
-def result_of(future: "Future[InferResult]") -> InferenceResponse:
-    """The response of a call; waits for it."""
-    return _response_of(future) or InferenceResponse()
-
-
-async def result_of_async(future: "Future[InferResult]") -> InferenceResponse:
-    """The response of a call; cancelling the awaiting task withdraws it."""
-    await _wait(future)
-    return _response_of(future) or InferenceResponse()
 
 
 async def _wait(future: "Future[Any]") -> None:
@@ -268,10 +243,8 @@ class InferenceRequest:
         request._served = served
         request._all_outputs = all_outputs
         request._call = served.call
-        if outlet is not None:
-            request._outlet = outlet
-        if can_reschedule:
-            request._can_reschedule = True
+        request._outlet = outlet
+        request._can_reschedule = can_reschedule
         return request
 
     def inputs(self) -> list[Tensor]:
@@ -378,7 +351,7 @@ class InferenceRequest:
         caller, call, parents = self._prepared()
         if decoupled:
             return ResponseIterator(caller.stream(call, parents, self._origin))
-        return result_of(caller.infer(call, parents, self._origin))
+        return _response_of(caller.infer(call, parents, self._origin)) or InferenceResponse()
 
     async def async_exec(
         self, decoupled: bool = False
@@ -393,7 +366,9 @@ class InferenceRequest:
             responses = ResponseIterator(caller.stream(call, parents, self._origin))
             await responses.begin()
             return responses
-        return await result_of_async(caller.infer(call, parents, self._origin))
+        future = caller.infer(call, parents, self._origin)
+        await _wait(future)
+        return _response_of(future) or InferenceResponse()
 
     def fail(self, error: WeftError) -> None:
         """Fail the request, unless its last response was sent; not for models."""

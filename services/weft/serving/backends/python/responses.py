@@ -78,14 +78,6 @@ def weft_error(error: object) -> WeftError:
     return error_class(message)
 
 
-def inline_refusal(what: str) -> TritonModelException:
-    """The error of a model that executes on the event loop, and would wait for what the event loop must do."""
-    return TritonModelException(
-        f"a model with the parameter EXECUTION inline {what}: it executes on the event loop, which would wait for "
-        "itself; remove the parameter"
-    )
-
-
 # Position = number of the type in Triton Inference Server; it has no name for 0.
 DATATYPES = (
     "", "BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64",

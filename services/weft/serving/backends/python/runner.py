@@ -5,21 +5,21 @@ import inspect
 import json
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+from weft.base.core import InferCall
 from weft.base.errors import InternalError, InvalidArgumentError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.base.processes.forks import end_copies
 from weft.serving.backends.base import Batch, InstanceContext, ModelContext
 from weft.serving.backends.loading import model_file
-from weft.serving.backends.python.loader import describe, load_module, model_class_of, unload_module
-from weft.serving.backends.python.model_config import for_model
-from weft.serving.backends.python.pb_utils import InlineControl, utils_of
-from weft.serving.backends.python.requests import InferenceRequest, InlineCaller, in_work
+from weft.serving.backends.python.loader import describe, load_module, model_class_of, unload_module, utils_of
+from weft.serving.backends.python.pb_utils import for_model
+from weft.serving.backends.python.requests import InferenceRequest, in_work
 from weft.serving.backends.python.responses import (
     InferenceResponse,
     OutputStream,
@@ -58,7 +58,7 @@ class PythonModelRunner:
         origin = self._instance.origin(context.signature)
         caller, control = context.caller, context.control
         if self._instance.is_inline:
-            caller, control = InlineCaller(), InlineControl()
+            caller = control = _NothingInline()
         module = load_module(path, utils_of(context.directory, caller, origin, self._name, context.metrics, control))
         try:
             self._model = self._initialized(model_class_of(module, path), path)
@@ -296,6 +296,30 @@ class PythonModelRunner:
         if isinstance(outcome, InternalError):
             _log.error(outcome.message, extra={"error_id": outcome.error_id, "model": self._name})
         return outcome
+
+
+class _NothingInline:
+    """The ``ModelCaller`` and ``RepositoryControl`` of a model that executes on the event loop: it refuses all."""
+
+    def infer(self, call: InferCall, parents: Sequence[ServedRequest], origin: str) -> NoReturn:
+        raise self._refusal(f"call model '{call.model_name}'")
+
+    stream = infer
+
+    def load(self, asker: str, name: str, parameters: Mapping[str, Any]) -> NoReturn:
+        raise self._refusal(f"load model '{name}'")
+
+    def unload(self, asker: str, name: str, *, unload_dependents: bool) -> NoReturn:
+        raise self._refusal(f"unload model '{name}'")
+
+    def is_ready(self, name: str, version: str) -> NoReturn:
+        raise self._refusal(f"ask for model '{name}'")
+
+    def _refusal(self, what: str) -> TritonModelException:
+        return TritonModelException(
+            f"a model with the parameter EXECUTION inline cannot {what}: it executes on the event loop, which would "
+            "wait for itself; remove the parameter"
+        )
 
 
 class Coroutines:
