@@ -3,12 +3,12 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Protocol
 
-from weft.base.core import CallContext, InferCall, InferResult, ParameterValue
+from weft.base.core import CallContext, InferCall, InferenceCore, InferResult, ParameterValue
 from weft.base.errors import (
     DeadlineExceededError,
     InternalError,
@@ -239,24 +239,14 @@ def _timeout_s(context: CallContext) -> float | None:
     return max(0.0, min((context.deadline_ns - time.monotonic_ns()) / 1e9, MAX_TIMEOUT_S))
 
 
-class Loader(Protocol):
-    """Loads and unloads models: the core of this process."""
-
-    def is_model_ready(self, name: str, version: str) -> bool:
-        """Whether the version ("" = any) serves. Raises NotFoundError."""
-
-    async def load_nested(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
-        """Load a model without waiting for other loads. Raises WeftError."""
-
-    async def unload(self, name: str, *, unload_dependents: bool) -> None:
-        """Unload a model. Raises WeftError."""
-
-
 class ModelControl:
-    """The ``RepositoryControl`` of a service; any thread. ``loader`` is used on its event loop alone."""
+    """The ``RepositoryControl`` of a service; any thread. ``core`` and its ``load`` are used on ``loop`` alone."""
 
-    def __init__(self, loader: Loader, loop: asyncio.AbstractEventLoop) -> None:
-        self._loader = loader
+    def __init__(
+        self, core: InferenceCore, load: Callable[..., Coroutine[Any, Any, None]], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._core = core
+        self._load_model = load
         self._loop = loop
         #: Models that each model loads or unloads now.
         self._waits_for: dict[str, list[str]] = {}
@@ -276,14 +266,14 @@ class ModelControl:
 
     async def _load(self, asker: str, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
         with self._waiting("load", asker, name):
-            await self._loader.load_nested(name, parameters)
+            await self._load_model(name, parameters)
 
     async def _unload(self, asker: str, name: str, unload_dependents: bool) -> None:
         if asker != name:
             with self._waiting("unload", asker, name):
-                await self._loader.unload(name, unload_dependents=unload_dependents)
+                await self._core.unload(name, unload_dependents=unload_dependents)
             return
-        task = asyncio.create_task(self._loader.unload(name, unload_dependents=unload_dependents))
+        task = asyncio.create_task(self._core.unload(name, unload_dependents=unload_dependents))
         await asyncio.wait([task], timeout=0)  # it ends after this request is answered; faults are known at once
         if task.done():
             await task
@@ -293,7 +283,7 @@ class ModelControl:
 
     async def _is_ready(self, name: str, version: str) -> bool:
         try:
-            return self._loader.is_model_ready(name, version)
+            return self._core.is_model_ready(name, version)
         except NotFoundError:
             return False
 

@@ -115,7 +115,7 @@ class ServingCore(InferenceCore):
         self._answers = CoalescingCache(response_cache_bytes, 0, time.monotonic_ns)
         self._metrics = CustomMetrics()
         self._exports = ExportedMetrics()
-        self._control = ModelControl(self, asyncio.get_running_loop())
+        self._control = ModelControl(self, partial(self.load, is_nested=True), asyncio.get_running_loop())
         self._is_started = False
         self._router = RouterCallee(router, router_security, wire=router_wire) if router else None
         self._caller = NestedCalls(self._router or callee or self, asyncio.get_running_loop())
@@ -218,11 +218,14 @@ class ServingCore(InferenceCore):
             async for response in responses:
                 yield await classified(response, call.outputs, served.signature)
 
-    async def load(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
+    async def load(
+        self, name: str, parameters: Mapping[str, ParameterValue | bytes], *, is_nested: bool = False
+    ) -> None:
         """Load or reload a model from its folder; a version that served before drains, or goes on if this fails.
 
         A load that has started continues if the awaiting task is cancelled. The parameter ``config`` is a configuration
-        as JSON, in place of ``config.pbtxt`` until the model is unloaded.
+        as JSON, in place of ``config.pbtxt`` until the model is unloaded. One that ``is_nested``, for which another
+        load waits, waits for no other.
 
         Raises:
             UnavailableError: Model control is off.
@@ -230,15 +233,6 @@ class ServingCore(InferenceCore):
             NotFoundError: The repository has no such model.
             WeftError: It cannot be loaded.
         """
-        await self._load(name, parameters)
-
-    async def load_nested(self, name: str, parameters: Mapping[str, ParameterValue | bytes]) -> None:
-        """As ``load``, for a model that may be loading itself: it does not wait for other loads."""
-        await self._load(name, parameters, is_nested=True)
-
-    async def _load(
-        self, name: str, parameters: Mapping[str, ParameterValue | bytes], *, is_nested: bool = False
-    ) -> None:
         self._clients.check()
         override = config_override(name, parameters)
         try:
@@ -247,14 +241,14 @@ class ServingCore(InferenceCore):
             raise error.with_message(
                 f"failed to load '{name}', failed to poll from model repository: {error.message}"
             ) from None
-        await self._clients.finish(self._load_as(name, override, is_nested=is_nested))
 
-    async def _load_as(self, name: str, override: str | None, *, is_nested: bool) -> None:
-        if override is None:
-            override = self._overrides.get(name)
-        await self._manage(name).load(partial(self._define, name, override), is_nested=is_nested)
-        if override is not None:
-            self._overrides[name] = override
+        async def load() -> None:
+            given = self._overrides.get(name) if override is None else override
+            await self._manage(name).load(partial(self._define, name, given), is_nested=is_nested)
+            if given is not None:
+                self._overrides[name] = given
+
+        await self._clients.finish(load())
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
         """Unload every version of the model, once its requests are answered. No model depends on another here.

@@ -1,6 +1,6 @@
 """Inputs of stateful sequences: control inputs, and implicit state."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -103,7 +103,9 @@ def sequenced(backend: type[Backend], inputs: SequenceInputs) -> type[Backend]:
             rows = list(range(len(positions)))
             if inputs.has_fixed_rows:
                 rows = [max(position.sequence.row, 0) for position in positions]
-                filled = Batch(self._fill_rows(batch.requests, rows), batch.start_ns)
+                by_row = dict(zip(rows, batch.requests, strict=True))
+                members = [by_row.get(row) or self._filler(batch.requests[0]) for row in range(max(rows) + 1)]
+                filled = Batch(members, batch.start_ns)
             else:
                 filled = batch
             outcomes: list[Outcome] = super().execute(filled)
@@ -112,10 +114,6 @@ def sequenced(backend: type[Backend], inputs: SequenceInputs) -> type[Backend]:
             if len(outcomes) != len(filled.requests):
                 return outcomes  # the instance reports the fault
             return [self._store_states(position, outcomes[row]) for position, row in zip(positions, rows, strict=True)]
-
-        def _fill_rows(self, requests: Sequence[InferenceRequest], rows: Sequence[int]) -> list[InferenceRequest]:
-            by_row = dict(zip(rows, requests, strict=True))
-            return [by_row.get(row) or self._filler(requests[0]) for row in range(max(rows) + 1)]
 
         def _filler(self, like: InferenceRequest) -> InferenceRequest:
             has_batch = self.model.signature.max_batch_size > 0

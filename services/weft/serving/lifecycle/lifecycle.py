@@ -149,7 +149,8 @@ class ManagedModel:
                     newest = known
             if newest is not None:
                 return newest
-            if self._is_changing():
+            states = [known.state for known in self._versions.values()] or [self._state]
+            if VersionState.LOADING in states or VersionState.UNLOADING in states:
                 raise UnavailableError(f"{unknown} is not at ready state; it is loading or unloading").refused()
             raise NotFoundError(f"{unknown} has no available versions").refused()
         number = version_number(version)
@@ -207,7 +208,11 @@ class ManagedModel:
             fresh: dict[int, ModelVersion] = {}
             try:
                 async with contextlib.nullcontext() if is_nested else until_slow(self._slots):
-                    fresh = self._prepare(*await self._define(partial(_digested, define)))
+                    definition, configs = await self._define(partial(_digested, define))
+                    fresh = {
+                        number: ModelVersion(number, configs[number], self._make_served(definition, context))
+                        for number, context in definition.contexts.items()
+                    }
                     await self._start(fresh)
             except (WeftError, asyncio.CancelledError) as error:
                 self._note_failure(fresh, error.message if isinstance(error, WeftError) else "the load was cancelled")
@@ -243,10 +248,6 @@ class ManagedModel:
         if self._draining:
             await asyncio.wait(list(self._draining.values()))
 
-    def _is_changing(self) -> bool:
-        states = [version.state for version in self._versions.values()] or [self._state]
-        return VersionState.LOADING in states or VersionState.UNLOADING in states
-
     async def _define(self, define: Callable[[], _Digested]) -> _Digested:
         prefix = f"failed to load '{self.name}', failed to poll from model repository"
         try:
@@ -263,12 +264,6 @@ class ManagedModel:
             failure = InternalError(prefix)
             _log.exception("load failed", extra={"model": self.name, "error_id": failure.error_id})
             raise failure from error
-
-    def _prepare(self, definition: ModelDefinition, configs: Mapping[int, ModelConfig]) -> dict[int, ModelVersion]:
-        return {
-            number: ModelVersion(number, configs[number], self._make_served(definition, context))
-            for number, context in definition.contexts.items()
-        }
 
     def _make_served(self, definition: ModelDefinition, context: ModelContext) -> Served:
         served = ServedModel if definition.settings.sequences is None else SequenceModel

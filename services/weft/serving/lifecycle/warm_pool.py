@@ -5,7 +5,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from typing import Protocol
 
 from weft.base.core import CallContext, InferCall, InferResult
@@ -121,7 +121,7 @@ class WarmPool:
             while not member.is_warm or member.is_leaving:
                 if member.loading is None:
                     member.loading = asyncio.create_task(self._load(member))
-                    member.loading.add_done_callback(_ignore_error)
+                    member.loading.add_done_callback(lambda task: task.cancelled() or task.exception())
                 await self._loaded(member, member.loading)
         except BaseException:
             self.leave(model)
@@ -135,11 +135,7 @@ class WarmPool:
         member.num_users -= 1
         member.used_s = self._clock_s()
         if not member.num_users:
-            self._wake()
-
-    def freed(self) -> None:
-        """Note that a model is no longer held."""
-        self._wake()
+            self.wake()
 
     async def remove(self, model: Warmable) -> None:
         """Unload the model for good; the caller ensures that nobody enters any longer."""
@@ -152,7 +148,7 @@ class WarmPool:
         if member.is_warm:
             member.is_warm = False
             await model.cool()
-        self._wake()
+        self.wake()
 
     async def run(self) -> None:
         """Unload idle models, for ever."""
@@ -181,7 +177,8 @@ class WarmPool:
                 ) from None
             raise
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Note that a model is no longer held, or another change."""
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -193,7 +190,11 @@ class WarmPool:
                 while member.is_leaving:
                     await self._changed.wait()
                 while not self._has_room(member.num_bytes):
-                    await self._make_room()
+                    if free := self._free():
+                        self._counters(free[0]).num_evicted += 1
+                        await self._cool(free[0])
+                    else:
+                        await self._changed.wait()
                 start_s = time.monotonic()
                 await member.model.warm()
                 counters.seconds.observe(time.monotonic() - start_s)
@@ -204,21 +205,13 @@ class WarmPool:
             raise
         finally:
             member.loading = None
-            self._wake()
+            self.wake()
 
     def _has_room(self, num_bytes: int) -> bool:
         num_warm, limits = self.num_warm, self._limits
         return not num_warm or not (
             0 < limits.num_models <= num_warm or 0 < limits.num_bytes < self.num_warm_bytes + num_bytes
         )
-
-    async def _make_room(self) -> None:
-        free = self._free()
-        if free:
-            self._counters(free[0]).num_evicted += 1
-            await self._cool(free[0])
-        else:
-            await self._changed.wait()
 
     def _free(self) -> list[_Member]:
         warm = [m for m in self._members.values() if m.is_warm and not m.num_users and not m.is_leaving]
@@ -231,17 +224,12 @@ class WarmPool:
             await member.model.cool()
         finally:
             member.is_warm = member.is_leaving = False
-            self._wake()
+            self.wake()
         _log.info("unloaded until it is asked for", extra={"model": member.model.signature.name})
 
     def _counters(self, member: _Member) -> ColdStarts:
         signature = member.model.signature
         return self.cold_starts.setdefault((signature.name, signature.version), ColdStarts())
-
-
-def _ignore_error(task: "asyncio.Task[None]") -> None:
-    if not task.cancelled():
-        task.exception()  # whoever waited has left
 
 
 class OnDemandModel:
@@ -298,7 +286,11 @@ class OnDemandModel:
 
     async def num_bytes(self) -> int:
         """Size of the files in the version folder."""
-        return await asyncio.to_thread(_size_bytes, self._directory)
+
+        def size_bytes() -> int:
+            return sum(path.stat().st_size for path in self._directory.rglob("*") if path.is_file())
+
+        return await asyncio.to_thread(size_bytes)
 
     @property
     def is_held(self) -> bool:
@@ -309,18 +301,16 @@ class OnDemandModel:
         """Load the model. Raises WeftError."""
         served = self._make(self.statistics)
         if isinstance(served, SequenceModel):
-            served.when_free(self._pool.freed)
-        slow = asyncio.get_running_loop().call_later(SLOW_S, self._begin_slow_load)
+            served.when_free(self._pool.wake)
+        reason = f"model {self.label} has been loading for {SLOW_S:g} s"
+        add = partial(self._none_crashed.add, self, reason, is_hung=True, is_loading=True)
+        slow = asyncio.get_running_loop().call_later(SLOW_S, add)
         try:
             await served.start()
         finally:
             slow.cancel()
             self._none_crashed.remove(self)
         self._served = served
-
-    def _begin_slow_load(self) -> None:
-        reason = f"model {self.label} has been loading for {SLOW_S:g} s"
-        self._none_crashed.add(self, reason, is_hung=True, is_loading=True)
 
     async def cool(self) -> None:
         """Unload the model; running requests are answered within the grace of ``stop``."""
@@ -368,7 +358,3 @@ class OnDemandModel:
     def _failed(self, error: WeftError, context: CallContext) -> WeftError:
         self.statistics.record_failure(failure_reason(error.code), time.monotonic_ns() - context.arrival_ns)
         return error
-
-
-def _size_bytes(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())

@@ -135,7 +135,11 @@ class PythonModelRunner:
                 if isinstance(error, TritonModelException):
                     raise self._failed(error) from error
                 raise
-            return self._fail_unanswered(answers, error)
+            failure = error if isinstance(error, WeftError) else self._failed(error)
+            if failure is not error:
+                extra = {"model": self._name, "error_id": failure.error_id}
+                _log.error(failure.message, exc_info=error, extra=extra)
+            return [failure if answer is None else self._outcome(answer) for answer in answers]
         finally:
             in_work.reset(token)
         again: list[bool] = []
@@ -162,13 +166,6 @@ class PythonModelRunner:
             self._again(response) if is_again else self._outcome(response)
             for response, is_again in zip(responses, again, strict=True)
         ]
-
-    def _fail_unanswered(self, answers: list[InferenceResponse | None], error: BaseException) -> list[Outcome]:
-        failure = error if isinstance(error, WeftError) else None
-        if failure is None:
-            failure = self._failed(error)
-            _log.error(failure.message, exc_info=error, extra={"model": self._name, "error_id": failure.error_id})
-        return [failure if answer is None else self._outcome(answer) for answer in answers]
 
     def _with_replies(self, responses: Any, replies: list[Reply | None]) -> Any:
         """The returned responses, with the sent ones where the model returned None, or had sent the last one."""
@@ -223,13 +220,12 @@ class PythonModelRunner:
             for request in requests:
                 request.disclaim()
             raise self._not_none(result)
-        return [self._released(request) for request in requests]
-
-    def _released(self, request: InferenceRequest) -> Outcome:
-        if not request.is_rescheduled:
-            return STREAMED
-        request.disclaim()  # the next execution has a sender of its own
-        return RESCHEDULED
+        outcomes: list[Outcome] = []
+        for request in requests:
+            outcomes.append(RESCHEDULED if request.is_rescheduled else STREAMED)
+            if request.is_rescheduled:
+                request.disclaim()  # the next execution has a sender of its own
+        return outcomes
 
     def _again(self, response: object) -> Outcome:
         if response is None:
