@@ -38,8 +38,7 @@ _log = get_logger("weft.serving.nested")
 def on_loop(coroutine: Coroutine[Any, Any, Any], loop: asyncio.AbstractEventLoop, too_late: str) -> "Future[Any]":
     """Run the coroutine on the event loop of another thread; cancelling the future cancels it.
 
-    If the loop is closed, or this is a forked copy of the process, where nothing runs it, the future has an
-    UnavailableError: ``too_late``.
+    If the loop is closed, or this is a forked copy of the process, where nothing runs it, that has an UnavailableError.
     """
     if not is_copy():
         try:

@@ -82,10 +82,7 @@ class ArrayFile:
 
 
 def array_file(model: ModelContext, stem: str) -> ArrayFile:
-    """``default_model_filename`` of the version folder, else ``<stem>.json`` or ``<stem>.npz``.
-
-    Raises NotFoundError if the folder has none, InvalidArgumentError if it cannot be read or its name ends otherwise.
-    """
+    """``default_model_filename``, else ``<stem>.json`` or ``.npz``. Raises NotFoundError or InvalidArgumentError."""
     named = model.config.get("default_model_filename")
     if not named:
         found = [name for name in (f"{stem}.json", f"{stem}.npz") if (model.directory / name).is_file()]

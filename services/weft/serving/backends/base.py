@@ -155,7 +155,7 @@ class InstanceContext:
 
 @dataclass(slots=True)
 class Batch:
-    """The requests of one execution, in order; ``num_rows`` is the sum of their batch sizes.
+    """The requests of one execution, in order.
 
     A backend sets ``infer_start_ns`` when its inputs are ready and ``infer_end_ns`` when the model has run; the time
     before counts as compute input, the time after as compute output.
@@ -223,8 +223,7 @@ class Backend(ABC):
     def num_slots(cls, model: ModelContext) -> int:
         """Requests that one instance works on at once, each for as long as it takes; 0: one batch after another.
 
-        With slots, ``execute`` takes requests in and returns; the model must be decoupled. Raises InvalidArgumentError
-        for an invalid configuration.
+        With slots, ``execute`` takes requests in and returns; the model must be decoupled. Raises InvalidArgumentError.
         """
         return 0
 

@@ -49,22 +49,14 @@ class _Family:
 
 
 class CustomMetrics(Collector):
-    """The metrics of all models of a service; may be used from any thread.
-
-    Models share a family of one name and kind, and its metrics of equal labels. The release by its last owner removes a
-    metric.
-    """
+    """The metrics of all models of a service; any thread. The release by its last owner removes a metric."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._families: dict[str, _Family] = {}
 
     def add_family(self, owner: str, name: str, description: str, kind: str) -> None:
-        """Add a family, if it is new.
-
-        Raises InvalidArgumentError for an invalid name, or that of another kind or of a sample of another family;
-        ResourceExhaustedError where there are ``MAX_FAMILIES``.
-        """
+        """Add a family, if it is new. Raises InvalidArgumentError, or ResourceExhaustedError for too many."""
         if not _NAME.fullmatch(name):
             raise InvalidArgumentError(
                 f"metric name '{name[:80]}' must be letters, digits, '_' and ':', no digit first"
@@ -177,10 +169,7 @@ class CustomMetrics(Collector):
 
 
 def check_action(kind: str, action: str, number: float) -> None:
-    """Check an update of a metric of ``kind``.
-
-    Raises UnsupportedError if the kind has no such action, InvalidArgumentError if a counter would fall.
-    """
+    """Check an update of a metric. Raises UnsupportedError, or InvalidArgumentError where a counter would fall."""
     if action not in _ACTIONS[kind]:
         raise UnsupportedError(f"TRITONSERVER_METRIC_KIND_{kind} does not support {action.capitalize()}")
     if kind == COUNTER and not number >= 0:

@@ -20,14 +20,7 @@ Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
 @dataclass(frozen=True, slots=True)
 class BatchInput:
-    """An input that describes the composition of a batch, beside those of the requests.
-
-    Attributes:
-        kind: As in ``batch_input`` of the configuration, for example ``"BATCH_ELEMENT_COUNT"``.
-        names: Inputs of the model that get it.
-        datatype: ``"INT32"`` or ``"FP32"``.
-        source: The input that it describes.
-    """
+    """An input of the ``kind`` in ``batch_input`` of the configuration, which describes ``source`` in a batch."""
 
     kind: str
     names: tuple[str, ...]

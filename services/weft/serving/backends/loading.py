@@ -60,10 +60,7 @@ class LazyBackends(Mapping[str, type[Backend]]):
 
 
 def require(module: str, extra: str) -> Any:
-    """Import the package ``module`` with the first model that needs it.
-
-    Raises UnavailableError, which names the extra of Weft's distribution that installs it.
-    """
+    """Import a package, of an extra of Weft's distribution, with the first model that needs it, or UnavailableError."""
     try:
         with importing():
             return importlib.import_module(module)
@@ -74,10 +71,7 @@ def require(module: str, extra: str) -> Any:
 
 
 def existing_file(directory: Path, filename: str, *, parents: Sequence[Path] = ()) -> Path:
-    """Path of ``filename`` in ``directory``, or in the first of ``parents`` that has it.
-
-    Raises InvalidArgumentError if ``filename`` points outside of the folder, NotFoundError if no folder has it.
-    """
+    """Path of ``filename`` in the first folder that has it. Raises InvalidArgumentError (outside) or NotFoundError."""
     if PurePath(filename).is_absolute() or ".." in PurePath(filename).parts:
         raise InvalidArgumentError(f"file name '{filename}' leaves {directory}; give a name inside that folder")
     for folder in (directory, *parents):
@@ -111,10 +105,7 @@ def model_file(model: ModelContext, default: str) -> Path:
 
 
 def check_tensor(model: ModelContext, spec: TensorSpec, datatypes: Sequence[str], dims: Dims) -> TensorSpec:
-    """Return ``spec``, checked: it has one of ``datatypes`` (V2 names) and ``dims`` (no batch; None allows any size).
-
-    Raises InvalidArgumentError.
-    """
+    """Return ``spec`` if it has one of ``datatypes`` (V2 names) and ``dims`` (no batch; None: any size), else raise."""
     fits = len(spec.dims) == len(dims) and all(want in (None, got) for want, got in zip(dims, spec.dims, strict=True))
     if spec.datatype not in datatypes or not fits:
         allowed = f"{' or '.join(datatypes)} [{', '.join('any' if dim is None else str(dim) for dim in dims)}]"

@@ -64,10 +64,7 @@ def check_rows(is_good: Array, name: str, fault: Callable[[int], str]) -> None:
 
 
 def check_finite(array: Array, name: str) -> None:
-    """Check that every number of ``array``, ``[num_rows, ...]``, is finite.
-
-    Raises InvalidArgumentError with the input, the first bad row, and the value with its place in the row.
-    """
+    """Raise InvalidArgumentError with the first row of ``array``, ``[num_rows, ...]``, that has NaN or infinity."""
     is_finite = np.isfinite(array)
     if not is_finite.all():
         check_rows(is_finite, name, lambda row: f"{first_bad(array[row], is_finite[row])}; numbers must be finite")

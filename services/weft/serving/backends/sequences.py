@@ -85,10 +85,7 @@ class SequenceInputs:
 
 
 def sequenced(backend: type[Backend], inputs: SequenceInputs) -> type[Backend]:
-    """``backend`` with the inputs of stateful sequences.
-
-    Outputs that are states are kept, also where the caller has left. A request that fails does not change them.
-    """
+    """``backend`` with the inputs of stateful sequences. A request that fails does not change the states."""
 
     class SequencedBackend(backend):  # type: ignore[valid-type,misc]  # the base is a value here
         is_repeatable: ClassVar[bool] = False

@@ -68,10 +68,7 @@ class StopStrings:
 
 
 class Detokenizer:
-    """Makes the streams of one ``tokenizers.Tokenizer``. Thread-safe.
-
-    Raises InvalidArgumentError, which names the decoder, if that cannot be streamed.
-    """
+    """Makes the streams of one ``tokenizers.Tokenizer``, any thread. Raises InvalidArgumentError for its decoder."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -94,10 +91,7 @@ class Detokenizer:
         return [stage() for stage in self._stages]
 
     def tokens(self, ids: Sequence[int], *, skip_special_tokens: bool) -> list[str]:
-        """Tokens of ``ids``; those that the vocabulary does not have are left out, as ``tokenizers`` does.
-
-        Raises InvalidArgumentError for an id below 0 or above 2**32 - 1.
-        """
+        """Tokens of ``ids`` that the vocabulary has. Raises InvalidArgumentError for one below 0 or above 2**32 - 1."""
         known = self._tokens
         tokens = [known[token_id] if token_id in known else self._look_up(token_id) for token_id in ids]
         if skip_special_tokens:

@@ -42,10 +42,7 @@ T = TypeVar("T")
 
 
 async def in_daemon_thread(function: Callable[[], T], *, name: str) -> T:
-    """Run ``function`` on a daemon thread, which does not keep the process alive if it never returns.
-
-    Cancelling the awaiting task does not stop the thread.
-    """
+    """Run ``function`` on a daemon thread, also after a cancel; it does not keep the process alive."""
     outcome: Future[T] = Future()
     outcome.set_running_or_notify_cancel()  # from here on it cannot be cancelled
 
@@ -163,10 +160,7 @@ class ManagedModel:
         return chosen
 
     def serving(self, call: InferCall) -> Served:
-        """The version that answers a call: the one asked for, or a draining one that has the call's stateful sequence.
-
-        Raises as ``select``.
-        """
+        """The version that answers a call: as ``select``, or a draining one that has the call's stateful sequence."""
         if not self._draining:
             return self.select(call.model_version).served
         for old in self._draining:
@@ -198,8 +192,8 @@ class ManagedModel:
     async def load(self, define: Callable[[], ModelDefinition], *, is_nested: bool = False) -> None:
         """Serve the definition that ``define`` reads on a thread, and drain the versions that served before.
 
-        A load that ``is_nested``, for which another one waits, does not wait for a slot. Raises a WeftError if it
-        cannot be loaded; versions that served before still do.
+        They go on if this raises a WeftError. A load that ``is_nested``, for which another waits, does not wait for a
+        slot.
         """
         self.is_wanted = True
         async with self._lock:

@@ -46,10 +46,7 @@ class ModelRepository:
         )
 
     def directory(self, name: str) -> Path:
-        """Folder of a model.
-
-        Raises InvalidArgumentError if ``name`` is no single path component, NotFoundError if there is no such folder.
-        """
+        """Folder of a model. Raises InvalidArgumentError for a name that is no path component, NotFoundError."""
         check_name(name)
         directory = self.root / name
         if not directory.is_dir():

@@ -49,10 +49,7 @@ class CachedModel:
         await self._served.stop(grace_s=grace_s)
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
-        """As of the model; one that waits for an equal request ends with DEADLINE_EXCEEDED at its deadline.
-
-        One that is cancelled does not affect the others.
-        """
+        """As of the model; one that waits for an equal request ends at its deadline, and may be cancelled alone."""
         start_ns = time.monotonic_ns()
         if sum(len(tensor.data) for tensor in call.inputs.values()) > _MANY_BYTES:
             key = await asyncio.to_thread(self._key, call)

@@ -22,12 +22,7 @@ _log = get_logger("weft.serving.warm_pool")
 
 @dataclass(frozen=True, slots=True)
 class WarmLimits:
-    """Limits on what is loaded at once; 0: no limit.
-
-    Attributes:
-        num_bytes: Sum of the sizes of the versions' files. A larger version is loaded alone.
-        idle_s: A version without a request for so long is unloaded.
-    """
+    """Limits on what is loaded at once; 0: no limit. A version larger than ``num_bytes`` is loaded alone."""
 
     num_models: int = 0
     num_bytes: int = 0
@@ -257,10 +252,7 @@ class OnDemandModel:
         self._is_accepting = True
 
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
-        """As ``ServedModel.infer``, once the model is loaded.
-
-        Raises DeadlineExceededError if the deadline passes during the load, and a WeftError if that fails.
-        """
+        """As ``ServedModel.infer``, once loaded. Raises DeadlineExceededError or a WeftError for the load."""
         async with self._in_use(context) as served:
             return await served.infer(call, context)
 

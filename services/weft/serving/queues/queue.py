@@ -23,11 +23,7 @@ _ROOM = 2
 
 
 class Expiries:
-    """Expiry times by request, up to ``num_times`` for each. Adding and removing cost O(log n) at most.
-
-    The key of a request is its ``sequence``, its number in its queue. ``requests`` has those that have times, passed
-    ones included, by their number; read only.
-    """
+    """Expiry times of requests, up to ``num_times`` for each, by their ``sequence``. All is O(log n) at most."""
 
     def __init__(self, num_times: int = 1) -> None:
         self._num_times = num_times
@@ -174,20 +170,16 @@ class PolicyQueue(RequestQueue):
         """Remove the request; returns whether it was there."""
 
     def _put_back(self, request: InferenceRequest, now_ns: int) -> None:
-        """Have a request whose timeout passed, with the action DELAY, served after those in time.
-
-        A policy that has no such order leaves it where it is.
-        """
+        """Have a request whose timeout passed, with the action DELAY, served last, if the policy has such an order."""
 
     def _policy_of(self, request: InferenceRequest) -> WaitPolicy:
         return self._settings.default_policy
 
     @override
     def add(self, request: InferenceRequest, now_ns: int) -> None:
-        """Queue the request, and set its timeout, times and sequence number.
+        """Queue the request, which has the client's ``priority`` and ``queue_timeout_us``, 0 for none.
 
-        It has the client's ``priority`` and ``queue_timeout_us``; 0 for none. Raises ResourceExhaustedError if the
-        queue is full, DeadlineExceededError if the deadline has passed; nothing is queued then.
+        Raises ResourceExhaustedError for a full queue, DeadlineExceededError for a deadline that has passed.
         """
         request.sequence = next(self._numbers)
         request.enqueue_ns = now_ns

@@ -91,11 +91,9 @@ class SequenceQueue(RequestQueue):
     def add(self, request: InferenceRequest, now_ns: int) -> None:
         """Queue the request, and set its position and time of arrival.
 
-        Raises:
-            InvalidArgumentError: It has more than one row, names no sequence, or one that has not started.
-            DeadlineExceededError: Its deadline has passed.
-            ResourceExhaustedError: It starts a sequence, and too many wait for a slot.
-            UnavailableError: It starts a sequence, and the model is being stopped.
+        Raises InvalidArgumentError for more than one row, or a sequence that is not named or has not started;
+        DeadlineExceededError; ResourceExhaustedError if too many wait for a slot; UnavailableError if the model is
+        being stopped.
         """
         if request.num_rows > 1:
             raise InvalidArgumentError(
@@ -162,10 +160,7 @@ class SequenceQueue(RequestQueue):
 
     @override
     def remove(self, request: InferenceRequest) -> bool:
-        """Withdraw the request, which ends its sequence; returns whether it waited.
-
-        The other requests of the sequence are among the next that ``expire`` returns.
-        """
+        """Withdraw the request; its sequence ends, the others of which are among the next that ``expire`` returns."""
         if self._failed.pop(request, None) is not None:
             return True
         if request.position is None:
@@ -196,10 +191,7 @@ class SequenceQueue(RequestQueue):
 
     @override
     def expire(self, now_ns: int) -> list[Expired]:
-        """End requests whose deadline has passed at ``now_ns``, and sequences that were idle for too long.
-
-        Returns the requests that expired, and those of sequences that ended since the last call.
-        """
+        """End what is too late or was idle for too long; returns also requests whose sequences ended since."""
         while (request := self._expiries.pop(now_ns)) is not None:
             self._expire_one(request, now_ns)
         while self._idle and (sequence := next(iter(self._idle))).idle_since_ns + self._idle_ns <= now_ns:

@@ -26,14 +26,11 @@ DEFAULT_LOAD_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class SequenceSettings:
-    """Field meanings are those of ``ModelSequenceBatching``.
+    """As in ``ModelSequenceBatching``.
 
     Attributes:
-        is_direct: A sequence owns one row of the batches of its instance; otherwise the oldest requests are batched.
         num_slots: Sequences in progress on one instance; for ``is_direct``, rows of a batch.
-        max_idle_us: A sequence that waits longer than this for its next request is ended.
-        max_queue_delay_us: Direct only: longest time that a request waits for other rows to be ready.
-        minimum_slot_utilization: Direct only: share of the rows, 0 to 1, that ends this wait.
+        minimum_slot_utilization: Direct only: share of the rows, 0 to 1, that ends the wait of ``max_queue_delay_us``.
         id_datatype: Of the input that gets the sequence's id; "": there is none, and any id is accepted.
         has_varying_state: States may differ in shape; only those of one shape share a batch.
         is_iterative: Each request is a sequence, executed until the model releases it.
@@ -52,11 +49,7 @@ class SequenceSettings:
 
 
 def sequence_parameters(parameters: Parameters, model: str, id_datatype: str) -> tuple[int | str, bool, bool]:
-    """Id of the sequence of a request, and whether the request starts and ends it.
-
-    An ``id_datatype`` of "" allows any id. Raises InvalidArgumentError if the id is missing or of a wrong type, or a
-    flag is no bool; ``model`` is for the message.
-    """
+    """Id of the sequence of a request, whether the request starts and ends it; or InvalidArgumentError."""
     given = parameters.get("sequence_id", 0)
     if isinstance(given, bool) or not isinstance(given, int | str):
         raise InvalidArgumentError(
@@ -105,14 +98,7 @@ def _flag(parameters: Parameters, key: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WaitPolicy:
-    """How long requests of a level wait, and how many: ``ModelQueuePolicy``. A limit of 0 is none.
-
-    Attributes:
-        timeout_action: ``"REJECT"``: a request that waited too long fails; ``"DELAY"``: it goes behind the others of
-            its level.
-        allow_timeout_override: A request may ask for a shorter wait than the default, never for a longer one.
-        max_queue_size: Most requests that wait in one level.
-    """
+    """``ModelQueuePolicy``: how long requests of a level wait, and how many; 0: no limit."""
 
     timeout_action: str = "REJECT"
     default_timeout_us: int = 0
@@ -133,18 +119,14 @@ class SchedulerSettings:
     Attributes:
         max_batch_size: Most rows in one execution; 0 for a model without batch dimension.
         is_batching: ``dynamic_batching`` is present; otherwise each request is executed alone.
-        preferred_batch_sizes: Rows at which a batch is sent without waiting; empty means ``max_batch_size``.
-        max_queue_delay_us: Longest time that a request waits for others to fill its batch.
         priority_levels: Number of levels, 1 is served first; 0 means that priorities are not used.
-        default_priority_level: Level of a request that names none, or one that does not exist.
         default_policy: Policy of each level that ``policies`` does not name.
         execution_timeout_us: An instance that executes for longer counts as hung; 0: never.
         load_timeout_s: An instance that loads for longer is given up; 0: never.
-        priority_aging_us: A request is served as one of the next better level that came so many microseconds later; 0:
-            levels are strict.
+        priority_aging_us: A request is served as one of the next better level that came so much later; 0: levels are
+            strict.
         can_split: A request of more than ``max_batch_size`` rows is executed in parts.
         queue_policy: Order of service; a name of ``QUEUES``.
-        sequences: How stateful sequences share the instances; None: the model has none.
     """
 
     max_batch_size: int

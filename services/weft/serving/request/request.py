@@ -22,10 +22,7 @@ _LENGTH = Struct("<I")
 
 
 def split_call(call: InferCall, num_rows: int, max_rows: int) -> list[InferCall]:
-    """Calls of at most ``max_rows`` rows each, in order, of a checked call of ``num_rows``; their bytes are copies.
-
-    Raises InvalidArgumentError for more than ``MAX_PARTS`` parts.
-    """
+    """Parts of at most ``max_rows`` rows, in order; bytes are copied. Raises InvalidArgumentError for too many."""
     bounds = [*range(0, num_rows, max_rows), num_rows]
     if len(bounds) - 1 > MAX_PARTS:
         raise InvalidArgumentError(
@@ -66,10 +63,7 @@ def _offsets(data: bytes, shape: Sequence[int], bounds: Sequence[int]) -> list[i
 
 
 def join_results(results: Sequence[InferResult]) -> InferResult:
-    """One result with the rows of all.
-
-    Raises InvalidArgumentError if the parts have different outputs, or rows of different shape.
-    """
+    """One result with the rows of all. Raises InvalidArgumentError if outputs or the shapes of rows differ."""
     first = results[0]
     outputs: dict[str, WireTensor] = {}
     given = {name: tensor for result in reversed(results) for name, tensor in reversed(result.outputs.items())}
@@ -190,10 +184,7 @@ class InferenceRequest:
             self._arrays.pop(name, None)
 
     def array(self, name: str) -> Array:
-        """Input ``name`` as a read-only numpy array, batch dimension included; decoded once.
-
-        Raises KeyError for an unknown input, InvalidArgumentError if the bytes do not fit the shape.
-        """
+        """Input ``name`` as a read-only array, decoded once. Raises KeyError, or InvalidArgumentError for its bytes."""
         array = self._arrays.get(name)
         if array is None:
             array = self._arrays[name] = decode(self.call.inputs[name], name=name)
@@ -203,13 +194,8 @@ class InferenceRequest:
 class RequestSequence:
     """A stateful sequence: requests with one ``sequence_id``, from the first one to that with ``sequence_end``.
 
-    Attributes:
-        id: As the client sent it.
-        waiting: Requests that wait, in order.
-        instance: Where it runs; None while it waits for a slot.
-        row: Its slot there.
-        idle_since_ns: When the latest request was answered, if none waits or runs.
-        state: Tensors by input, as the latest request left them; the threads of the instances alone look at it.
+    It has a ``row``, its slot, of an ``instance``; None while it waits. ``idle_since_ns`` is when the latest request
+    was answered, if none waits or runs. ``state`` is as the latest request left it; instance threads alone look at it.
     """
 
     __slots__ = ("id", "idle_since_ns", "instance", "is_over", "row", "running", "state", "waiting")
@@ -240,12 +226,7 @@ class SequencePosition:
 
 
 class SplitRequest:
-    """The parts of one request, and their answers so far.
-
-    Attributes:
-        whole: The request of the caller; it is not queued itself. Each part has its ``answer``, and this as ``split``.
-        parts: In the order of their rows; empty when the whole is answered.
-    """
+    """A request of the caller, which is not queued, and its parts; each has its ``answer``, and this as ``split``."""
 
     def __init__(self, whole: InferenceRequest, calls: Sequence[InferCall], max_rows: int) -> None:
         self.whole = whole

@@ -162,11 +162,7 @@ def _described() -> Work:
 
 
 class DecoupledRequests:
-    """Opens the streams of requests, and ends them; lives on the event loop.
-
-    ``withdraw`` ends a request with an error that is not the model's, ``on_end`` is called with one that has ended.
-    ``unfinished`` has those without their last response.
-    """
+    """Opens the streams of requests, and ends them; ``unfinished`` has those without their last response."""
 
     def __init__(
         self,

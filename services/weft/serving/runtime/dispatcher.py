@@ -102,15 +102,8 @@ class Dispatcher:
     """Forms batches of the requests in its queue, runs them on the instances, and answers the requests.
 
     Every method is called on one event loop. Model code runs on the threads of the instances, and that of inline
-    instances in ``dispatch``, a batch in each turn of the event loop.
-
-    Attributes:
-        crashed: Instances that are lost.
-        times: How long executions took.
-        retry_after: The hint for a request that finds the queue full.
-        is_open: Whether the model accepts requests; if not, it forms batches without delay.
-        is_due: Whether ``dispatch`` runs again in this turn of the event loop.
-        num_slots: As of ``Backend.num_slots``.
+    instances in ``dispatch``, a batch in each turn of the event loop. While it is not ``is_open`` it forms batches
+    without delay. Where it ``is_due``, ``dispatch`` runs again in this turn of the event loop.
     """
 
     def __init__(
@@ -182,10 +175,7 @@ class Dispatcher:
         return make_batcher(self._settings, buckets, num_to_hold=num_to_hold())
 
     async def start(self) -> None:
-        """Load every instance, one after another, and open the model.
-
-        Raises a WeftError if an instance cannot be loaded; those loaded before are closed again.
-        """
+        """Load every instance, one after another, and open the model; or close them again and raise a WeftError."""
         self._alarm = Alarm(asyncio.get_running_loop(), self.dispatch)
         try:
             self._idle.open()
@@ -206,10 +196,7 @@ class Dispatcher:
             self._lines = [(self._idle, better), (self._background, lowest)]
 
     async def stop(self, *, grace_s: float) -> None:
-        """Close the model: answer the requests that it has accepted, then close the backends.
-
-        Requests that are not answered after ``grace_s`` fail with UnavailableError.
-        """
+        """Answer the accepted requests, within ``grace_s``, then UnavailableError; close the backends."""
         self.is_open = False
         end_s = time.monotonic() + grace_s
         self.dispatch()

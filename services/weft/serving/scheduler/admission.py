@@ -34,10 +34,7 @@ def callers_of(headers: Mapping[str, str]) -> set[str]:
 
 
 def longer_path(paths: Iterable[list[str]], origin: str, model: str) -> str:
-    """The header of a call of ``model`` that ``origin`` makes for requests that came by ``paths``.
-
-    Raises InvalidArgumentError if calls are nested too deeply.
-    """
+    """The header of a call of ``model`` that ``origin`` makes; InvalidArgumentError where calls nest too deeply."""
     path = [*max(paths, key=len, default=[]), origin]
     if len(path) > MAX_CALL_DEPTH:
         names = [unquote(entry.rsplit(".", 2)[0]) for entry in path]
@@ -129,10 +126,9 @@ class _DurationWindow:
 
 
 class DeadlineAdmission:
-    """Compares the deadline of a request with the durations of recent executions.
+    """Compares the deadline of a request with the durations of recent executions, in favour of the request.
 
-    Every estimate favours the request: running batches end at once, batches before it are full, and with too few
-    measurements nothing is refused.
+    Running batches end at once, batches before it are full, and with too few measurements nothing is refused.
     """
 
     def __init__(self, settings: SchedulerSettings, num_instances: int, times: ExecutionTimes) -> None:
@@ -142,10 +138,7 @@ class DeadlineAdmission:
         self._times = times
 
     def check(self, request: InferenceRequest, queue: RequestQueue, now_ns: int) -> None:
-        """Set ``expected_ns`` of a request with a deadline.
-
-        Raises DeadlineExceededError if by the measured medians it cannot meet it.
-        """
+        """Set ``expected_ns`` of a request with a deadline; DeadlineExceededError if by medians it cannot meet it."""
         deadline_ns = request.context.deadline_ns
         if deadline_ns is None or deadline_ns <= now_ns:  # the queue refuses the latter
             return
@@ -167,10 +160,7 @@ class DeadlineAdmission:
 
 
 class RetryAfter:
-    """Estimates when the requests that wait now will have been executed, from measured executions.
-
-    Of a model that ``has_sequences`` the hint is at least ``DEFAULT_RETRY_AFTER_MS``.
-    """
+    """Estimates when the requests that wait now will have been executed, from measured executions."""
 
     def __init__(self, num_instances: int, *, has_sequences: bool) -> None:
         self._num_instances = num_instances

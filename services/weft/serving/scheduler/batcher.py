@@ -21,10 +21,7 @@ _MAX_AT_ONCE = 16
 
 
 class BatchDecision(NamedTuple):
-    """What an idle instance executes: ``requests``, in this order; empty: nothing now.
-
-    Then ask again at ``wait_until_ns``; None: when a request arrives. ``instance`` executes them; None: any.
-    """
+    """``requests`` for an ``instance`` (None: any); none: ask again at ``wait_until_ns``, or when a request arrives."""
 
     requests: list[InferenceRequest]
     wait_until_ns: int | None = None

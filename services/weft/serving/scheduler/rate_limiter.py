@@ -91,11 +91,7 @@ class RateLimiter:
         self._num_started = 0
 
     def join(self, pool: Pool, members: Sequence[Contender]) -> None:
-        """Admit a pool, which may then start executions.
-
-        Raises InvalidArgumentError if an instance needs more than there is, or takes a resource for global that another
-        one takes for one of its device, or the other way round.
-        """
+        """Admit a pool; InvalidArgumentError if an instance needs more than there is, or mixes up global and device."""
         known = {key for others in self._members.values() for other in others for key in other.demands}
         scopes = {name: device is None for name, device in known}
         for member in members:
@@ -123,10 +119,7 @@ class RateLimiter:
             self._count_totals()
 
     def check_call(self, contenders: Sequence[Contender], callers: set[str]) -> None:
-        """Check that one of the contenders can start while those who wait for its answer keep their resources.
-
-        Raises ResourceExhaustedError if instances that wait for calls hold what each of the contenders needs.
-        """
+        """Raise ResourceExhaustedError if instances that wait for calls hold what each of the contenders needs."""
         waiting = callers.union(*(pool.callers() for pool in self._members))
         held: dict[ResourceKey, int] = {}
         for members in self._members.values():

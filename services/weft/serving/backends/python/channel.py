@@ -32,11 +32,7 @@ class MessageChannel:
         self._sending = threading.Lock()
 
     def send(self, message: object) -> None:
-        """Send a message; waits while the other end is slow.
-
-        Raises OSError if the other end is gone, TritonModelException in a forked copy of the process that has the
-        connection.
-        """
+        """Send a message; waits while the other end is slow. Raises OSError if that is gone."""
         if is_copy():
             raise TritonModelException(IN_COPY)
         text = io.BytesIO()

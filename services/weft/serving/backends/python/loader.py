@@ -127,10 +127,7 @@ def model_class_of(module: ModuleType, path: Path) -> Any:
 
 
 def complete_config(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The configuration as ``auto_complete_config`` of the model at ``path`` completes it.
-
-    Raises InvalidArgumentError if the model does not import, or its function raises or returns something else.
-    """
+    """The configuration as ``auto_complete_config`` of the model completes it. Raises InvalidArgumentError."""
     directory = path.parent
     module = load_module(path, utils_of(directory, model=config.get("name", "")))
     try:

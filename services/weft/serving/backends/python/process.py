@@ -40,10 +40,7 @@ _log = get_logger("weft.python")
 
 
 class ModelProcess:
-    """One process, from its start to its end; used by the instance's thread.
-
-    ``on_exit`` is called, on another thread, when it ends unexpectedly.
-    """
+    """One process; used by the instance's thread. ``on_exit`` is called on another when it ends unexpectedly."""
 
     def __init__(self, model: ModelContext, instance: InstanceContext, on_exit: Callable[[], None]) -> None:
         self._model = model
@@ -65,10 +62,7 @@ class ModelProcess:
             threading.Thread(target=target, name=f"{instance.name}{target.__name__}", daemon=True).start()
 
     def load(self) -> None:
-        """Start the process and load the model. Raises a WeftError if the model cannot be loaded.
-
-        The process has then ended.
-        """
+        """Start the process and load the model. Raises a WeftError; the process has then ended."""
         model = self._model
         fields = {
             "signature": model.signature, "directory": model.directory,
@@ -284,10 +278,7 @@ class ModelProcess:
 
 
 def complete_in_process(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """As ``complete_config``, in a process of its own.
-
-    Raises UnavailableError, too, if the process has ended, or was killed after ``COMPLETE_LIMIT_S``.
-    """
+    """As ``complete_config``, in a process of its own. Raises UnavailableError, too, if that ends or takes too long."""
     process, channel = _start_process()
     limit = threading.Timer(COMPLETE_LIMIT_S, process.kill)
     limit.daemon = True

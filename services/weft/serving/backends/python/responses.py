@@ -255,10 +255,7 @@ class OutputStream:
         self.is_closed = False
 
     def send(self, response: InferenceResponse | None, is_final: bool) -> None:
-        """Send a response; waits while too many are unread.
-
-        Raises TritonModelException if the last one was sent before.
-        """
+        """Send a response; waits while too many are unread. Raises TritonModelException after the last one."""
         if self.is_closed:
             raise TritonModelException("Unable to send response. Response sender has been closed.")
         self._send(response, is_final)
