@@ -53,6 +53,7 @@ def make_core(
 
     ``callee`` answers nested calls, unless ``--router`` does, over ``wire`` (None: ``default_wire``).
     """
+    limits = WarmLimits(options.warm_models, options.warm_mib << 20, options.warm_idle_s)
     return ServingCore(
         options.repository,
         backends,
@@ -61,7 +62,7 @@ def make_core(
         repository_poll_s=options.repository_poll_secs,
         response_cache_bytes=options.response_cache_mib << 20,
         max_instances=options.max_instances,
-        on_demand=_warm_limits(options) if options.load_on_demand else None,
+        on_demand=limits if options.load_on_demand else None,
         router=options.router,
         router_security=channel_security(options, "router-"),
         router_wire=wire,
@@ -166,7 +167,3 @@ def _limit(text: str) -> tuple[ResourceKey, int]:
         return parse_limit(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _warm_limits(options: argparse.Namespace) -> WarmLimits:
-    return WarmLimits(options.warm_models, options.warm_mib << 20, options.warm_idle_s)

@@ -61,14 +61,11 @@ class ExportedMetrics(Collector):
         for owner, read in sources:
             try:
                 for family in read():
-                    _merge(families.setdefault(family.name, _empty(family)), family)
+                    empty = Metric(family.name, family.documentation, family.type, family.unit)
+                    _merge(families.setdefault(family.name, empty), family)
             except Exception:  # one backend must not fail the scrape
                 _log.exception("the metrics of %s cannot be read", owner)
         return iter(families.values())
-
-
-def _empty(family: Metric) -> Metric:
-    return Metric(family.name, family.documentation, family.type, family.unit)
 
 
 def _merge(shown: Metric, family: Metric) -> None:

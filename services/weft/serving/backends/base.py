@@ -97,10 +97,6 @@ class RepositoryControl(Protocol):
         """Whether the version ("" = any) serves."""
 
 
-def _fault_without_place(_path: str, message: str) -> InvalidArgumentError:
-    return InvalidArgumentError(message)
-
-
 @dataclass(frozen=True, slots=True)
 class ModelContext:
     """The model version that a backend loads.
@@ -119,7 +115,7 @@ class ModelContext:
     directory: Path
     config: Mapping[str, Any]
     parameters: Mapping[str, str]
-    fault: Callable[[str, str], InvalidArgumentError] = _fault_without_place
+    fault: Callable[[str, str], InvalidArgumentError] = lambda _path, message: InvalidArgumentError(message)
     layout: BatchLayout = field(default_factory=BatchLayout)
     caller: ModelCaller | None = None
     metrics: MetricSink | None = None

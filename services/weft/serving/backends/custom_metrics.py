@@ -70,7 +70,16 @@ class CustomMetrics(Collector):
         with self._lock:
             family = self._families.get(name)
             if family is None:
-                self._check_room(name, kind)
+                if len(self._families) >= MAX_FAMILIES:
+                    raise ResourceExhaustedError(
+                        f"there are {MAX_FAMILIES} metric families, the most allowed; use labels"
+                    )
+                samples = {name + suffix for suffix in _SUFFIXES} if kind == HISTOGRAM else set()
+                for known, other in self._families.items():
+                    if known in samples or (other.kind == HISTOGRAM and name in {known + end for end in _SUFFIXES}):
+                        raise InvalidArgumentError(
+                            f"metric families '{name}' and '{known}' would both have samples of one name; rename one"
+                        )
                 family = self._families[name] = _Family(description, kind)
             if family.kind != kind:
                 raise InvalidArgumentError(
@@ -145,16 +154,6 @@ class CustomMetrics(Collector):
                         del family.values[labels]
                 if not family.owners:
                     del self._families[name]
-
-    def _check_room(self, name: str, kind: str) -> None:
-        if len(self._families) >= MAX_FAMILIES:
-            raise ResourceExhaustedError(f"there are {MAX_FAMILIES} metric families, the most allowed; use labels")
-        samples = {name + suffix for suffix in _SUFFIXES} if kind == HISTOGRAM else set()
-        for known, family in self._families.items():
-            if known in samples or (family.kind == HISTOGRAM and name in {known + suffix for suffix in _SUFFIXES}):
-                raise InvalidArgumentError(
-                    f"metric families '{name}' and '{known}' would both have samples of one name; rename one"
-                )
 
     def _family(self, name: str) -> _Family:
         family = self._families.get(name)

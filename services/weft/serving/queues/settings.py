@@ -193,13 +193,6 @@ class SchedulerSettings:
                     "dynamic_batching.preferred_batch_size",
                     f"dynamic batching preferred size must be in 1..max_batch_size ({self.max_batch_size}), got {size}",
                 )
-        yield from self._level_faults()
-        policies = {"default_queue_policy": self.default_policy}
-        policies |= {f"priority_queue_policy[{level}]": policy for level, policy in self.policies.items()}
-        for name, policy in policies.items():
-            yield from self._policy_faults(f"dynamic_batching.{name}", policy)
-
-    def _level_faults(self) -> Iterator[tuple[str, str]]:
         levels = self.priority_levels
         if levels and not 1 <= self.default_priority_level <= levels:
             yield (
@@ -216,14 +209,17 @@ class SchedulerSettings:
                 "dynamic_batching.preserve_ordering",
                 f"Only one priority level is allowed when 'preserve_ordering' is true, got {levels}",
             )
-
-    def _policy_faults(self, path: str, policy: WaitPolicy) -> Iterator[tuple[str, str]]:
-        if policy.timeout_action not in ("REJECT", "DELAY"):
-            yield f"{path}.timeout_action", f"must be REJECT or DELAY, got {policy.timeout_action!r}"
-        if policy.default_timeout_us < 0 or policy.max_queue_size < 0:
-            yield path, f"default_timeout_microseconds and max_queue_size must be at least 0, got {policy}"
-        if self.preserve_ordering and policy.timeout_action == "DELAY" and policy.default_timeout_us:
-            yield path, "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true; use REJECT"
+        policies = {"default_queue_policy": self.default_policy}
+        policies |= {f"priority_queue_policy[{level}]": policy for level, policy in self.policies.items()}
+        for name, policy in policies.items():
+            path = f"dynamic_batching.{name}"
+            if policy.timeout_action not in ("REJECT", "DELAY"):
+                yield f"{path}.timeout_action", f"must be REJECT or DELAY, got {policy.timeout_action!r}"
+            if policy.default_timeout_us < 0 or policy.max_queue_size < 0:
+                yield path, f"default_timeout_microseconds and max_queue_size must be at least 0, got {policy}"
+            if self.preserve_ordering and policy.timeout_action == "DELAY" and policy.default_timeout_us:
+                why = "Queue policy can not have DELAY as timeout action when 'preserve_ordering' is true"
+                yield path, f"{why}; use REJECT"
 
 
 @dataclass(frozen=True, slots=True)

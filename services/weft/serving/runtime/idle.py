@@ -90,13 +90,11 @@ class LoadWatch:
         limit_s: float,
         on_slow: Callable[[str], None],
         on_limit: Callable[[str], None],
-        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self._what = what
         self._limit_s = limit_s
         self._on_slow = on_slow
         self._on_limit = on_limit
-        self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -112,7 +110,7 @@ class LoadWatch:
     def _wait(self, passed_s: float, pause_s: float) -> None:
         if self._limit_s:
             pause_s = min(pause_s, self._limit_s - passed_s)
-        self._timer = self._loop.call_later(pause_s, self._report, passed_s + pause_s)
+        self._timer = asyncio.get_running_loop().call_later(pause_s, self._report, passed_s + pause_s)
 
     def _report(self, passed_s: float) -> None:
         if self._limit_s and passed_s >= self._limit_s:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -79,8 +80,8 @@ class Instance:
         self._execution_timeout_s = execution_timeout_s
         self._started_s: float | None = None  # the batch that runs, by the clock of the loop; only with a limit
         self._overdue: asyncio.TimerHandle | None = None
-        self._load_timeout_s = load_timeout_s
-        self._watch: LoadWatch | None = None
+        what = f"instance {self.name} of model '{model.signature.name}'"
+        self._watch = LoadWatch(what, load_timeout_s, self._on_slow, self._give_up)
         self.is_hung = self.is_slow = False
         self._has_background = has_background
         self.background: BackgroundThread | None = None
@@ -95,15 +96,13 @@ class Instance:
         self._loop = asyncio.get_running_loop()
         self._loaded = self._loop.create_future()
         self._closed = self._loop.create_future()
-        what = f"instance {self.name} of model '{self._model.signature.name}'"
-        self._watch = watch = LoadWatch(what, self._load_timeout_s, self._on_slow, self._give_up, self._loop)
         # A daemon, so that a model that never returns cannot keep the process alive after the grace of a shutdown.
         threading.Thread(target=self._run, name=self.name, daemon=True).start()
-        watch.start()
+        self._watch.start()
         try:
             error = await self._loaded
         finally:
-            watch.stop()
+            self._watch.stop()
         if error is not None:
             raise error
 
@@ -152,19 +151,17 @@ class Instance:
             if self._context.is_inline:
                 self._inline = backend
             if self._has_background and isinstance(backend, TensorBackend) and backend.can_share_processor():
-                self._start_background(backend)
+                checks = self._backend_class.checks_outputs
+                runner = BatchRunner(self._model.signature, self.name, checks_outputs=checks)
+                background = BackgroundThread(runner, self.name, partial(self._on_loop, self._report))
+                if background.start(backend):
+                    self.background = background
             self._on_loop(_resolve, self._loaded, None)
             self._serve(backend)
             self._inline = None
             del backend  # it is gone, not only closed, when ``close`` ends
         self._abort = None
         self._on_loop(_resolve, self._closed, None)
-
-    def _start_background(self, backend: TensorBackend) -> None:
-        runner = BatchRunner(self._model.signature, self.name, checks_outputs=self._backend_class.checks_outputs)
-        background = BackgroundThread(runner, self.name, lambda *execution: self._on_loop(self._report, *execution))
-        if background.start(backend):
-            self.background = background
 
     def _on_lost(self) -> None:
         """Have the thread load the backend again; until then it gets the batches. Any thread."""
@@ -239,13 +236,8 @@ class Instance:
             self.is_hung = False
         self._report(self, execution)
 
-    def _begin_load(self) -> None:
-        if self._watch is not None:
-            self._watch.start()
-
     def _end_load(self) -> None:
-        if self._watch is not None:
-            self._watch.stop()
+        self._watch.stop()
         self.is_slow = False
 
     def _on_slow(self, reason: str) -> None:
@@ -269,7 +261,7 @@ class Instance:
             pause_s = PAUSES_S[min(attempt - 1, len(PAUSES_S) - 1)] if attempt else 0.0
             try:
                 held = self._next_within(pause_s) or held
-                self._on_loop(self._begin_load)
+                self._on_loop(self._watch.start)
                 try:
                     backend.load()
                 finally:

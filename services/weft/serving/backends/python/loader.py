@@ -31,6 +31,7 @@ from weft.serving.backends.base import MetricSink, ModelCaller, RepositoryContro
 from weft.serving.backends.loading import importing
 from weft.serving.backends.python import pb_utils
 from weft.serving.backends.python.pb_utils import ModelConfig
+from weft.serving.backends.python.requests import InferenceRequest
 from weft.serving.backends.python.responses import TritonModelException
 
 COMPLETER = "auto_complete_config"
@@ -53,7 +54,7 @@ def utils_of(
     module = ModuleType("triton_python_backend_utils", __doc__)
     own: dict[str, Any] = {"get_model_dir": lambda: str(directory)}
     for base, fields in (
-        (pb_utils.InferenceRequest, {"_caller": caller, "_origin": origin}),
+        (InferenceRequest, {"_caller": caller, "_origin": origin}),
         (pb_utils.MetricFamily, {"_sink": metrics, "_owner": origin}),
         (pb_utils.Logger, {"model": model}),
     ):

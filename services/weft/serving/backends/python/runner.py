@@ -135,10 +135,13 @@ class PythonModelRunner:
                 if isinstance(error, TritonModelException):
                     raise self._failed(error) from error
                 raise
-            failure = error if isinstance(error, WeftError) else self._failed(error)
-            if failure is not error:
-                extra = {"model": self._name, "error_id": failure.error_id}
-                _log.error(failure.message, exc_info=error, extra=extra)
+            failure: WeftError
+            if isinstance(error, WeftError):
+                failure = error
+            else:
+                failure = fault = self._failed(error)
+                extra = {"model": self._name, "error_id": fault.error_id}
+                _log.error(fault.message, exc_info=error, extra=extra)
             return [failure if answer is None else self._outcome(answer) for answer in answers]
         finally:
             in_work.reset(token)
