@@ -49,17 +49,12 @@ class ServingCore(InferenceCore):
     """Loads the models of a repository and answers from them. Lives on one event loop; make it there.
 
     Args:
-        backends: By name; reading a value may import it.
         model_control: ``"none"``: load every model at start; ``"poll"``: also follow changes of the repository;
             ``"explicit"``: load ``load_models`` (``"*"`` is all), and let clients load and unload.
-        num_gpus: CUDA devices; None means those of this machine.
         load_concurrency: Models that load at once.
         drain_grace_s: Time for the requests of a replaced or unloaded version.
-        repository_poll_s: Poll mode: pause between two readings of the repository.
         on_demand: Limits within which models load on their first request; None: they load at once.
         router: Address of the router, which models call other models through; "": they call ``callee``.
-        router_security: None: in plaintext without a key.
-        router_wire: Implementation of gRPC for these calls; None: ``default_wire``.
         callee: Answers nested calls without a router; None: this core.
         rate_limits: Of resources that instances share; None: ``rate_limiter`` of the configurations has no effect.
         response_cache_bytes: Of the cached answers of all models.
@@ -251,10 +246,7 @@ class ServingCore(InferenceCore):
         await self._clients.finish(load())
 
     async def unload(self, name: str, *, unload_dependents: bool) -> None:
-        """Unload every version of the model, once its requests are answered. No model depends on another here.
-
-        Raises UnavailableError where model control is off, NotFoundError for an unknown model.
-        """
+        """Unload the model, once its requests are answered. Raises UnavailableError or NotFoundError."""
         self._clients.check()
         await self._find(name).unload()
         self._overrides.pop(name, None)

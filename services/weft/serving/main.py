@@ -49,10 +49,7 @@ def make_core(
     *,
     wire: WireName | None = None,
 ) -> ServingCore:
-    """The core for the arguments of ``add_arguments`` without a ``usage_fault``; on the running event loop.
-
-    ``callee`` answers nested calls, unless ``--router`` does, over ``wire`` (None: ``default_wire``).
-    """
+    """The core for sound arguments, on the running event loop; ``callee`` answers if ``--router`` does not."""
     limits = WarmLimits(options.warm_models, options.warm_mib << 20, options.warm_idle_s)
     return ServingCore(
         options.repository,

@@ -141,10 +141,7 @@ def only_input(model: ModelContext, datatypes: Sequence[str], dims: Dims) -> Ten
 
 
 def outputs_among(model: ModelContext, allowed: Mapping[str, tuple[Sequence[str], Dims]]) -> Mapping[str, TensorSpec]:
-    """The declared outputs by name, each checked by ``check_tensor`` against its datatypes and dims in ``allowed``.
-
-    Raises InvalidArgumentError, also for an output of another name.
-    """
+    """The declared outputs by name, each ``check_tensor``-ed; ``allowed`` has names, datatypes and dims."""
     for spec in model.signature.outputs:
         if spec.name not in allowed:
             raise model.fault(
@@ -156,10 +153,9 @@ def outputs_among(model: ModelContext, allowed: Mapping[str, tuple[Sequence[str]
 
 
 def read_label_file(directory: Path, filename: str) -> tuple[Path, list[bytes]]:
-    """The path of the file, and its lines, one label each, as bytes of UTF-8.
+    """The path of the file, and its lines, one label each, as bytes of UTF-8. Raises as ``existing_file``, and OSError.
 
-    The model's folder comes first, as in Triton Inference Server, then ``directory``, the version's, for labels that
-    change with it. Raises as ``existing_file``, and OSError.
+    The model's folder comes first, as in Triton Inference Server, then the version's, for labels that change with it.
     """
     path = existing_file(directory.parent, filename, parents=(directory,))
     return path, path.read_bytes().removesuffix(b"\n").replace(b"\r\n", b"\n").split(b"\n")
@@ -176,8 +172,7 @@ class ArrayFile:
         JSON    {"standard": {"mean": [1.5, 2.0], "scale": [0.5, 1.0]}}
         npz     numpy.savez(path, **{"standard.mean": mean, "standard.scale": scale})
 
-    Both have the names ``standard.mean`` and ``standard.scale``. In JSON null is NaN; pickled objects in an npz are
-    refused. Every method raises InvalidArgumentError with the path, the name and what is allowed.
+    In JSON null is NaN; pickled objects in an npz are refused. Every method raises InvalidArgumentError.
     """
 
     def __init__(self, path: Path) -> None:

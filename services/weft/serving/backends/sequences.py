@@ -29,12 +29,7 @@ from weft.serving.request.request import (
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """An input with one element for each row.
-
-    Attributes:
-        kind: ``"START"``, ``"END"`` or ``"READY"``.
-        values: The tensors, batch dimension included, that mean false and true.
-    """
+    """An input of kind START, END or READY; ``values`` mean false and true, batch dimension included."""
 
     spec: TensorSpec
     kind: str
@@ -58,14 +53,7 @@ class ImplicitState:
 
 @dataclass(frozen=True, slots=True)
 class SequenceInputs:
-    """The inputs that ``sequence_batching`` adds.
-
-    Attributes:
-        has_fixed_rows: The row of a request in its batch is that of its sequence.
-        signals: Control inputs.
-        id_spec: Input that gets the id of the sequence; None: none.
-        states: Kept between the requests of a sequence.
-    """
+    """The inputs that ``sequence_batching`` adds; ``has_fixed_rows``: the row of a request is that of its sequence."""
 
     has_fixed_rows: bool = False
     signals: tuple[Signal, ...] = ()

@@ -143,13 +143,7 @@ _log = get_logger("weft.serving.config")
 
 @dataclass(frozen=True, slots=True)
 class ModelDefinition:
-    """A model as configured and checked, not loaded.
-
-    Attributes:
-        config: Completed configuration, as ``ModelConfig`` answers it.
-        backend: Runs the model; warm-up included.
-        contexts: Of each version to be served, by version, lowest first.
-    """
+    """A model as configured, completed and checked, not loaded; ``contexts`` by version, lowest first."""
 
     config: ModelConfig
     backend: type[Backend]
@@ -172,10 +166,9 @@ def define_model(
     control: RepositoryControl | None = None,
     exports: MetricExports | None = None,
 ) -> ModelDefinition:
-    """Define the model in ``directory``. Blocks: reads files, may import a backend.
+    """Define the model in ``directory``, ``<repository>/<model>``. Blocks: reads files, may import a backend.
 
     Args:
-        directory: ``<repository>/<model>``; its name is the model's.
         versions: Numbers of the version folders.
         backends: By name; reading a value may import it.
         num_gpus: CUDA devices of this process.

@@ -242,10 +242,7 @@ def path_fault(filename: str, folder: str) -> str:
 
 
 def check_tensors(config: ModelConfig, report: ConfigReport, *, may_lack: Collection[str] = ()) -> None:
-    """Check ``input`` and ``output`` of the completed configuration; repeats are dropped.
-
-    There must be one of each, but for those in ``may_lack``, and each must be served.
-    """
+    """Check ``input`` and ``output``; those in ``may_lack`` may be empty, and declarations that repeat are dropped."""
     is_complete = not report.diagnostics  # else the backend has not completed it
     kinds: tuple[tuple[str, MutableSequence[Any]], ...] = (("input", config.input), ("output", config.output))
     for kind, tensors in kinds:

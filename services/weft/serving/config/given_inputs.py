@@ -43,10 +43,7 @@ def drop_added(config: ModelConfig, declared: Collection[str]) -> None:
 
 
 def sequence_inputs(config: ModelConfig, directory: Path, report: ConfigReport) -> SequenceInputs | None:
-    """The inputs and states that the server adds; None without ``sequence_batching``.
-
-    ``data_file`` names a file in the subfolder ``initial_state`` of ``directory``, the model's folder.
-    """
+    """The inputs and states that the server adds, with files of initial_state/; None without sequences."""
     if not config.HasField("sequence_batching"):
         return None
     batching, has_batch = config.sequence_batching, config.max_batch_size > 0
@@ -226,10 +223,7 @@ def warmed(backend: type[Backend], samples: Sequence[WarmupSample]) -> type[Back
 
 
 def warmup_samples(config: ModelConfig, directory: Path, report: ConfigReport) -> list[WarmupSample]:
-    """Samples that every instance runs before the model is ready; one with a fault is left out.
-
-    ``input_data_file`` names a file in the subfolder ``warmup`` of ``directory``, the model's folder.
-    """
+    """Samples that every instance runs before it is ready, with files of warmup/; without those with a fault."""
     samples = []
     largest, known = max(config.max_batch_size, 1), [tensor.name for tensor in config.input]
     for i, warmup in enumerate(config.model_warmup):

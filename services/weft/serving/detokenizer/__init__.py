@@ -99,10 +99,7 @@ class Detokenizer:
         return [token for token in tokens if token is not None]
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What a token inside a text stands for, which need not be whole characters; b"" for an unknown token.
-
-        Raises as ``tokens``.
-        """
+        """What a token inside a text stands for, maybe not whole characters; b"" for an unknown one."""
         for token in self.tokens([token_id], skip_special_tokens=False):
             found = None if token in self._added else self._bytes_of_token(token)
             if found is not None:
@@ -228,8 +225,8 @@ def enough_of(
 def is_enough(detokenizer: Detokenizer, context: Sequence[int], ids: Sequence[int], demand: Demand) -> bool:
     """Whether ``ids`` add the same text after ``context`` as after anything that ends with it.
 
-    It is so where the decoder is in the same state after ``context``, whatever was before, and the last ``num_chars``
-    characters are the same too; and where ``ids`` surely give no text yet.
+    So it is where the decoder, and the last ``num_chars`` characters, are then the same, or ``ids`` surely give no text
+    yet.
     """
     state = _Settling(detokenizer)
     tokens = detokenizer.tokens(context, skip_special_tokens=demand.skips_special_tokens)

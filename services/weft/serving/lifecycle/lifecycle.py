@@ -88,14 +88,8 @@ class ModelVersion:
 class ManagedModel:
     """One model of the repository, and the only writer of the states of its versions; lives on the event loop.
 
-    Loads and unloads of one model happen one after another.
-
-    Args:
-        slots: Of all models: limits concurrent loads.
-        drain_grace_s: Time for the requests of a replaced or unloaded version.
-        pool: Loads its versions on demand; None: they load at once.
-        limiter: Of the resources that all instances share; None: nothing is limited.
-        answers: Cached answers of all models.
+    Loads and unloads of one model happen one after another, and ``slots`` limits those of all. Its versions load on
+    demand where there is a ``pool``.
     """
 
     def __init__(
@@ -133,10 +127,8 @@ class ManagedModel:
     def select(self, version: str) -> ModelVersion:
         """The ready version asked for; "" is the highest one.
 
-        Raises:
-            InvalidArgumentError: ``version`` is no whole number of at least 1.
-            NotFoundError: There is no such version, or none that can serve.
-            UnavailableError: It is loading, unloading, or could not be loaded.
+        Raises InvalidArgumentError for no whole number of at least 1, NotFoundError for no such version,
+        UnavailableError while it loads or unloads, or if it could not be loaded.
         """
         unknown = f"Request for unknown model: '{self.name}'"
         if not version:

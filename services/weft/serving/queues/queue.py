@@ -73,11 +73,9 @@ class Waiting(Sized, Iterable[InferenceRequest], Protocol):
 
 
 class RequestQueue(ABC):
-    """Requests that wait for an instance, iterated in the order of service.
+    """Requests that wait for an instance, iterated in the order of service; ``num_waiting`` from any thread.
 
-    Attributes:
-        has_levels: Whether ``priority_levels`` means something to the queue; else a configuration with it is refused.
-        num_waiting: Requests that wait. Any thread.
+    ``has_levels``: ``priority_levels`` means something to the queue; else a configuration with it is refused.
     """
 
     has_levels: ClassVar[bool] = False
@@ -129,17 +127,11 @@ class RequestQueue(ABC):
         return self.num_waiting > 0
 
     def overtakes(self, request: InferenceRequest, other: InferenceRequest) -> bool:
-        """Whether a waiting request enters a backend that is full, because ``other`` is there, which it may put aside.
-
-        Of two requests at most one may overtake the other.
-        """
+        """Whether a request enters a full backend because ``other`` is there; of two at most one does."""
         return False
 
     def apart(self, level: int) -> tuple[Waiting, Waiting]:
-        """The waiting requests better than a priority level, and those of it; both follow the queue as it changes.
-
-        A queue that does not serve one level after another has them all in the first.
-        """
+        """The waiting requests better than a level, and those of it; both follow the queue as it changes."""
         return self, ()
 
 
@@ -223,11 +215,7 @@ class PolicyQueue(RequestQueue):
 
     @override
     def expire(self, now_ns: int) -> list[Expired]:
-        """Apply timeouts and deadlines that have passed at ``now_ns``.
-
-        Returns the requests that left the queue, in the order of expiry. One whose policy is DELAY is put back and
-        stays.
-        """
+        """Apply what passed at ``now_ns``; returns what left, in order. One whose policy is DELAY stays, put back."""
         expired: list[Expired] = []
         while (request := self._expiries.pop(now_ns)) is not None:
             deadline_ns = request.context.deadline_ns

@@ -230,7 +230,7 @@ class LengthBuckets:
         bounds: Largest length of each bucket, rising. Longer requests share batches with those of their own length.
         pad_values: Padding value by input. Every -1 in the dims of these inputs is the length.
         mask: The padded input that marks real positions (1) and padding (0); the server adds it to a request without
-            it. "" if the model has none.
+            it.
         max_elements: Most rows times largest length of the bucket in one batch; 0: no limit.
     """
 
@@ -259,11 +259,7 @@ def bound_in(key: object) -> int | None:
 
 
 def num_to_hold(environment: Mapping[str, str] = os.environ) -> int:
-    """Requests that must be queued before the first batch of each model is formed; 0 (off) unless a test asks for it.
-
-    ``WEFT_DELAY_SCHEDULER``, or the name that Triton Inference Server uses, ``TRITONSERVER_DELAY_SCHEDULER``. Raises
-    InvalidArgumentError.
-    """
+    """Requests queued before the first batch of each model, by ``WEFT_DELAY_SCHEDULER`` or Triton's name; 0: off."""
     for name in _HOLD_VARIABLES:
         value = environment.get(name)
         if value:

@@ -213,12 +213,7 @@ class RequestSequence:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SequencePosition:
-    """Where a request stands in its stateful sequence.
-
-    Attributes:
-        is_start: First of the sequence, or of another one under the same id.
-        is_end: Last of it.
-    """
+    """Where a request stands in its stateful sequence."""
 
     sequence: RequestSequence
     is_start: bool

@@ -58,10 +58,7 @@ class SendWindow:
 
 
 class Sent(NamedTuple):
-    """One response as the model sent it, at ``sent_ns`` of ``time.monotonic_ns``.
-
-    The last ``answer`` ``is_final``; an error as such is the last too, one in a result need not be.
-    """
+    """One response as the model sent it; the last one ``is_final``, or is an error by itself."""
 
     answer: InferResult | WeftError
     sent_ns: int
@@ -114,10 +111,7 @@ class ResponseStream(Generic[ResponseT]):
         self._waiter: asyncio.Future[None] | None = None
 
     def send(self, response: ResponseT | WeftError | None, *, is_final: bool) -> None:
-        """Send a response; waits while too many are unread, and drops it when the request has ended.
-
-        None, with ``is_final``: no response follows. The request may go on after an error.
-        """
+        """Send a response; waits while too many are unread, drops it after the end. None: none follows."""
         sent = self._encoded(response, is_final)
         outputs = () if isinstance(sent.answer, WeftError) else sent.answer.outputs.values()
         if self._window.enter(sum(len(tensor.data) for tensor in outputs)):

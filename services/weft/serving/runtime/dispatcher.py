@@ -60,10 +60,7 @@ class Alarm:
             loop.add_reader(self._fd, self._ring)
 
     def set(self, at_ns: int, now_ns: int) -> None:
-        """Have the callback run at ``at_ns`` (``time.monotonic_ns``) or before.
-
-        It never moves to a later time: an early callback is cheaper than setting a timer for every request.
-        """
+        """Call back at ``at_ns`` (``time.monotonic_ns``) or before: cheaper than a timer for every request."""
         if self._at_ns is not None and self._at_ns <= at_ns:
             return
         self._at_ns = at_ns

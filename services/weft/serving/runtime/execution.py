@@ -185,11 +185,7 @@ class OutputEncoder:
         self._has_batch = signature.max_batch_size > 0
 
     def encode(self, request: InferenceRequest, response: InferenceResponse) -> InferResult:
-        """The result of a request: of the outputs it asked for, or of all, those that the model gave.
-
-        Raises InternalError where ``is_checked`` and an output is unknown, missing and not optional, or differs from
-        the signature in datatype or shape.
-        """
+        """The outputs asked for, or all. Raises InternalError for unfit ones, where that is checked."""
         call = request.call
         outputs = response.outputs
         specs = self._specs

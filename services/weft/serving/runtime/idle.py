@@ -79,10 +79,7 @@ async def until_slow(turn: asyncio.Lock | asyncio.Semaphore) -> AsyncIterator[No
 
 
 class LoadWatch:
-    """Watches one load after another of an instance; lives on ``loop``. ``what`` names the instance in messages.
-
-    ``on_slow`` is called with a message when a load has taken ``SLOW_S``, ``on_limit`` after ``limit_s`` (0: no limit).
-    """
+    """Calls ``on_slow`` when a load has taken ``SLOW_S``, ``on_limit`` after ``limit_s`` (0: no limit)."""
 
     def __init__(
         self,

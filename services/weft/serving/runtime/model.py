@@ -104,7 +104,6 @@ class ServedModel(Dispatcher):
             DeadlineExceededError: Its deadline or its queue timeout passed before it was executed, or it cannot be met.
             UnavailableError: The model is not ready, or is being stopped.
             InternalError: The model failed; the log has the cause under the same error id.
-            WeftError: Any other error that the model answered with.
         """
         if self.signature.is_decoupled:
             return await self._collected(call, context)

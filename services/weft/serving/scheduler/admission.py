@@ -48,10 +48,7 @@ def longer_path(paths: Iterable[list[str]], origin: str, model: str) -> str:
 def check_self_call(
     model: str, origins: frozenset[str], request: InferenceRequest, queued: Iterable[InferenceRequest]
 ) -> None:
-    """Check that an instance can become free for a request; ``origins`` are the instances as entries of a path.
-
-    Raises ResourceExhaustedError if every instance waits for this request or for one that is queued.
-    """
+    """Raise ResourceExhaustedError if all instances, its ``origins``, wait for this request or a queued one."""
     held = origins.intersection(path_of(request.context.headers))
     if not held:
         return
@@ -180,11 +177,7 @@ class RetryAfter:
 
 
 def make_batch_key(signature: ModelSignature, buckets: LengthBuckets | None = None) -> BatchKey | None:
-    """The batch key as a function of the inputs; None where any two requests may share a batch.
-
-    Two requests of a batching model can differ in the shape of an input with a -1, and in which optional inputs they
-    have. An input with ``allow_ragged_batch``, or one that is padded, may differ in shape.
-    """
+    """The batch key as a function of the inputs; None where any two requests may share a batch."""
     if signature.max_batch_size == 0:
         return None
     padded = () if buckets is None else tuple(spec for spec in signature.inputs if spec.name in buckets.pad_values)

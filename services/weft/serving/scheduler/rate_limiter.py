@@ -26,12 +26,9 @@ RESERVATION_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """``rate_limiter`` of an instance group.
+    """``rate_limiter`` of an instance group: units by name that an execution occupies, of its device or of all.
 
-    Attributes:
-        priority: What an execution costs: with 2 an instance gets half the turns that it would get with 1.
-        resources: Units by name that an execution occupies on the instance's device.
-        global_resources: The same of resources that all devices share.
+    ``priority`` is what it costs: with 2 an instance gets half the turns that it would get with 1.
     """
 
     priority: int = 1

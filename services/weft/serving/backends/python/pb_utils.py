@@ -63,13 +63,7 @@ def _numbered(key: str, value: Any) -> Any:
 
 
 class ModelConfig:
-    """Argument and result of ``TritonPythonModel.auto_complete_config``.
-
-    Each method raises ValueError where the configuration file contradicts.
-
-    Args:
-        model_config: The configuration as JSON.
-    """
+    """Argument and result of ``auto_complete_config``; ValueError where the configuration file contradicts."""
 
     def __init__(self, model_config: str) -> None:
         self._config = for_model(json.loads(model_config))
@@ -292,14 +286,8 @@ def deserialize_bytes_tensor(encoded_tensor: bytes) -> Array:
 class MetricFamily:
     """Metrics of one name; models, instances and loads share equal families and metrics.
 
-    They exist until every instance that made them is unloaded.
-
-    Args:
-        description: Help text; that of the first family of this name.
-        kind: ``MetricFamily.COUNTER``, ``GAUGE`` or ``HISTOGRAM``.
-
-    Raises:
-        TritonModelException: The name is invalid, or that of a family of another kind.
+    They exist until every instance that made them is unloaded. The help text is that of the first family of the name.
+    Raises TritonModelException if the name is invalid, or that of a family of another kind.
     """
 
     COUNTER, GAUGE, HISTOGRAM = KINDS

@@ -28,8 +28,7 @@ from weft.serving.request.request import InferenceRequest as ServedRequest
 class ResponseIterator(Iterator[InferenceResponse], AsyncIterator[InferenceResponse]):
     """The responses to one call, as they come; an error is the last of them.
 
-    The last one is empty where the called model signalled the end after its last outputs. It waits while its
-    responses are not read.
+    The last one is empty where the called model signalled the end after its last outputs. It waits for its reader.
     """
 
     def __init__(self, stream: NestedStream) -> None:
@@ -151,24 +150,10 @@ class InferenceRequest:
 
     A call is made on behalf of the request of ``trace``, or of those that ``execute`` runs: it has their deadline, is
     withdrawn when their clients have left, and is a part of their trace. On a thread of the model's own, ``trace`` is
-    needed for that.
-
-    Args:
-        request_id: Sent along.
-        correlation_id: Sent along as ``sequence_id``, unless it is 0 or "".
-        inputs: Of the called model.
-        requested_output_names: Outputs wanted; all, if none is named.
-        model_name: Model or graph to call.
-        model_version: -1: its default version.
-        flags: Sequence flags.
-        timeout: Longest time in the queue of the called model, in microseconds; 0: its default.
-        preferred_memory: Without effect: tensors are in host memory.
-        trace: The request on whose behalf the call is made.
-        parameters: Sent along: bool, int, float or str by name.
-        priority: Of the call, 1 is highest; 0: that of the request on whose behalf it is made.
-
-    Raises:
-        TritonModelException: An argument is of a wrong type.
+    needed for that. ``correlation_id`` is sent along as ``sequence_id``, unless it is 0 or ""; ``timeout`` is the
+    longest time in the queue of the called model in microseconds, 0 its default; ``priority`` 0 is that of the request
+    on whose behalf it is made; ``preferred_memory`` has no effect. Raises TritonModelException for an argument of a
+    wrong type.
     """
 
     _served: ServedRequest | None = None
@@ -235,10 +220,7 @@ class InferenceRequest:
         can_reschedule: bool = False,
         all_outputs: Sequence[str] = (),
     ) -> "InferenceRequest":
-        """The view of a request for a model; ``can_reschedule``: the model has iterative sequences.
-
-        ``outlet`` takes its responses; None: the model returns one, or sends it, which makes a ``reply``.
-        """
+        """The view of a request for a model, which returns its response where there is no ``outlet``."""
         request = cls.__new__(cls)
         request._served = served
         request._all_outputs = all_outputs
@@ -314,10 +296,7 @@ class InferenceRequest:
     def set_release_flags(self, flags: int) -> None:
         """``TRITONSERVER_REQUEST_RELEASE_RESCHEDULE``: ``execute`` gets the request again, and gives None for it now.
 
-        Call it before ``execute`` returns. ``TRITONSERVER_REQUEST_RELEASE_ALL``, the default: it does not.
-
-        Raises:
-            TritonModelException: ``flags`` is something else, or the model has no iterative sequences.
+        Call it before ``execute`` returns. Raises TritonModelException for a model without iterative sequences.
         """
         if flags not in (TRITONSERVER_REQUEST_RELEASE_ALL, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE):
             raise TritonModelException(
@@ -342,11 +321,8 @@ class InferenceRequest:
     def exec(self, decoupled: bool = False) -> InferenceResponse | Iterator[InferenceResponse]:
         """Call the model and wait for its response, which carries the error of a failure.
 
-        Args:
-            decoupled: The model may send any number of responses: an iterator over them, which has a method ``cancel``.
-
-        Raises:
-            TritonModelException: Nested calls are not available, or an input cannot be sent.
+        ``decoupled``: the model may send any number of responses: an iterator over them, which has a method ``cancel``.
+        Raises TritonModelException where calls are not available, or an input cannot be sent.
         """
         caller, call, parents = self._prepared()
         if decoupled:

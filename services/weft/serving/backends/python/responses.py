@@ -25,11 +25,7 @@ class TritonModelException(Exception):  # noqa: N818  # the name that models rai
 
 
 class TritonError:
-    """The error of one response.
-
-    Args:
-        code: One of the class's codes.
-    """
+    """The error of one response, with one of the class's codes."""
 
     UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, UNSUPPORTED, ALREADY_EXISTS, CANCELLED = range(8)
 
@@ -186,16 +182,7 @@ TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
 
 class InferenceResponse:
-    """The answer to one request.
-
-    Args:
-        output_tensors: Outputs in any order; ignored if there is an error.
-        error: Fails the request.
-        parameters: Response parameters: bool, int, float or str by name.
-
-    Raises:
-        TritonModelException: A parameter is none of these.
-    """
+    """The answer to one request: outputs, or an ``error``, and parameters: bool, int, float or str by name."""
 
     def __init__(
         self,
@@ -243,8 +230,7 @@ class OutputStream:
     """The output stream of one request, shared by the request and its senders.
 
     When the model has dropped them all without a last response, the request fails: nothing can answer it any more.
-    ``send`` takes a response, or None, and whether it is the last; ``fail`` takes the error of a request that the model
-    will not answer, on any thread, and never waits.
+    ``fail`` is called on any thread, and never waits.
     """
 
     def __init__(
@@ -328,17 +314,11 @@ class InferenceResponseSender:
         self._is_cancelled = is_cancelled
 
     def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
-        """Send a response to the client.
+        """Send a response; ``flags`` is TRITONSERVER_RESPONSE_COMPLETE_FINAL with or after the last, which may be None.
 
         The call waits while 16 responses, or 16 MiB of them, have not been read by the client. When the client has
-        left, it returns at once and drops the response. Others may follow a response with an error.
-
-        Args:
-            response: May be left out with ``TRITONSERVER_RESPONSE_COMPLETE_FINAL``.
-            flags: 0, or ``TRITONSERVER_RESPONSE_COMPLETE_FINAL`` with or after the last response.
-
-        Raises:
-            TritonModelException: The last response was sent before, or an argument is wrong.
+        left, it returns at once and drops the response. Others may follow a response with an error. Raises
+        TritonModelException after the last response, and for a wrong argument.
         """
         if flags not in (0, TRITONSERVER_RESPONSE_COMPLETE_FINAL):
             raise TritonModelException(
