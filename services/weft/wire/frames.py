@@ -1,9 +1,49 @@
-"""Frames of HTTP/2 (RFC 9113, sections 4 and 6): layouts, builders, constants.
+"""Frames and errors of HTTP/2 (RFC 9113, sections 4 to 7): layouts, builders, constants.
 
 Types and flags are plain integers: comparing members of an ``IntEnum`` costs three times as much.
 """
 
 import struct
+from enum import IntEnum
+
+
+class ErrorCode(IntEnum):
+    """Error codes of RST_STREAM and GOAWAY (RFC 9113, section 7)."""
+
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    INTERNAL_ERROR = 2
+    FLOW_CONTROL_ERROR = 3
+    SETTINGS_TIMEOUT = 4
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    CANCEL = 8
+    COMPRESSION_ERROR = 9
+    CONNECT_ERROR = 10
+    ENHANCE_YOUR_CALM = 11
+    INADEQUATE_SECURITY = 12
+    HTTP_1_1_REQUIRED = 13
+
+
+def error_name(code: int) -> str:
+    """The name of an error code, also of one that no standard knows."""
+    return ErrorCode(code).name if code in ErrorCode._value2member_map_ else f"error code {code}"
+
+
+class Http2ConnectionError(Exception):
+    """The peer broke the protocol: the connection ends with GOAWAY.
+
+    Args:
+        code: Sent to the peer.
+        reason: For the log and the debug data of GOAWAY.
+    """
+
+    def __init__(self, code: ErrorCode, reason: str) -> None:
+        super().__init__(f"{code.name}: {reason}")
+        self.code = code
+        self.reason = reason
+
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 

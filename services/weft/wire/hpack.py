@@ -11,7 +11,7 @@ from typing import Any, Final
 from hpack.huffman_table import HUFFMAN_COMPLETE, HUFFMAN_EMIT_SYMBOL, HUFFMAN_FAIL, HUFFMAN_TABLE
 from hpack.table import HeaderTable
 
-from weft.wire.errors import ErrorCode, Http2ConnectionError
+from weft.wire.frames import ErrorCode, Http2ConnectionError
 
 #: The state after bits that no symbol begins with, or the end-of-string symbol; it is never left.
 _REJECTED: Final = 256

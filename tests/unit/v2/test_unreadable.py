@@ -15,7 +15,7 @@ from weft.v2.protocol.codec import deserialize_call
 from weft.v2.server import make_server as made
 from weft.v2.server.call_boundary import CallBoundary
 from weft.v2.server.server import add_services, set_serving
-from weft.wire.rpc.status import UnreadableRequests
+from weft.wire.messages import UnreadableRequests
 from weft_protos import grpc_service_pb2 as pb
 
 GARBAGE = b"\xff\xff\xff"

@@ -5,8 +5,8 @@ from tests.unit.wire.pair import REQUEST, RESPONSE, TRAILERS, End, Pair, Recordi
 
 from weft.wire import frames
 from weft.wire.connection.limits import ConnectionLimits
-from weft.wire.connection.parts import Parts
-from weft.wire.errors import ErrorCode
+from weft.wire.connection.sending import Parts
+from weft.wire.frames import ErrorCode
 
 
 def frame(kind: int, flags: int, stream_id: int, body: bytes = b"") -> bytes:

@@ -18,7 +18,7 @@ from weft.base.core import InferCall, InferResult, RequestedOutput
 from weft.base.errors import InvalidArgumentError
 from weft.base.limits import MAX_NAME_CHARS, MAX_TENSORS, check_call
 from weft.base.tensors import WireTensor
-from weft.wire.connection.parts import Parts
+from weft.wire.connection.sending import Parts
 from weft_protos import grpc_service_pb2 as pb
 
 #: What has come.

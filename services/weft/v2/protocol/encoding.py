@@ -19,7 +19,7 @@ from weft.v2.protocol.codec import (
     InferMessage,
     given,
 )
-from weft.wire.connection.parts import Parts
+from weft.wire.connection.sending import Parts
 from weft_protos import grpc_service_pb2 as pb
 
 #: Messages with as many bytes of tensors are sent in pieces, which are not copied.

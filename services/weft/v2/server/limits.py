@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weft.base.text.argument_types import not_negative, not_negative_integer, positive, positive_integer
 
 if TYPE_CHECKING:
-    from weft.wire.server.options import ServerOptions
+    from weft.wire.server.methods import ServerOptions
 
 Parser = argparse.ArgumentParser | argparse._ArgumentGroup
 
 
 class _Limit(NamedTuple):
-    """One limit, named like its field of ``weft.wire.server.options.ServerOptions``.
+    """One limit, named like its field of ``weft.wire.server.methods.ServerOptions``.
 
     Attributes:
         name: Of the field; the argument is named like it.

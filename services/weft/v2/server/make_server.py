@@ -15,8 +15,8 @@ from weft.v2.protocol.services import add_service, method_handlers
 from weft.v2.security.tls import ServerTls
 from weft.v2.server.limits import grpcio_limits, limits_of
 from weft.wire.interface import HAS_GRPCIO, grpc
-from weft.wire.rpc.status import UnreadableRequests
-from weft.wire.server.options import ServerOptions
+from weft.wire.messages import UnreadableRequests
+from weft.wire.server.methods import ServerOptions
 from weft.wire.server.server import Server
 from weft_protos import grpc_service_pb2 as pb
 

@@ -4,11 +4,10 @@ import math
 from collections.abc import Iterable
 from typing import Any, Final
 
+from weft.wire.heads import CONTENT_TYPE, encode_metadata, encode_timeout
 from weft.wire.hpack import encode
 from weft.wire.interface import grpc
-from weft.wire.rpc.heads import CONTENT_TYPE
-from weft.wire.rpc.messages import ACCEPTED
-from weft.wire.rpc.metadata import encode_metadata, encode_timeout
+from weft.wire.messages import ACCEPTED
 
 _MAX_CACHED: Final = 256
 #: The first timeouts of a channel, among which are those that all its calls have.

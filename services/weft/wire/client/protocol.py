@@ -1,28 +1,55 @@
-"""A client's end of a connection."""
+"""A client's end of a connection, and the options of a channel."""
 
 import asyncio
+from dataclasses import dataclass, replace
 from typing import Protocol
 
+from typing_extensions import override
+
 from weft.wire.connection.limits import ConnectionLimits
-from weft.wire.errors import ErrorCode
-from weft.wire.transport.keepalive import LivenessOptions
-from weft.wire.transport.protocol import Http2Protocol
+from weft.wire.frames import ErrorCode
+from weft.wire.interface import grpc
+from weft.wire.transport import Http2Protocol, LivenessOptions
 
 
-class ConnectionUser(Protocol):
-    """What a connection tells its link."""
+@dataclass(frozen=True)
+class ChannelOptions(ConnectionLimits, LivenessOptions):
+    """Options of a channel and of its connection.
 
-    def on_stream_closed(self, protocol: "ClientProtocol") -> None:
-        """A call has ended, so that another may begin."""
+    Attributes:
+        max_message_bytes: Largest message in either direction, compressed or not.
+        connect_timeout_s: For one address: connection, TLS and HTTP/2's handshake.
+        initial_backoff_s: From the start of a failed attempt to connect to the next one.
+        backoff_factor: Growth from one failure to the next.
+        backoff_jitter: Share by which each of these times is spread, 0 to 1.
+        keepalive_time_s: Silence of the server after which a PING is sent; 0: never. Servers of gRPC end a connection
+            whose PINGs come more often than they allow, by default every five minutes.
+        compression: Of requests, unless a call says otherwise.
+    """
 
-    def on_settings(self, protocol: "ClientProtocol") -> None:
-        """The server allows another number of calls at once."""
+    max_message_bytes: int = 2**31 - 1
+    connect_timeout_s: float = 20.0
+    initial_backoff_s: float = 0.1
+    max_backoff_s: float = 2.0
+    backoff_factor: float = 1.6
+    backoff_jitter: float = 0.2
+    keepalive_time_s: float = 0.0
+    keepalive_timeout_s: float = 20.0
+    keepalive_without_calls: bool = False
+    user_agent: str = "grpc-python-weft-wire/0.1"
+    compression: grpc.Compression = grpc.Compression.NoCompression
 
-    def on_leaving(self, protocol: "ClientProtocol", code: int, debug: bytes) -> None:
-        """The server accepts no more calls on this connection."""
+    def liveness(self, keepalive_factor: int = 1) -> LivenessOptions:
+        """Keepalive and time-outs of one connection, with the time between PINGs multiplied."""
+        keepalive_time_s = self.keepalive_time_s * keepalive_factor
+        return replace(self, keepalive_time_s=keepalive_time_s, handshake_timeout_s=self.connect_timeout_s)
 
-    def on_protocol_lost(self, protocol: "ClientProtocol") -> None:
-        """The connection is over."""
+
+class _User(Protocol):
+    def on_stream_closed(self, protocol: "ClientProtocol") -> None: ...
+    def on_settings(self, protocol: "ClientProtocol") -> None: ...
+    def on_leaving(self, protocol: "ClientProtocol", code: int, debug: bytes) -> None: ...
+    def on_protocol_lost(self, protocol: "ClientProtocol") -> None: ...
 
 
 class ClientProtocol(Http2Protocol):
@@ -32,7 +59,7 @@ class ClientProtocol(Http2Protocol):
         loop: The running event loop.
         limits: What the server may do.
         liveness: Keepalive and time-outs.
-        user: Told of events.
+        user: The link.
 
     Attributes:
         is_settled: Done with the server's first settings, or when the connection ends before them.
@@ -41,11 +68,7 @@ class ClientProtocol(Http2Protocol):
     """
 
     def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        limits: ConnectionLimits,
-        liveness: LivenessOptions,
-        user: ConnectionUser,
+        self, loop: asyncio.AbstractEventLoop, limits: ConnectionLimits, liveness: LivenessOptions, user: _User
     ) -> None:
         super().__init__(loop, limits, liveness, is_client=True)
         self._user = user
@@ -53,43 +76,45 @@ class ClientProtocol(Http2Protocol):
         self.has_served = False
         self.reason = ""
 
+    @override
     def on_output(self) -> None:
-        """Write at once for a call alone on the connection, and else at the end of this turn of the event loop."""
+        # At once for a call alone on the connection, and else at the end of this turn of the event loop.
         if len(self.connection.streams) > 1 or self.connection.waiting:
             self.loop.call_soon(self.flush)
         else:
             self.flush()
 
+    @override
     def eof_received(self) -> bool:
-        """The server sends no more: calls end now, and none begins before the socket is closed."""
+        # Calls end now, and none begins before the socket is closed.
         self.connection.close("the peer closed the connection")
         return False
 
+    @override
     def abort(self, reason: str) -> None:
-        """Close without writing anything more."""
         self.reason = self.reason or reason
         super().abort(reason)
 
+    @override
     def on_peer_settings(self) -> None:
-        """The connection is ready, or limits have changed."""
         if self.is_settled.done():
             self._user.on_settings(self)
         else:
             self.is_settled.set_result(None)
 
+    @override
     def on_goaway(self, last_stream_id: int, code: int, debug: bytes) -> None:
-        """New calls go to a new connection."""
         if code == ErrorCode.NO_ERROR and any(stream_id <= last_stream_id for stream_id in self.connection.streams):
             self.has_served = True
         self._user.on_leaving(self, code, debug)
 
+    @override
     def on_stream_closed(self) -> None:
-        """Another call may begin."""
         self.has_served = True
         self._user.on_stream_closed(self)
 
+    @override
     def on_lost(self, error: Exception | None) -> None:
-        """The connection is over."""
         self.reason = self.reason or str(error or self.connection.failure or "the peer closed the connection")
         if not self.is_settled.done():
             self.is_settled.set_result(None)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from weft.wire.errors import ErrorCode, Http2ConnectionError
+from weft.wire.frames import ErrorCode, Http2ConnectionError
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,38 @@
 """The sending half of a connection: output, flow control, and data that waits for a window or for the socket."""
 
 from collections import deque
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from weft.wire import frames
-from weft.wire.connection.limits import ConnectionLimits
-from weft.wire.connection.parts import Parts
-from weft.wire.errors import ErrorCode, Http2ConnectionError
-from weft.wire.frames import DATA, END_HEADERS, END_STREAM, HEADERS, pack_header
+from weft.wire.connection.limits import ConnectionLimits, ControlBudget
+from weft.wire.frames import DATA, END_HEADERS, END_STREAM, HEADERS, ErrorCode, Http2ConnectionError, pack_header
 from weft.wire.hpack import DecodedHeaders
+
+
+class Parts:
+    """Bytes in pieces, which are sent, or were received, as they are.
+
+    Args:
+        pieces: In order, not to be changed any more.
+
+    Attributes:
+        pieces: The pieces.
+    """
+
+    __slots__ = ("_num_bytes", "pieces")
+
+    def __init__(self, pieces: Sequence[bytes | bytearray | memoryview]) -> None:
+        self.pieces = pieces
+        self._num_bytes = sum(map(len, pieces))
+
+    def __len__(self) -> int:
+        return self._num_bytes
+
+    def joined(self) -> bytes:
+        """All in one piece."""
+        return b"".join(self.pieces)
+
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -72,18 +96,44 @@ _NO_TABLE = b"\x20"
 _MAX_TURN_BYTES = 1 << 20
 #: WINDOW_UPDATE frames that a DATA frame may cause without cost: for the stream and for the connection.
 _FREE_UPDATES = 2
+#: Tokens of the control budget for a stream that has ended.
+STREAM_TOKENS = 8
 
 
-class _OutputOwner(Protocol):
-    def on_output(self) -> None: ...
+class Owner:
+    """What a connection tells the layer that owns its socket; each method does nothing, or refuses."""
+
+    def accept_stream(self) -> Stream | None:
+        """The stream for a new request of the peer; None refuses it. Servers only."""
+        return None
+
+    def on_output(self) -> None:
+        """There is output, for the first time since ``take_output``; not called within ``receive``."""
+
+    def on_peer_settings(self) -> None:
+        """Settings of the peer are in force."""
+
+    def on_peer_ping(self) -> None:
+        """The peer has sent a PING, which is answered."""
+
+    def on_ping_ack(self, data: bytes) -> None:
+        """The peer has answered a PING."""
+
+    def on_goaway(self, last_stream_id: int, code: int, debug: bytes) -> None:
+        """The peer opens or accepts no more streams; streams above ``last_stream_id`` have been told."""
+
+    def on_stream_closed(self) -> None:
+        """A stream has ended."""
 
 
 class Sender:
     """Sends what the layer above gives it, within the peer's windows; streams that wait take turns, a frame each.
 
     Args:
-        owner: Told when there is output.
-        limits: ``max_unread_bytes`` limits control frames for a peer that does not read.
+        owner: Told of what concerns the whole connection.
+        limits: What the peer may do.
+        is_client: Which end this is.
+        clock_s: Monotonic clock in seconds.
 
     Attributes:
         output: Bytes to write, in order; ``take_output`` empties it.
@@ -102,9 +152,13 @@ class Sender:
         has_told_table_size: The peer knows that its dynamic table is not used; its size is of no more interest.
     """
 
-    def __init__(self, owner: _OutputOwner, limits: ConnectionLimits) -> None:
-        self._output_owner = owner
+    def __init__(
+        self, owner: Owner, limits: ConnectionLimits, *, is_client: bool, clock_s: Callable[[], float]
+    ) -> None:
+        self._owner = owner
+        self._is_client = is_client
         self.limits = limits
+        self.budget = ControlBudget(limits, clock_s)
         self.output: list[Buffer] = []
         self.is_output_due = True  # the owner takes the first output itself
         self.is_paused = False
@@ -136,7 +190,7 @@ class Sender:
                 self.is_overflowing = True
         if not self.is_output_due:
             self.is_output_due = True
-            self._output_owner.on_output()
+            self._owner.on_output()
 
     def send_headers(self, stream: Stream, block: bytes, *, is_end: bool = False) -> None:
         """Send fields; with ``is_end``, or as trailers, after all data that waits."""
@@ -205,7 +259,7 @@ class Sender:
                 self._end(stream)
             if not self.is_output_due:
                 self.is_output_due = True
-                self._output_owner.on_output()
+                self._owner.on_output()
             return
         if headers is not None:
             self.send_headers(stream, headers)
@@ -282,7 +336,7 @@ class Sender:
                 waiting[stream] = None
         if num_bytes and not self.is_output_due:
             self.is_output_due = True
-            self._output_owner.on_output()
+            self._owner.on_output()
 
     @property
     def has_more(self) -> bool:
@@ -332,8 +386,8 @@ class Sender:
         stream.is_local_ended = True
         if stream.is_remote_ended:
             self.forget(stream)
-        else:
-            self._on_response_ended(stream)
+        elif not self._is_client:  # the rest of the request would not be read: RFC 9113, section 8.1
+            self.reset(stream, ErrorCode.NO_ERROR)
 
     def forget(self, stream: Stream) -> None:
         """Remove a stream that is over."""
@@ -342,10 +396,9 @@ class Sender:
             if stream.pending is not None:
                 stream.pending = None
                 self.waiting.pop(stream, None)
-            self._on_forgotten()
+            self.budget.num_left += STREAM_TOKENS
+            self._owner.on_stream_closed()
 
-    def _on_response_ended(self, stream: Stream) -> None:
-        """This end has ended a stream that the peer has not."""
-
-    def _on_forgotten(self) -> None:
-        """A stream was removed."""
+    def reset(self, stream: Stream, code: int) -> None:
+        """Send RST_STREAM, unless the stream is over; its owner is not told."""
+        raise NotImplementedError

@@ -5,13 +5,11 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from weft.wire.errors import ErrorCode
+from weft.wire.frames import ErrorCode
+from weft.wire.heads import Metadata, RequestHead, encode_metadata
 from weft.wire.hpack import DecodedHeaders
 from weft.wire.interface import StatusCode, grpc
-from weft.wire.rpc.heads import RequestHead
-from weft.wire.rpc.messages import Message, compress, pack_prefix, whole_message
-from weft.wire.rpc.metadata import Metadata, encode_metadata
-from weft.wire.rpc.status import STATUS_BY_NUMBER, CallError
+from weft.wire.messages import STATUS_BY_NUMBER, CallError, Message, compress, pack_prefix, whole_message
 from weft.wire.server.eager import start_now
 from weft.wire.server.methods import CallDetails, Method
 from weft.wire.server.stream import CUT_OFF, CallStream
@@ -60,7 +58,7 @@ class ServerCall(CallStream):
         method: Method | None = head.resolved
         if method is None:
             try:
-                method = head.resolved = self._server.methods.find(head.path, head.metadata)
+                method = head.resolved = self._server.find(head.path, head.metadata)
             except Exception as error:
                 _log.error("the handler of a call cannot be found", exc_info=error)
                 self.fail(StatusCode.UNKNOWN, f"Unexpected {type(error)}: {error}")

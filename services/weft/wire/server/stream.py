@@ -9,25 +9,26 @@ from typing import Any, Protocol
 
 from weft.wire.connection.sending import Stream
 from weft.wire.connection.streams import StreamStates
-from weft.wire.errors import ErrorCode
+from weft.wire.deadlines import Deadline
+from weft.wire.frames import ErrorCode
+from weft.wire.heads import CONTENT_TYPE, RequestHead, encode_metadata
 from weft.wire.hpack import encode
 from weft.wire.interface import StatusCode, grpc
-from weft.wire.rpc.heads import CONTENT_TYPE, RequestHead
-from weft.wire.rpc.messages import (
+from weft.wire.messages import (
     ACCEPTED,
+    NUMBER_BY_STATUS,
     Body,
+    CallError,
     CompressedMessage,
     Message,
     MessageReader,
     compress,
     decompress,
+    encode_message,
     is_body,
     pack_prefix,
 )
-from weft.wire.rpc.metadata import encode_metadata
-from weft.wire.rpc.status import NUMBER_BY_STATUS, CallError, UnreadableRequests, encode_message
-from weft.wire.server.methods import CallDetails, Method, Methods
-from weft.wire.transport.deadlines import Deadline, DeadlineQueue
+from weft.wire.server.methods import Host, Method
 
 _RESPONSE_FIELDS = [(":status", "200"), ("content-type", CONTENT_TYPE)]
 _RESPONSE_HEADERS = encode(_RESPONSE_FIELDS)
@@ -55,36 +56,15 @@ class CallEndedError(grpc.RpcError):
     """What reading a request raises when the call is over: broken off, or ended for a request that cannot be read."""
 
 
-class CallServer(Protocol):
-    """What a call needs of its server."""
-
-    max_message_bytes: int
-    interceptors: tuple[Any, ...]
-    methods: Methods
-    deadlines: DeadlineQueue
-    unreadable: UnreadableRequests
-
-    async def intercept(self, details: CallDetails) -> Any:
-        """The handler of a call, found through the interceptors; None: there is none."""
-
-
-class CallOwner(Protocol):
-    """What a call needs of its connection."""
-
+class _Connection(Protocol):
     num_running: int
     loop: asyncio.AbstractEventLoop
     peer: str
+    server: Host
 
     @property
-    def server(self) -> CallServer:
-        """Its server."""
-
-    @property
-    def auth_context(self) -> dict[str, list[bytes]]:
-        """What TLS has verified of the client; empty without TLS."""
-
-    def count_buffered(self, num_bytes: int) -> None:
-        """Count bytes that calls hold, negative when they are released. Raises CallError."""
+    def auth_context(self) -> dict[str, list[bytes]]: ...
+    def count_buffered(self, num_bytes: int) -> None: ...
 
 
 class CallStream(Stream):
@@ -122,7 +102,7 @@ class CallStream(Stream):
     _callbacks: list[Callable[[Any], None]] | None = None
     _unreadable: CallError | None = None
 
-    def __init__(self, protocol: CallOwner) -> None:
+    def __init__(self, protocol: _Connection) -> None:
         self._protocol = protocol
         self._server = protocol.server
 
