@@ -16,11 +16,7 @@ _RESOLUTION_S = 0.0005
 
 
 class Deadline:
-    """A deadline that can be cancelled.
-
-    Attributes:
-        when_s: By the clock of the event loop.
-    """
+    """A deadline that can be cancelled; ``when_s`` by the clock of the event loop."""
 
     __slots__ = ("_bucket", "_expire", "when_s")
 
@@ -48,11 +44,7 @@ class Deadline:
 
 
 class DeadlineQueue:
-    """All deadlines of one server or channel. Each is met at its time, or up to a millisecond later.
-
-    Args:
-        loop: The running event loop.
-    """
+    """All deadlines of one server or channel. Each is met at its time, or up to a millisecond later."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -77,7 +69,6 @@ class DeadlineQueue:
             self._timer = None
 
     def _bucket(self, when_s: float, delay_s: float) -> dict[Deadline, None]:
-        """The bucket for a deadline; its time is not after the deadline, but for the narrowest ones."""
         if delay_s >= 1.0:
             width_s = _WIDE_S if delay_s < 16.0 else _WIDER_S if delay_s < 256.0 else _WIDEST_S
             begin_s = when_s // width_s * width_s

@@ -32,12 +32,7 @@ def error_name(code: int) -> str:
 
 
 class Http2ConnectionError(Exception):
-    """The peer broke the protocol: the connection ends with GOAWAY.
-
-    Args:
-        code: Sent to the peer.
-        reason: For the log and the debug data of GOAWAY.
-    """
+    """The peer broke the protocol: the connection ends with GOAWAY, which gets code and reason."""
 
     def __init__(self, code: ErrorCode, reason: str) -> None:
         super().__init__(f"{code.name}: {reason}")
@@ -105,14 +100,7 @@ def settings(values: dict[int, int]) -> bytes:
 
 
 def headers(stream_id: int, block: bytes, flags: int, max_frame_bytes: int = DEFAULT_FRAME_BYTES) -> bytes:
-    """A header block as HEADERS and as many CONTINUATION frames as it needs.
-
-    Args:
-        stream_id: The stream.
-        block: The encoded fields.
-        flags: ``END_STREAM`` or 0.
-        max_frame_bytes: Largest frame that the peer accepts.
-    """
+    """A header block as HEADERS and as many CONTINUATION frames as it needs; ``flags``: ``END_STREAM`` or 0."""
     if len(block) <= max_frame_bytes:
         return pack_header(len(block) << 8 | HEADERS, flags | END_HEADERS, stream_id) + block
     parts = [pack_header(max_frame_bytes << 8 | HEADERS, flags, stream_id), block[:max_frame_bytes]]

@@ -136,10 +136,7 @@ class RequestHead:
         path: Full name of the method, with a leading slash.
         http_status: Answer for something that is no call of gRPC; 200: it is one.
         failure: Status and message for a call that cannot begin; None: it can.
-        timeout_s: From the start of the call; None: no deadline.
-        encoding: Compression of messages of the request.
         accepted: Encodings that the client reads.
-        metadata: For the handler.
         metadata_bytes: What the metadata hold in memory, about.
         resolved: What a server keeps with the head, such as the handler of the method.
     """
@@ -192,9 +189,6 @@ class ResponseHead:
     Attributes:
         http_status: 0 in trailers.
         status: Status of the call; None: the block has none.
-        message: With the status.
-        encoding: Compression of messages of the response.
-        metadata: Initial or trailing.
         fault: Why this is no answer of gRPC; "" if it is one.
     """
 

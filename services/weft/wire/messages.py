@@ -41,12 +41,7 @@ _BY_HTTP = {
 
 
 class CallError(Exception):
-    """A call that ends with a status other than OK.
-
-    Args:
-        code: The status.
-        details: Its message.
-    """
+    """A call that ends with a status other than OK."""
 
     def __init__(self, code: StatusCode, details: str) -> None:
         super().__init__(f"{code.name}: {details}")
@@ -84,11 +79,7 @@ _log = logging.getLogger("weft.wire.server")
 
 
 class UnreadableRequests:
-    """Makes the errors of requests that a deserializer refused, and logs that there are some.
-
-    Args:
-        clock_s: Time in seconds.
-    """
+    """Makes the errors of requests that a deserializer refused, and logs that there are some."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
@@ -96,16 +87,7 @@ class UnreadableRequests:
         self._told_s = -_LOG_PERIOD_S
 
     def failure(self, path: str, peer: str, error: BaseException) -> CallError:
-        """The error of one call.
-
-        Args:
-            path: ``/service/method``.
-            peer: Address of the client.
-            error: Raised by the deserializer.
-
-        Returns:
-            INVALID_ARGUMENT; RESOURCE_EXHAUSTED for a MemoryError.
-        """
+        """The error of one call: INVALID_ARGUMENT; RESOURCE_EXHAUSTED for a MemoryError."""
         if isinstance(error, MemoryError):
             code = StatusCode.RESOURCE_EXHAUSTED
             details = f"the server has no memory left to read a request of this size for {path}; send a smaller one"
@@ -196,8 +178,6 @@ class MessageReader:
     """Assembles the messages of one direction of a call. Memory follows what has come, not what is announced.
 
     Args:
-        max_message_bytes: Largest message, compressed or not.
-        may_compress: Whether the call announced an encoding, so that messages may be compressed.
         count_bytes: Called with the growth of what is held, and with the negative number when it is given away.
         decompresses: False leaves compressed messages to the caller, to be decompressed when they are read: a window
             may hold thousands, each of which becomes as large as a message may be.

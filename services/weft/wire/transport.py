@@ -40,7 +40,7 @@ class LivenessOptions:
 
 
 class LivenessAction(Enum):
-    """What a check asks for."""
+    """What a check asks for; the drain's PING was not answered at FINISH_DRAIN."""
 
     NOTHING = "nothing"
     PING = "send a PING"
@@ -54,13 +54,8 @@ class Observation:
     """What the connection is like at a check.
 
     Attributes:
-        num_received: Grows with every receipt of bytes.
-        num_streams: Calls in flight.
         has_partial_frame: A frame, a header block or the handshake is incomplete.
         num_partial: Grows with every new incomplete frame.
-        num_unwritten_bytes: Output that the socket has not taken.
-        is_draining: A drain has begun.
-        is_drain_finished: And its last GOAWAY was sent.
     """
 
     num_received: int
@@ -76,7 +71,6 @@ class Liveness:
     """Decides what one connection needs.
 
     Args:
-        options: The limits.
         now_s: By any monotonic clock, as in ``check``.
         age_factor: Spreads the ages of connections that began together, for example 0.9 to 1.1.
 
@@ -155,12 +149,7 @@ class Liveness:
 
 
 class PingPolice:
-    """Limits a client's keepalive PINGs as gRPC's servers do: strikes within an interval, forgiven when data is sent.
-
-    Args:
-        min_interval_s: Between two PINGs with no data sent by this end between them; 0: no limit.
-        max_strikes: PINGs that may come earlier.
-    """
+    """Limits a client's PINGs: strikes within an interval (0: no limit), forgiven when data is sent."""
 
     def __init__(self, min_interval_s: float, max_strikes: int = 2) -> None:
         self._min_interval_s = min_interval_s
@@ -193,16 +182,8 @@ _PING = b"weftwire"
 class Http2Protocol(Owner, asyncio.Protocol):
     """Base of both ends; each overrides the events of ``Owner`` that it needs.
 
-    Args:
-        loop: The running event loop.
-        limits: What the peer may do.
-        liveness: Keepalive and time-outs.
-        is_client: Which end this is.
-
     Attributes:
-        connection: HTTP/2, without I/O.
         transport: None before the connection is made.
-        is_lost: The transport is closed.
     """
 
     def __init__(
@@ -404,12 +385,7 @@ class Http2Protocol(Owner, asyncio.Protocol):
 
 
 class Heartbeat:
-    """Checks connections once a second, as long as there are any.
-
-    Args:
-        loop: The running event loop.
-        period_s: Between two checks, in seconds.
-    """
+    """Checks connections once a second, as long as there are any."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, period_s: float = 1.0) -> None:
         self._loop = loop

@@ -52,11 +52,6 @@ class ClientCall(Stream):
 
     Attributes are defaults of the class: an instance holds only what differs.
 
-    Args:
-        owner: The channel's link.
-        block: Encoded fields of the request, without the timeout.
-        deserialize: Makes a response of bytes; None: bytes are given as they are.
-
     Attributes:
         waits_for_ready: Failed attempts to connect do not end the call.
         has_waited: The call was not sent at once, or is sent once more.
@@ -109,7 +104,6 @@ class ClientCall(Stream):
         raise NotImplementedError
 
     def _retry(self) -> bool:
-        """Send once more what the server has not begun; at most once in the life of a call."""
         if self._is_retried or self._is_committed or not self._can_be_sent_again():
             return False
         self._is_retried = self.has_waited = True
@@ -181,7 +175,6 @@ class ClientCall(Stream):
         raise NotImplementedError
 
     def _on_end(self, head: ResponseHead) -> None:
-        """Trailers, or an answer that has nothing else."""
         status, details = head.status, head.message
         if self._odd_head is not None and status is None:
             self._finish_odd()
@@ -247,7 +240,6 @@ class ClientCall(Stream):
         self.fail(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     def _finish(self, status: StatusCode, details: str, trailers: ResponseHead | None = None) -> None:
-        """The call has its status; whoever waits is told."""
         if self._status is not None:
             return
         self._status = status

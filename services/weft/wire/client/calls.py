@@ -220,13 +220,7 @@ class UnaryCall(MessagingCall, grpc.aio.UnaryUnaryCall[Any, Any], grpc.aio.Strea
     _response: Any = None
 
     def send(self, connection: StreamStates, body: Body, timeout_s: float | None) -> None:
-        """The same as ``set_request``, ``set_timeout`` and ``Link.begin``, where the call need not wait.
-
-        Args:
-            connection: Accepts a stream now.
-            body: The request; not compressed.
-            timeout_s: More than 0; None: no deadline.
-        """
+        """As ``set_request`` (not compressed), ``set_timeout`` and ``Link.begin``, on a connection that accepts one."""
         block, owner = self._block, self.owner
         self._body = body
         if timeout_s is not None:
@@ -344,7 +338,6 @@ class StreamCall(MessagingCall, grpc.aio.UnaryStreamCall[Any, Any], grpc.aio.Str
         return ""
 
     async def _next(self) -> bool:
-        """Wait for a message; False: there are no more."""
         if self._status is not None and self._status is not _OK and not self._messages:
             await asyncio.sleep(0)  # as when a unary call is awaited that has failed before
         while not self._messages:
@@ -394,11 +387,7 @@ class StreamCall(MessagingCall, grpc.aio.UnaryStreamCall[Any, Any], grpc.aio.Str
         return self._error()
 
     async def read(self) -> Any:
-        """The next response; ``grpc.aio.EOF`` at the end. Cancelling the caller cancels the call.
-
-        Raises:
-            AioRpcError: The call has failed.
-        """
+        """The next response; ``grpc.aio.EOF`` at the end. Cancelling the caller cancels the call."""
         if self._messages or await self._next():
             return self._take()
         return grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs

@@ -24,8 +24,6 @@ class Method:
     """A method of one channel.
 
     Args:
-        link: Of the channel.
-        path: Full name of the method, with a leading slash.
         serialize: Makes bytes of a request; None: requests are bytes.
         deserialize: Makes a response of bytes; None: responses are bytes.
     """
@@ -60,15 +58,6 @@ class Method:
         request_iterator: Any = None,
     ) -> Any:
         """Begin a call: it is awaited for its response, or its responses are iterated over or read.
-
-        Args:
-            request: The one request, or an iterator of many; None: they are written to the call.
-            timeout: In seconds.
-            metadata: Pairs of key and value.
-            credentials: Not supported.
-            wait_for_ready: Failed attempts to connect do not end the call.
-            compression: Of the requests; None: that of the channel.
-            request_iterator: The name of an iterator of requests in ``grpc.aio``.
 
         Raises:
             UsageError: The channel is closed.
@@ -181,7 +170,6 @@ class Channel(grpc.aio.Channel):
 
     Args:
         address: As ``parse_address`` takes it: ``host:port``, ``unix:path`` and others.
-        options: Limits and times.
         ssl_context: Trust, and certificates if the server asks for them; its ALPN protocols are set to ``h2``. None:
             no TLS.
         server_name: Expected name in the server's certificate, and the authority of calls; "": the host.
@@ -228,11 +216,7 @@ class Channel(grpc.aio.Channel):
         await self.link.connectivity.wait_for_change(last_observed_state)
 
     async def channel_ready(self) -> None:
-        """Connect, and return once that is done, however many attempts it takes.
-
-        Raises:
-            UsageError: The channel is closed.
-        """
+        """Connect, and return once that is done, however many attempts it takes. Raises UsageError if it is closed."""
         while (state := self.get_state(try_to_connect=True)) is not ChannelConnectivity.READY:
             if state is ChannelConnectivity.SHUTDOWN:
                 raise grpc.aio.UsageError("Channel is closed.")

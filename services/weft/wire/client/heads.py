@@ -20,13 +20,7 @@ ENCODING_BY_COMPRESSION: Final = {
 
 
 class RequestHeads:
-    """Encodes the fields of the calls of one channel.
-
-    Args:
-        scheme: ``http`` or ``https``.
-        authority: Value of ``:authority``.
-        user_agent: Sent with each call.
-    """
+    """Encodes the fields of the calls of one channel."""
 
     def __init__(self, scheme: str, authority: str, user_agent: str) -> None:
         self._scheme = scheme
@@ -37,12 +31,7 @@ class RequestHeads:
         self._metadata: dict[object, bytes] = {}
 
     def method(self, path: str, encoding: str) -> bytes:
-        """The fields that all calls of a method have.
-
-        Args:
-            path: Full name of the method, with a leading slash.
-            encoding: Compression of the requests.
-        """
+        """The fields that all calls of a method have; ``path`` with a leading slash, ``encoding`` of the requests."""
         fields = [
             (":method", "POST"),
             (":scheme", self._scheme),

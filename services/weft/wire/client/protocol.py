@@ -56,9 +56,6 @@ class ClientProtocol(Http2Protocol):
     """Tells the link that dialled it what becomes of the connection.
 
     Args:
-        loop: The running event loop.
-        limits: What the server may do.
-        liveness: Keepalive and time-outs.
         user: The link.
 
     Attributes:

@@ -48,12 +48,6 @@ _PINNED_SHARE = 4
 class Http2Connection(StreamStates):
     """One end of a connection.
 
-    Args:
-        owner: Told of what concerns the whole connection.
-        limits: What the peer may do.
-        is_client: Which end this is.
-        clock_s: Monotonic clock in seconds.
-
     Attributes:
         num_partial_frames: Grows whenever another frame is left incomplete.
         has_unread: Frames wait for the next turn, because this one took long enough; ``receive(b"")`` reads on.
@@ -207,7 +201,6 @@ class Http2Connection(StreamStates):
                 self.num_partial_frames += 1
 
     def _read_partial(self, data: bytes) -> int:
-        """Pass on the next part of a DATA frame; returns how much that was."""
         num_bytes = min(self._partial_left, len(data))
         self._partial_left -= num_bytes
         stream, is_end = self._partial, self._partial_end and not self._partial_left
@@ -288,7 +281,6 @@ class Http2Connection(StreamStates):
         return True
 
     def _end_remote(self, stream: Stream) -> None:
-        """The peer ends the stream with what is passed on next."""
         stream.is_remote_ended = True
         if stream.is_local_ended and stream.pending is None:
             self.forget(stream)

@@ -38,10 +38,6 @@ class ConnectionLimits:
 class ControlBudget:
     """Token bucket of control frames: what a peer may cost beyond its requests.
 
-    Args:
-        limits: Burst and rate.
-        clock_s: Monotonic clock in seconds; read only when the bucket is empty.
-
     Attributes:
         num_left: Tokens; the connection subtracts and adds directly, because this is done several times a request.
     """

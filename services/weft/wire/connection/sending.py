@@ -11,14 +11,7 @@ from weft.wire.hpack import DecodedHeaders
 
 
 class Parts:
-    """Bytes in pieces, which are sent, or were received, as they are.
-
-    Args:
-        pieces: In order, not to be changed any more.
-
-    Attributes:
-        pieces: The pieces.
-    """
+    """Bytes in pieces, which are sent, or were received, as they are; not to be changed any more."""
 
     __slots__ = ("_num_bytes", "pieces")
 
@@ -43,14 +36,10 @@ class Stream:
     Attributes are defaults of the class: an instance holds only what differs.
 
     Attributes:
-        connection: Its connection, as long as the stream is open or its owner keeps it.
-        stream_id: Odd for streams that the client opened.
         send_window_bytes: Bytes that may be sent now; negative after the peer has reduced its window.
         num_unacked_bytes: Received bytes that the peer has not been given credit for.
         content_bytes_left: What is missing of the announced content-length; -1: none was announced.
         is_local_ended: END_STREAM or RST_STREAM was sent, or is queued.
-        is_remote_ended: END_STREAM was received.
-        is_open: The connection knows the stream.
         needs_whole_request: The peer begins it when it has the end of the request, and not before.
         pending: Data that waits for a window or for the socket; None or not empty.
         final: Sent when ``pending`` is empty: the block of trailers, b"" for END_STREAM on the last data, or None.
@@ -80,8 +69,6 @@ class Stream:
         """The stream ended without END_STREAM: by the peer, by a fault of the peer, or with its connection.
 
         Args:
-            code: Error code of HTTP/2.
-            reason: For messages.
             is_unprocessed: The peer has not begun the request: it says so, or does not have it.
         """
         raise NotImplementedError
@@ -129,23 +116,12 @@ class Owner:
 class Sender:
     """Sends what the layer above gives it, within the peer's windows; streams that wait take turns, a frame each.
 
-    Args:
-        owner: Told of what concerns the whole connection.
-        limits: What the peer may do.
-        is_client: Which end this is.
-        clock_s: Monotonic clock in seconds.
-
     Attributes:
         output: Bytes to write, in order; ``take_output`` empties it.
         is_output_due: The owner knows that there is output.
         is_paused: The socket takes no more: data waits with its stream, not in the output.
         is_overflowing: The peer causes control frames and does not read them; the connection is to be aborted.
-        is_closed: Nothing more is sent.
-        streams: Open streams by id.
         waiting: Streams with data to send and a window, in the order of their turns.
-        send_window_bytes: Window of the connection.
-        initial_send_window_bytes: Window of a new stream.
-        peer_frame_bytes: Largest frame that is sent.
         has_sent_data: A HEADERS or DATA frame was sent since whoever reads this set it to False.
         num_free_updates: WINDOW_UPDATE frames that follow from data sent.
         owes_table_size: The peer has made its dynamic table smaller, which the next block has to acknowledge.
@@ -217,8 +193,6 @@ class Sender:
         """Send fields, data and trailers, each if given, as one piece where windows allow.
 
         Args:
-            stream: An open stream; others are ignored.
-            headers: Block of the fields before the data.
             prefix: First bytes of the data.
             body: The rest of it; not copied, and to be left as it is.
             trailers: Block of trailers; they end the stream.

@@ -37,12 +37,8 @@ class StreamStates(Sender):
 
     Attributes:
         failure: Why this end closed the connection; None: it has not.
-        last_peer_stream_id: Newest stream of the peer.
-        last_local_id: Newest stream of this end.
         last_written_id: Newest stream of this end of which the socket was given something; kept by the owner.
         peer_max_streams: Streams that may be open at once towards the peer.
-        has_peer_settings: The peer's first SETTINGS have come.
-        is_peer_leaving: The peer has sent GOAWAY.
         turn_work: What the frames read in this turn have cost, in tokens of the budget.
     """
 
@@ -86,12 +82,7 @@ class StreamStates(Sender):
         return self.last_local_id < frames.MAX_STREAM_ID - 1
 
     def grant(self, stream: Stream, num_held_bytes: int = 0) -> None:
-        """Let the peer send as many bytes as were consumed on a stream; sent once they are half a window.
-
-        Args:
-            stream: The stream.
-            num_held_bytes: Bytes that were received and not consumed.
-        """
+        """Let the peer send as many bytes as were consumed (not held); sent once they are half a window."""
         num_bytes = stream.num_unacked_bytes - num_held_bytes
         if num_bytes * 2 >= self.limits.stream_window_bytes and not stream.is_remote_ended and stream.is_open:
             stream.num_unacked_bytes = num_held_bytes
@@ -175,13 +166,11 @@ class StreamStates(Sender):
         return self._goaway_id is not None and stream_id > self._goaway_id
 
     def _break(self, stream: Stream, code: ErrorCode, reason: str) -> None:
-        """End a stream for a fault of the peer."""
         self._spend(RESET_COST, reason)
         self.reset(stream, code)
         stream.on_reset(code, reason)
 
     def _reset_unopened(self, stream_id: int, code: ErrorCode, reason: str) -> None:
-        """Reset a stream that may not be open."""
         stream = self.streams.get(stream_id)
         if stream is not None:
             self._break(stream, code, reason)

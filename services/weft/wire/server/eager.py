@@ -17,10 +17,7 @@ _SENT = object()
 
 
 class _FirstStep:
-    """Stands for the task while a coroutine takes its first step, and passes on to the task that it becomes.
-
-    It has what ``asyncio.timeout`` and ``asyncio.TaskGroup`` ask of the current task.
-    """
+    """Stands for the task in a coroutine's first step; has what ``asyncio.timeout`` and ``TaskGroup`` ask of it."""
 
     __slots__ = ("_num_cancels", "task")
 

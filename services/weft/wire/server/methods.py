@@ -53,16 +53,10 @@ class CallDetails(NamedTuple):
 class Method:
     """A handler, ready to be called.
 
-    Args:
-        handler: A ``grpc.RpcMethodHandler``.
-
     Attributes:
-        behave: The function of the servicer.
         deserialize: From bytes; None: bytes as they are.
         serialize: To bytes; None: bytes as they are.
-        reads_stream: Any number of requests.
         takes_parts: ``deserialize`` also takes a message in pieces.
-        writes_stream: Any number of responses.
         is_plain: Not more than a coroutine function from one request to one response.
         is_generator: Responses are yielded, not written to the context.
         is_blocking: A plain function, which is called on a thread.

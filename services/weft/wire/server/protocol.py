@@ -23,13 +23,8 @@ _log = logging.getLogger("weft.wire.server")
 class ServerProtocol(Http2Protocol):
     """A connection; accepts calls as long as its limits allow.
 
-    Args:
-        server: Its server.
-        limits: Of the connection.
-
     Attributes:
         num_running: Handlers that have not ended.
-        peer: Address of the client, as gRPC writes it.
     """
 
     def __init__(self, server: Host, limits: ConnectionLimits) -> None:

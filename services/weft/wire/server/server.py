@@ -77,12 +77,7 @@ _CLOSE_TIMEOUT_S = 1.0
 
 
 class Server(Host, grpc.aio.Server):
-    """A gRPC server with the interface of ``grpc.aio.Server``; make it on the event loop that runs it.
-
-    Args:
-        options: Limits and time-outs.
-        interceptors: Called in this order for each call.
-    """
+    """A gRPC server with the interface of ``grpc.aio.Server``; make it on the event loop that runs it."""
 
     def __init__(
         self, options: ServerOptions | None = None, interceptors: Sequence["grpc.aio.ServerInterceptor[Any, Any]"] = ()
@@ -95,14 +90,7 @@ class Server(Host, grpc.aio.Server):
     # Ports.
 
     def add_insecure_port(self, address: str) -> int:
-        """Listen in plaintext; connections are accepted once the server has started.
-
-        Returns:
-            The port; 1 for a Unix socket.
-
-        Raises:
-            OSError: The address cannot be bound.
-        """
+        """Listen in plaintext from ``start`` on; returns the port, 1 for a Unix socket. Raises OSError."""
         return self._add_port(address, None)
 
     def add_tls_port(self, address: str, context: ssl.SSLContext) -> int:

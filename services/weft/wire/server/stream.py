@@ -73,7 +73,6 @@ class CallStream(Stream):
     Attributes are defaults of the class: an instance holds only what differs.
 
     Attributes:
-        head: Fields of the request; None before they have come.
         is_finished: The status was sent or the call was broken off: nothing more is sent.
         is_broken_off: The client has reset the stream, or its connection is lost.
     """
@@ -113,7 +112,6 @@ class CallStream(Stream):
             self._drained.set_result(None)
 
     def _finish(self, method: Method, response: Any) -> None:
-        """Send the one response and the status of a call."""
         code = self._code
         if code is not None and code is not StatusCode.OK:
             self._send_status(code, self._details)
@@ -194,7 +192,6 @@ class CallStream(Stream):
             ]
 
     def _send_status(self, code: StatusCode, details: str) -> None:
-        """End the call with a status, without a further message."""
         if self.is_finished:
             return
         fields = self._trailer_fields(code, details)
@@ -206,7 +203,6 @@ class CallStream(Stream):
         self._end()
 
     def _refuse(self, http_status: int) -> None:
-        """Answer something that is no call of gRPC."""
         text = "this server speaks gRPC: POST, with content-type application/grpc"
         fields = [(":status", str(http_status)), ("content-type", CONTENT_TYPE), ("grpc-status", "13")]
         self.connection.send_headers(self, encode([*fields, ("grpc-message", encode_message(text))]), is_end=True)
@@ -225,7 +221,6 @@ class CallStream(Stream):
         self.fail(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 
     def _end(self) -> None:
-        """Nothing more is sent: release what the call holds."""
         self.is_finished = True
         if self._deadline is not None:
             self._deadline.cancel()

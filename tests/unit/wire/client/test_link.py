@@ -21,7 +21,8 @@ from tests.unit.wire.client.scripted import (
 from tests.wire import peer
 
 from weft.wire.client import UnansweredError
-from weft.wire.client.channel import StreamingMethod, UnaryCall, UnaryMethod
+from weft.wire.client.calls import UnaryCall
+from weft.wire.client.channel import StreamingMethod, UnaryMethod
 from weft.wire.client.link import Link
 from weft.wire.heads import decode_timeout
 
