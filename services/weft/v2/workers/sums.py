@@ -5,8 +5,7 @@ version that no worker has any more are left out. Some families, which every wor
 What the process itself is measured by (``process_*``) stays apart, with the label ``worker``.
 """
 
-import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -21,43 +20,8 @@ _LABEL = "worker"
 Key: TypeAlias = tuple[str, frozenset[tuple[str, str]]]
 
 
-def dump(families: Iterable[Metric]) -> bytes:
-    """Families of metrics for another process."""
-    return json.dumps(
-        [
-            [
-                family.name,
-                family.documentation,
-                family.type,
-                [[sample.name, sample.labels, sample.value, _exemplar(sample)] for sample in family.samples],
-            ]
-            for family in families
-        ]
-    ).encode()
-
-
-def load(data: bytes) -> list[Metric]:
-    """The families of ``dump``."""
-    families = []
-    for name, documentation, kind, samples in json.loads(data):
-        family = Metric(name, documentation, kind)
-        for sample, labels, value, exemplar in samples:
-            family.add_sample(sample, labels, value, None, None if exemplar is None else Exemplar(*exemplar))
-        families.append(family)
-    return families
-
-
-def _exemplar(sample: Sample) -> list[object] | None:
-    exemplar = sample.exemplar
-    if exemplar is None:
-        return None
-    return [exemplar.labels, exemplar.value, None if exemplar.timestamp is None else float(exemplar.timestamp)]
-
-
 @dataclass(slots=True)
 class _Total:
-    """A family, summed so far."""
-
     documentation: str
     kind: str
     samples: dict[Key, Sample] = field(default_factory=dict)
