@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from weft.base.core import InferCall, InferResult
 from weft.v2.protocol.codec import InferMessage
 from weft.v2.protocol.encoding import LARGE_BYTES
-from weft.v2.protocol.rpc import response_of
+from weft.v2.protocol.status import response_of
 from weft.v2.protocol.tensor_memory import (
     LOCAL_BYTES,
     PARAMETER,

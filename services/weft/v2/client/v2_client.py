@@ -13,18 +13,18 @@ from weft.v2.client.channels import open_channel
 from weft.v2.client.wires import WireName
 from weft.v2.protocol.codec import InferMessage, deserialize_response, deserialize_result, deserialize_stream_answer
 from weft.v2.protocol.encoding import fill_parameters, serialize_call
-from weft.v2.protocol.rpc import (
+from weft.v2.protocol.services import HEALTH, HealthCheckRequest, HealthCheckResponse, stub_of
+from weft.v2.protocol.status import (
     EOF,
     SEND_EMPTY_FINAL,
     SEND_STATUS,
     cancel,
     drain,
+    from_rpc_error,
     response_of,
     stream_result,
     wait_started,
 )
-from weft.v2.protocol.services import HEALTH, HealthCheckRequest, HealthCheckResponse, stub_of
-from weft.v2.protocol.status import from_rpc_error
 from weft.v2.protocol.wire import check_sendable, result_of
 from weft.v2.security.channel import ChannelSecurity
 from weft.wire.interface import grpc

@@ -1,9 +1,178 @@
-"""Command-line arguments of every service process, whatever it serves."""
+"""Arguments of every service process, and the limits of its connections on either wire; imports nothing heavy."""
 
 import argparse
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft.base.observing.watchdog import EXIT_HUNG
-from weft.base.text.argument_types import not_negative
+from weft.base.text.argument_types import not_negative, not_negative_integer, positive, positive_integer
+
+if TYPE_CHECKING:
+    from weft.wire.server.methods import ServerOptions
+
+Parser = argparse.ArgumentParser | argparse._ArgumentGroup
+
+
+class _Limit(NamedTuple):
+    """One limit, named like its field of ``weft.wire.server.methods.ServerOptions``.
+
+    Attributes:
+        name: Of the field; the argument is named like it.
+        type: Of the value; of those that take 0, 0 is no limit.
+        default: Of every service.
+        grpcio: Options of grpcio, in seconds or milliseconds as they are named.
+        meaning: For ``--help``.
+    """
+
+    name: str
+    type: Callable[[str], float]
+    default: float
+    grpcio: tuple[str, ...]
+    meaning: str
+
+    @property
+    def flag(self) -> str:
+        """Its argument."""
+        return "--" + self.name.replace("_", "-")
+
+
+_LIMITS = (
+    _Limit(
+        "max_concurrent_streams",
+        positive_integer,
+        4096,  # above the default of --max-inflight and of queues, so that those refuse, with a reason
+        ("grpc.max_concurrent_streams",),
+        "calls at once on one connection; its client holds back the next",
+    ),
+    _Limit(
+        "max_header_list_bytes",
+        positive_integer,
+        16 << 10,
+        ("grpc.max_metadata_size", "grpc.absolute_max_metadata_size"),
+        "metadata of one call, each pair with 32 bytes more",
+    ),
+    _Limit(
+        "max_connections",
+        not_negative_integer,
+        0,
+        (),
+        "connections at once; 0: no limit; --wire weft alone",
+    ),
+    _Limit(
+        "max_buffered_bytes",
+        not_negative_integer,
+        4 << 30,
+        (),
+        "requests that are not complete or not read yet, over all connections; 0: no limit; --wire weft alone",
+    ),
+    _Limit(
+        "max_resets_per_s",
+        not_negative_integer,
+        1000,
+        (),
+        "cancelled calls a second on one connection, which ends beyond; 0: no limit, as on Unix sockets: for services "
+        "that only the router reaches; --wire weft alone",
+    ),
+    _Limit(
+        "stream_window_bytes",
+        positive_integer,
+        4 << 20,
+        (),
+        "what a client may send of a call before it is read; --wire weft alone",
+    ),
+    _Limit(
+        "keepalive_time_s",
+        not_negative,
+        30.0,
+        ("grpc.keepalive_time_ms",),
+        "silence after which a client is pinged; 0: never",
+    ),
+    _Limit(
+        "keepalive_timeout_s",
+        positive,
+        10.0,
+        ("grpc.keepalive_timeout_ms",),
+        "further silence after which its connection is closed",
+    ),
+    _Limit(
+        "min_ping_interval_s",
+        not_negative,
+        5.0,
+        ("grpc.http2.min_ping_interval_without_data_ms",),
+        "a client that pings more often is disconnected; 0: no limit",
+    ),
+    _Limit(
+        "max_connection_age_s",
+        not_negative,
+        0.0,
+        ("grpc.max_connection_age_ms",),
+        "age at which a connection takes no more calls; 0: never",
+    ),
+    _Limit(
+        "max_connection_age_grace_s",
+        not_negative,
+        0.0,
+        ("grpc.max_connection_age_grace_ms",),
+        "time to finish calls from then on; 0: no limit",
+    ),
+    _Limit(
+        "max_connection_idle_s",
+        not_negative,
+        0.0,
+        ("grpc.max_connection_idle_ms",),
+        "time without calls after which a connection is closed; 0: never",
+    ),
+    _Limit(
+        "handshake_timeout_s",
+        positive,
+        20.0,
+        ("grpc.server_handshake_timeout_ms",),
+        "time for the handshakes of TLS and HTTP/2",
+    ),
+    _Limit("frame_timeout_s", positive, 20.0, (), "time for one frame of HTTP/2; --wire weft alone"),
+    _Limit(
+        "write_timeout_s",
+        positive,
+        60.0,
+        (),
+        "time a client may take to read anything of a response; --wire weft alone",
+    ),
+)
+
+
+def add_limit_arguments(parser: Parser, *, has_defaults: bool = True) -> None:
+    """Add one argument for each limit; without defaults, one that is not given is None."""
+    for limit in _LIMITS:
+        default = limit.default if has_defaults else None
+        parser.add_argument(
+            limit.flag,
+            type=limit.type,
+            default=default,
+            metavar="N",
+            help=f"{limit.meaning} (default {limit.default:.12g})",
+        )
+
+
+def given_limits(options: argparse.Namespace) -> Iterator[str]:
+    """The arguments that were given, for the command line of a service."""
+    for limit in _LIMITS:
+        if (value := getattr(options, limit.name)) is not None:
+            yield f"{limit.flag}={value}"
+
+
+def limits_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Every limit by its name, from the arguments of ``add_limit_arguments``."""
+    return {limit.name: getattr(options, limit.name) for limit in _LIMITS}
+
+
+def grpcio_limits(options: "ServerOptions") -> list[tuple[str, int]]:
+    """The limits as options of grpcio's server, as far as it has them; without those that are 0."""
+    return [
+        (name, round(value * 1000) if name.endswith("_ms") else round(value))
+        for limit in _LIMITS
+        if (value := getattr(options, limit.name))
+        for name in limit.grpcio
+    ]
 
 
 def add_process_arguments(parser: argparse.ArgumentParser, *, metrics_port: int) -> None:

@@ -18,10 +18,9 @@ from weft.base.statistics import ModelStatistics
 from weft.v2.security.channel import is_local
 from weft.v2.security.tls import ServerTls, server_tls_files
 from weft.v2.server.call_boundary import CallBoundary, Context
-from weft.v2.server.local_tensors import LocalTensorService
 from weft.v2.server.make_server import add_listening, add_tls_port, make_server, server_options_of
 from weft.v2.server.metrics import DroppedLogsCollector, make_registry, serve_metrics
-from weft.v2.server.unix_socket import UnixSocket
+from weft.v2.server.unix_socket import LocalTensorService, UnixSocket
 from weft.wire.interface import grpc
 
 _INFERENCE = "/inference.GRPCInferenceService/"

@@ -13,7 +13,7 @@ from weft.v2.protocol.codec import deserialize_call
 from weft.v2.protocol.encoding import serialize_result, serialize_stream_answer
 from weft.v2.protocol.services import add_service, method_handlers
 from weft.v2.security.tls import ServerTls
-from weft.v2.server.limits import grpcio_limits, limits_of
+from weft.v2.server.arguments import grpcio_limits, limits_of
 from weft.wire.interface import HAS_GRPCIO, grpc
 from weft.wire.messages import UnreadableRequests
 from weft.wire.server.methods import ServerOptions

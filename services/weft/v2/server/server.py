@@ -34,13 +34,12 @@ from weft.v2.client.channels import MAX_MESSAGE_BYTES
 from weft.v2.client.wires import add_wire_argument
 from weft.v2.protocol.services import HEALTH
 from weft.v2.protocol.shared_memory import SharedMemory
-from weft.v2.server.arguments import add_process_arguments
+from weft.v2.server.arguments import add_limit_arguments, add_process_arguments
 from weft.v2.server.health import HealthServicer
-from weft.v2.server.limits import add_limit_arguments
 from weft.v2.server.listening import Listener, Ports, Worker
-from weft.v2.server.local_tensors import LocalTensorService
 from weft.v2.server.make_server import add_reflection, add_v2_service
 from weft.v2.server.servicer import MoreStatistics, Precheck, V2Servicer
+from weft.v2.server.unix_socket import LocalTensorService
 from weft.wire.interface import grpc
 from weft_protos import grpc_service_pb2
 

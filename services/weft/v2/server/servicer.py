@@ -31,8 +31,8 @@ from weft.v2.server.call_boundary import (
     sendable,
     withdrawal,
 )
-from weft.v2.server.local_tensors import LocalTensorService
 from weft.v2.server.stream_servicer import StreamServicer
+from weft.v2.server.unix_socket import LocalTensorService
 from weft_protos import grpc_service_pb2 as pb
 
 

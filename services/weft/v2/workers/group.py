@@ -151,11 +151,11 @@ class _Group(Collector):
         self._hub = Hub(self._kill)
         self._sums = MetricSums(greatest)
         self._collectors = collectors
-        self._loop = asyncio.get_running_loop()
         self._failed = asyncio.Event()
         self._is_stopping = False
 
     async def run(self) -> int:
+        self._loop = asyncio.get_running_loop()
         stop = stop_event(watch_stdin=self._options.stop_with_stdin, end_now=self._end_now)
         registry = CollectorRegistry()
         for collector in (self, *self._collectors):

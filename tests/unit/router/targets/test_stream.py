@@ -199,7 +199,7 @@ async def test_a_last_response_may_carry_outputs_and_the_stream_stay_open(
     monkeypatch: pytest.MonkeyPatch, takes_s: float, waits_s: float, is_complete: bool
 ) -> None:
     """The server may end the stream by itself, so that it counts no cancel; but it is not waited for for ever."""
-    monkeypatch.setattr("weft.v2.protocol.rpc.STATUS_WAIT_S", waits_s)
+    monkeypatch.setattr("weft.v2.protocol.status.STATUS_WAIT_S", waits_s)
     server = OddServer(message(1), message(2, is_final=True), takes_s=takes_s)
     async with listening(lambda to: add_GRPCInferenceServiceServicer_to_server(server, to)) as target:
         got, error = await collected(opened(target))
