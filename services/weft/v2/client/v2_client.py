@@ -53,15 +53,8 @@ class V2Client:
     UnavailableError after ``close``. Cancelling the awaiting task cancels the call at the server.
 
     Args:
-        address: ``host:port`` or any name that gRPC resolves.
         where: Name of the server, for messages; "": the address.
-        options: Additional channel options.
         security: TLS and key; None: plaintext without a key.
-        wire: Implementation of gRPC; None: ``default_wire``.
-
-    Attributes:
-        channel: Channel to the server.
-        stub: Stub on the channel.
 
     Raises:
         InvalidArgumentError: A file of ``security`` is missing or invalid.
@@ -108,14 +101,7 @@ class V2Client:
         metadata: Metadata = (),
         trailer: dict[str, str] | None = None,
     ) -> InferResult:
-        """Run inference and return the response.
-
-        Args:
-            request: The request.
-            timeout_s: Deadline from now, in seconds; None: none.
-            metadata: Sent with the call.
-            trailer: Receives the trailing metadata, also of an error.
-        """
+        """Run inference; ``trailer`` receives the trailing metadata, also of an error."""
         if isinstance(request, InferCall):
             check_sendable(request)
         with self._failures(trailer):
@@ -148,12 +134,6 @@ class V2Client:
         If the server marks no response as final, a null one follows the end of the stream. A final one without outputs
         is null where another came before, the request asks for such a one, or it has parameters. Responses are read on
         demand, so a slow caller slows the model down. An error message without a status fails with UNKNOWN.
-
-        Args:
-            request: To a decoupled model or any other.
-            timeout_s: Deadline of the whole stream from now, in seconds; None: none.
-            metadata: Sent with the call.
-            failed: Converts the error to raise; None: ``failure``.
         """
         check_sendable(request)
         rpc: Any = None
@@ -206,10 +186,7 @@ class V2Client:
         return response.models
 
     async def config(self, name: str, version: str = "", *, timeout_s: float, metadata: Metadata = ()) -> ModelConfig:
-        """Configuration of a model; version "" is the default version.
-
-        This is a protocol extension: UNIMPLEMENTED if the server lacks it.
-        """
+        """Configuration of a model; version "" is the default version. UNIMPLEMENTED: not offered."""
         request = pb.ModelConfigRequest(name=name, version=version)
         with self._failures():
             response = await self.stub.ModelConfig(request, timeout=timeout_s, metadata=tuple(metadata))

@@ -1,6 +1,7 @@
 """Metadata and statistics of models as messages, and sums of the statistics of several processes."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.statistics import DurationCount, ModelStatistics
@@ -35,11 +36,7 @@ def _add(total: pb.ModelStatistics, more: pb.ModelStatistics) -> None:
         _add_durations(total.response_stats[number], response)
 
 
-def _add_durations(
-    total: pb.InferStatistics | pb.InferBatchStatistics | pb.InferResponseStatistics,
-    more: pb.InferStatistics | pb.InferBatchStatistics | pb.InferResponseStatistics,
-) -> None:
-    """Add every field that is a number of events and their duration."""
+def _add_durations(total: Any, more: Any) -> None:
     for field, value in more.ListFields():
         if isinstance(value, pb.StatisticDuration):
             duration: pb.StatisticDuration = getattr(total, field.name)
@@ -72,38 +69,21 @@ def statistics_message(entry: ModelStatistics) -> pb.ModelStatistics:
         last_inference=entry.last_inference_ms,
         inference_count=entry.inference_count,
         execution_count=entry.execution_count,
-        inference_stats=pb.InferStatistics(
-            success=_duration(entry.success),
-            fail=_duration(entry.fail),
-            queue=_duration(entry.queue),
-            compute_input=_duration(entry.compute_input),
-            compute_infer=_duration(entry.compute_infer),
-            compute_output=_duration(entry.compute_output),
-            cache_hit=_duration(entry.cache_hit),
-            cache_miss=_duration(entry.cache_miss),
-        ),
+        inference_stats=_durations(pb.InferStatistics, entry),
         batch_stats=[
-            pb.InferBatchStatistics(
-                batch_size=size,
-                compute_input=_duration(batch.compute_input),
-                compute_infer=_duration(batch.compute_infer),
-                compute_output=_duration(batch.compute_output),
-            )
-            for size, batch in sorted(entry.batches.items())
+            _durations(pb.InferBatchStatistics, batch, batch_size=size) for size, batch in sorted(entry.batches.items())
         ],
         response_stats={
-            str(number): pb.InferResponseStatistics(
-                compute_infer=_duration(response.compute_infer),
-                compute_output=_duration(response.compute_output),
-                success=_duration(response.success),
-                fail=_duration(response.fail),
-                empty_response=_duration(response.empty_response),
-                cancel=_duration(response.cancel),
-            )
+            str(number): _durations(pb.InferResponseStatistics, response)
             for number, response in list(entry.responses.items())
         },
     )
 
 
-def _duration(count: DurationCount) -> pb.StatisticDuration:
-    return pb.StatisticDuration(count=count.count, ns=count.total_ns)
+def _durations(message_class: Any, counts: object, **others: Any) -> Any:
+    """A message whose durations are the attributes of ``counts`` that have the names of its fields."""
+    for field in message_class.DESCRIPTOR.fields:
+        if field.message_type is pb.StatisticDuration.DESCRIPTOR:
+            count: DurationCount = getattr(counts, field.name)
+            others[field.name] = pb.StatisticDuration(count=count.count, ns=count.total_ns)
+    return message_class(**others)

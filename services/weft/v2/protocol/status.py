@@ -192,7 +192,6 @@ def stream_result(response: InferMessage, *, may_be_whole: bool = False) -> Infe
     """Convert a response of a stream; removes the final flag from its parameters.
 
     Args:
-        response: One without outputs that is final only tells the end.
         may_be_whole: Unless it has no parameters either: then it is an answer whose outputs are all left out.
     """
     result = result_of(response)

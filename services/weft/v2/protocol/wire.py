@@ -110,11 +110,7 @@ def call_of(message: InferMessage, memory: SharedMemory | None = None) -> InferC
 
 
 def output_locations(message: InferMessage, memory: SharedMemory) -> dict[str, TensorLocation]:
-    """Shared-memory locations of requested outputs; others are sent in the message.
-
-    Raises:
-        WeftError: See ``location_of``.
-    """
+    """Shared-memory locations of requested outputs; others are sent in the message. Raises as ``location_of``."""
     locations: dict[str, TensorLocation] = {}
     for name, parameters in message.outputs:
         if parameters and (location := location_of(memory, given(parameters), name)) is not None:
@@ -127,11 +123,7 @@ def output_locations(message: InferMessage, memory: SharedMemory) -> dict[str, T
 
 
 def result_of(response: InferResult | InferMessage) -> InferResult:
-    """The result of a response; outputs are paired with their bytes by position.
-
-    Raises:
-        RemoteError: INTERNAL, since the client did nothing wrong: an output has no data, or data of another datatype.
-    """
+    """The result of a response; RemoteError (INTERNAL, no fault of the client) if an output has no data."""
     if isinstance(response, InferResult):
         return response
     raw = response.contents
@@ -243,11 +235,7 @@ def check_sendable(call: InferCall) -> None:
 
 
 def message_of_result(result: InferResult, locations: Mapping[str, TensorLocation] = _NO_LOCATIONS) -> InferMessage:
-    """The response of a result; outputs with a location are written there.
-
-    Raises:
-        InvalidArgumentError: A location is too small, or the protocol cannot carry a parameter.
-    """
+    """The response of a result; outputs with a location are written there. Raises InvalidArgumentError."""
     parameters = dict(result.parameters)
     if parameters:
         fill_parameters(pb.ModelInferResponse().parameters, parameters)  # raises now, not when it is sent

@@ -23,7 +23,6 @@ class TlsFiles:
 
     Attributes:
         cert: Certificate of this end, followed by intermediate ones; None: no certificate.
-        key: Its private key, not encrypted.
         ca: CA of the other end's certificates. None: a server requests none, a client trusts gRPC's default roots.
     """
 
@@ -77,14 +76,7 @@ class TlsFiles:
 
 
 class TlsContent(NamedTuple):
-    """Contents of ``TlsFiles``.
-
-    Attributes:
-        cert, key, ca: PEM.
-        http: Context of an HTTP/1.1 server.
-        grpc_server: Context of a gRPC server, which offers HTTP/2 alone.
-        grpc_channel: Context of a gRPC channel, which offers HTTP/2 alone and trusts ``ca`` alone.
-    """
+    """Contents of ``TlsFiles``."""
 
     cert: bytes | None
     key: bytes | None
@@ -107,9 +99,6 @@ class ServerTls:
 
     Args:
         files: ``cert`` and ``key`` are required; with ``ca`` clients must present a certificate that it issued.
-
-    Raises:
-        InvalidArgumentError: A file is invalid.
     """
 
     def __init__(self, files: TlsFiles) -> None:
@@ -192,11 +181,7 @@ class ServerTls:
 
 
 def http_context(files: TlsFiles) -> ssl.SSLContext:
-    """TLS context of an https client that trusts only ``files.ca``, and presents its certificate if it has one.
-
-    Raises:
-        InvalidArgumentError: A file is invalid.
-    """
+    """TLS context of an https client that trusts only ``files.ca``, and presents its certificate if it has one."""
     content = files.read()
     context = ssl.create_default_context(cadata=(content.ca or b"").decode("ascii"))
     if files.cert is not None:

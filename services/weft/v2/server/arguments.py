@@ -14,15 +14,7 @@ Parser = argparse.ArgumentParser | argparse._ArgumentGroup
 
 
 class _Limit(NamedTuple):
-    """One limit, named like its field of ``weft.wire.server.methods.ServerOptions``.
-
-    Attributes:
-        name: Of the field; the argument is named like it.
-        type: Of the value; of those that take 0, 0 is no limit.
-        default: Of every service.
-        grpcio: Options of grpcio, in seconds or milliseconds as they are named.
-        meaning: For ``--help``.
-    """
+    """One limit, named like its field of ``ServerOptions``; ``grpcio``: its options there, in seconds or ``_ms``."""
 
     name: str
     type: Callable[[str], float]
@@ -32,7 +24,6 @@ class _Limit(NamedTuple):
 
     @property
     def flag(self) -> str:
-        """Its argument."""
         return "--" + self.name.replace("_", "-")
 
 
@@ -176,12 +167,7 @@ def grpcio_limits(options: "ServerOptions") -> list[tuple[str, int]]:
 
 
 def add_process_arguments(parser: argparse.ArgumentParser, *, metrics_port: int) -> None:
-    """Add where a process listens, how it stops and hands over, and how it logs.
-
-    Args:
-        parser: Of the process.
-        metrics_port: Default port of the metrics.
-    """
+    """Add where a process listens, how it stops and hands over, and how it logs."""
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     parser.add_argument(
         "--metrics-port", type=int, default=metrics_port, help="0: chosen by the system (default %(default)s)"

@@ -22,11 +22,7 @@ _Response = HealthCheckResponse
 
 
 class HealthServicer:
-    """Serves ``Check`` and ``Watch``; initially NOT_SERVING.
-
-    Args:
-        services: Full names of the services; the empty name, which means the server, and ``liveness`` are added.
-    """
+    """Serves ``Check`` and ``Watch`` of these services, the server ("") and ``liveness``; initially NOT_SERVING."""
 
     def __init__(self, services: Iterable[str]) -> None:
         self._services = frozenset(("", LIVENESS, *services))
@@ -94,12 +90,7 @@ SAMPLE_PERIOD_S = 0.02
 
 
 class LoadReporter:
-    """Serves ``StreamCoreMetrics``.
-
-    Args:
-        models: Returns the counters of every ready model.
-        clock_ns: Monotonic.
-    """
+    """Serves ``StreamCoreMetrics`` from the counters of every ready model."""
 
     def __init__(
         self, models: Callable[[], Iterable[ModelStatistics]], clock_ns: Callable[[], int] = time.monotonic_ns
@@ -131,12 +122,7 @@ class LoadReporter:
 
 
 class LoadMeter:
-    """Measures the load between two reports.
-
-    Args:
-        models: Returns the counters of every ready model.
-        clock_ns: Monotonic.
-    """
+    """Measures the load between two reports."""
 
     def __init__(self, models: Callable[[], Iterable[ModelStatistics]], clock_ns: Callable[[], int]) -> None:
         self._models = models

@@ -55,11 +55,7 @@ _HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelStatistics], dict[int, Latency
 
 
 class StatisticsCollector(Collector):
-    """Metric families of every model, collected on scrape.
-
-    Args:
-        statistics: Returns the counters of all models; called on the metrics server's thread.
-    """
+    """Metric families of every model, collected on scrape, on the metrics server's thread."""
 
     def __init__(self, statistics: Callable[[], Iterable[ModelStatistics]]) -> None:
         self._statistics = statistics
@@ -139,26 +135,14 @@ def start_metrics_server(
     *,
     shares_port: bool = False,
 ) -> int:
-    """Serve ``/metrics`` on a thread and return the port (chosen by the system if ``port`` is 0).
-
-    Args:
-        statistics: Returns the counters of all models; called on that thread.
-        host: Address to listen on.
-        port: Port to listen on.
-        collectors: Further collectors; called on that thread.
-        tls: Certificate of the server; None: plaintext.
-        shares_port: Whether other processes may listen on the port with the same setting.
-
-    Raises:
-        OSError: The port is taken.
-    """
+    """As ``serve_metrics`` with those of ``make_registry``."""
     return serve_metrics(make_registry(statistics, collectors), host, port, tls, shares_port=shares_port)
 
 
 def make_registry(
     statistics: Callable[[], Iterable[ModelStatistics]], collectors: Iterable[Collector] = ()
 ) -> CollectorRegistry:
-    """The metrics of a service process; the arguments are those of ``start_metrics_server``."""
+    """The metrics of a service process: counters of all models, further ones; asked for on the thread of a scrape."""
     registry = CollectorRegistry()
     registry.register(StatisticsCollector(statistics))
     for collector in collectors:
@@ -170,7 +154,10 @@ def make_registry(
 def serve_metrics(
     registry: CollectorRegistry, host: str, port: int, tls: ServerTls | None = None, *, shares_port: bool = False
 ) -> int:
-    """Serve these metrics; the arguments, result and errors are those of ``start_metrics_server``."""
+    """Serve ``/metrics`` on a thread and return the port (chosen by the system if ``port`` is 0). Raises OSError.
+
+    With ``shares_port`` other processes may listen on the port with the same setting.
+    """
     ThreadingWSGIServer.allow_reuse_port = shares_port  # the library subclasses it
     if tls is None:
         server, _ = start_http_server(port, addr=host, registry=registry)

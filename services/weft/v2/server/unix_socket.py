@@ -54,7 +54,6 @@ class UnixSocket:
     """A socket that only this user can connect to.
 
     Args:
-        path: Its path. A leftover socket of a dead process is replaced.
         takes_over: Also replace the socket of a running process, which keeps its existing connections.
     """
 
@@ -65,11 +64,7 @@ class UnixSocket:
         self._bound = Path(f"{self._path}.{os.getpid()}")  # renamed when callers may come
 
     def add_to(self, server: grpc.aio.Server) -> None:
-        """Make a server listen there when it starts.
-
-        Raises:
-            UnavailableError: The path is too long, is not a socket, is in use, or is not writable.
-        """
+        """Make a server listen there when it starts. Raises UnavailableError: the path cannot be used."""
         self._bind(lambda path: server.add_insecure_port(address_of(path)))
         self.publish()
 
@@ -85,11 +80,7 @@ class UnixSocket:
         return listening
 
     def publish(self) -> None:
-        """Callers find the socket from now on; there is one at any time, also during a take-over.
-
-        Raises:
-            UnavailableError: The folder is gone.
-        """
+        """Callers find the socket from now on; there is one at any time, also in a take-over."""
         try:
             self._bound.rename(self._path)
         except OSError as error:
@@ -148,8 +139,6 @@ class LocalTensorService:
     """Maps the memory of callers of this user, and unmaps it when they close their connections or die.
 
     Args:
-        path: The service's Unix socket.
-        takes_over: As of ``UnixSocket``.
         max_message_bytes: Largest request, also in such memory.
     """
 
@@ -183,12 +172,7 @@ class LocalTensorService:
             self._lose(connection)
 
     def received(self, request: InferMessage) -> tuple[InferMessage, TensorMemory]:
-        """A request that has the parameter, without it and with its tensors, and the memory for the response.
-
-        Raises:
-            InvalidArgumentError: It does not refer to memory that this service maps; nothing was done.
-            ResourceExhaustedError: Its tensors are larger than a message may be.
-        """
+        """A request that has the parameter, without it and with its tensors, and the memory for the response."""
         token, _, reference = str(request.parameters.pop(PARAMETER)).partition(" ")
         memory = self._memories.get(token)
         if memory is None:

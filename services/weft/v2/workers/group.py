@@ -53,11 +53,8 @@ def run_group(
     """Serve by several processes until stopped and return the exit status: 0, or 1 if one ended otherwise.
 
     Args:
-        service: As of ``weft.v2.server.server.run``.
         command: Program and arguments of the service; each worker gets ``--worker`` and where to listen beside.
-        options: These arguments, parsed.
         greatest: As of ``MetricSums``.
-        collectors: Metrics that are no sums over workers; collected on the metrics server's thread.
     """
     logs.configure(options.log_level)
     return asyncio.run(_Group(service, command, options, greatest, collectors).run())

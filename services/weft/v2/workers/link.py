@@ -68,11 +68,7 @@ class WorkerLink:
         return await self._answers("ask", name, payload)
 
     async def change(self, name: str, payload: bytes) -> list[Answer]:
-        """What every worker, this one too, answers to a change; changes are made one after another.
-
-        Raises:
-            UnavailableError: The parent is gone.
-        """
+        """What every worker, this one too, answers to a change; changes are made one after another."""
         return await self._answers("change", name, payload)
 
     async def _answers(self, kind: str, name: str, payload: bytes) -> list[Answer]:

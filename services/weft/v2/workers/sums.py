@@ -28,11 +28,7 @@ class _Total:
 
 
 class MetricSums:
-    """Sums of the latest metrics of each worker.
-
-    Args:
-        greatest: Names of families of which the greatest value counts.
-    """
+    """Sums of the latest metrics of each worker; of the families in ``greatest`` the greatest value counts."""
 
     def __init__(self, greatest: Collection[str] = ()) -> None:
         self._greatest = frozenset(greatest)
