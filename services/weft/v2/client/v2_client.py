@@ -1,6 +1,5 @@
 """Client of any V2 server: calls, streams, health, the repository; for Weft's router also its graph service."""
 
-import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -104,21 +103,22 @@ class V2Client:
         """Run inference; ``trailer`` receives the trailing metadata, also of an error."""
         if isinstance(request, InferCall):
             check_sendable(request)
-        with self._failures(trailer):
+        try:
             rpc: Any = self.model_infer(request, timeout=timeout_s, metadata=tuple(metadata))
             response = await response_of(rpc)
             if trailer is not None:
                 trailer.update(_pairs(await rpc.trailing_metadata()))
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+            if trailer is not None and isinstance(error, grpc.aio.AioRpcError):
+                trailer.update(_pairs(error.trailing_metadata()))
+            raise self.failure(error) from error
         return result_of(response)
 
     async def infer_message(
         self, request: InferMessage, *, timeout_s: float | None, metadata: Metadata = ()
     ) -> InferMessage:
         """As ``infer``, with the message as it came, whose outputs have parameters."""
-        with self._failures():
-            response: InferMessage = await response_of(
-                self._infer_message(request, timeout=timeout_s, metadata=tuple(metadata))
-            )
+        response: InferMessage = await self._response(self._infer_message, request, timeout_s, metadata)
         return response
 
     async def stream(
@@ -162,94 +162,84 @@ class V2Client:
 
     async def is_serving(self, *, timeout_s: float) -> bool:
         """Whether ``grpc.health.v1`` of the server is SERVING."""
-        with self._failures():
-            answer = await self._health.Check(HealthCheckRequest(), timeout=timeout_s)
+        answer = await self._response(self._health.Check, HealthCheckRequest(), timeout_s)
         return bool(answer.status == HealthCheckResponse.SERVING)
 
     async def is_ready(self, *, timeout_s: float) -> bool:
         """Whether every configured model of the server is ready."""
-        with self._failures():
-            return bool((await self.stub.ServerReady(pb.ServerReadyRequest(), timeout=timeout_s)).ready)
+        return bool((await self.call("ServerReady", pb.ServerReadyRequest(), timeout_s=timeout_s)).ready)
 
     async def call(self, method: str, request: Message, *, timeout_s: float, metadata: Metadata = ()) -> Any:
         """The response of a unary method of the V2 service, by its name."""
-        with self._failures():
-            return await response_of(getattr(self.stub, method)(request, timeout=timeout_s, metadata=tuple(metadata)))
+        return await self._response(getattr(self.stub, method), request, timeout_s, metadata)
 
     async def index(
         self, *, ready_only: bool = False, timeout_s: float, metadata: Metadata = ()
     ) -> Sequence[pb.RepositoryIndexResponse.ModelIndex]:
         """State of each model version."""
         request = pb.RepositoryIndexRequest(ready=ready_only)
-        with self._failures():
-            response = await self.stub.RepositoryIndex(request, timeout=timeout_s, metadata=tuple(metadata))
+        response: pb.RepositoryIndexResponse = await self._response(
+            self.stub.RepositoryIndex, request, timeout_s, metadata
+        )
         return response.models
 
     async def config(self, name: str, version: str = "", *, timeout_s: float, metadata: Metadata = ()) -> ModelConfig:
         """Configuration of a model; version "" is the default version. UNIMPLEMENTED: not offered."""
         request = pb.ModelConfigRequest(name=name, version=version)
-        with self._failures():
-            response = await self.stub.ModelConfig(request, timeout=timeout_s, metadata=tuple(metadata))
+        response: pb.ModelConfigResponse = await self._response(self.stub.ModelConfig, request, timeout_s, metadata)
         return response.config
 
     async def model_metadata(self, name: str, version: str = "", *, timeout_s: float) -> pb.ModelMetadataResponse:
         """Inputs and outputs of a model, with their full shapes."""
-        with self._failures():
-            return await self.stub.ModelMetadata(pb.ModelMetadataRequest(name=name, version=version), timeout=timeout_s)
+        request = pb.ModelMetadataRequest(name=name, version=version)
+        response: pb.ModelMetadataResponse = await self._response(self.stub.ModelMetadata, request, timeout_s)
+        return response
 
     async def load(self, name: str, parameters: Mapping[str, ParameterValue], *, timeout_s: float) -> None:
         """Load or reload a model."""
         request = pb.RepositoryModelLoadRequest(model_name=name)
         fill_parameters(request.parameters, parameters)
-        with self._failures():
-            await self.stub.RepositoryModelLoad(request, timeout=timeout_s)
+        await self._response(self.stub.RepositoryModelLoad, request, timeout_s)
 
     async def unload(self, name: str, *, unload_dependents: bool, timeout_s: float) -> None:
         """Unload a model, and with ``unload_dependents`` those that it is made of."""
         request = pb.RepositoryModelUnloadRequest(model_name=name)
         if unload_dependents:
             request.parameters["unload_dependents"].bool_param = True
-        with self._failures():
-            await self.stub.RepositoryModelUnload(request, timeout=timeout_s)
+        await self._response(self.stub.RepositoryModelUnload, request, timeout_s)
 
     async def statistics(self, name: str, version: str, *, timeout_s: float) -> Sequence[pb.ModelStatistics]:
         """Counters of a model, or of all with the name ""."""
         request = pb.ModelStatisticsRequest(name=name, version=version)
-        with self._failures():
-            return (await self.stub.ModelStatistics(request, timeout=timeout_s)).model_stats
+        response: pb.ModelStatisticsResponse = await self._response(self.stub.ModelStatistics, request, timeout_s)
+        return response.model_stats
 
     async def graph_feedback(
         self, request: graph_pb.GraphFeedbackRequest, *, timeout_s: float
     ) -> graph_pb.GraphFeedbackResponse:
         """Send rewards for a graph's bandits; UNIMPLEMENTED: the server is not a Weft router."""
-        with self._failures():
-            response: graph_pb.GraphFeedbackResponse = await stub_of(self.channel, _GRAPH_SERVICE).GraphFeedback(
-                request, timeout=timeout_s
-            )
+        call = stub_of(self.channel, _GRAPH_SERVICE).GraphFeedback
+        response: graph_pb.GraphFeedbackResponse = await self._response(call, request, timeout_s)
         return response
 
     async def target_signatures(self, *, timeout_s: float) -> graph_pb.TargetSignaturesResponse:
         """Signatures of the models of a router's targets; UNIMPLEMENTED: the server is not a Weft router."""
-        with self._failures():
-            response: graph_pb.TargetSignaturesResponse = await stub_of(self.channel, _GRAPH_SERVICE).TargetSignatures(
-                graph_pb.TargetSignaturesRequest(), timeout=timeout_s
-            )
+        call = stub_of(self.channel, _GRAPH_SERVICE).TargetSignatures
+        request = graph_pb.TargetSignaturesRequest()
+        response: graph_pb.TargetSignaturesResponse = await self._response(call, request, timeout_s)
         return response
+
+    async def _response(self, call: Any, request: object, timeout_s: float | None, metadata: Metadata = ()) -> Any:
+        try:
+            return await response_of(call(request, timeout=timeout_s, metadata=tuple(metadata)))
+        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
+            raise self.failure(error) from error
 
     def failure(self, error: RpcFailure) -> WeftError:
         """Convert the error of a call."""
         if isinstance(error, grpc.aio.AioRpcError):
             return from_rpc_error(error, self._where)
         return UnavailableError(f"{self._where} is no longer called: its channel is closed")
-
-    @contextlib.contextmanager
-    def _failures(self, trailer: dict[str, str] | None = None) -> Iterator[None]:
-        try:
-            yield
-        except (grpc.aio.AioRpcError, grpc.aio.UsageError) as error:
-            if trailer is not None and isinstance(error, grpc.aio.AioRpcError):
-                trailer.update(_pairs(error.trailing_metadata()))
-            raise self.failure(error) from error
 
 
 def metadata_of(context: CallContext) -> tuple[tuple[str, str], ...]:

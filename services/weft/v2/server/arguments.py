@@ -14,12 +14,9 @@ Parser = argparse.ArgumentParser | argparse._ArgumentGroup
 
 
 class _Limit(NamedTuple):
-    """One limit, named like its field of ``ServerOptions``; ``grpcio``: its options there, in seconds or ``_ms``."""
-
-    name: str
+    name: str  # of the field of ServerOptions
     type: Callable[[str], float]
     default: float
-    grpcio: tuple[str, ...]
     meaning: str
 
     @property
@@ -27,107 +24,44 @@ class _Limit(NamedTuple):
         return "--" + self.name.replace("_", "-")
 
 
+#: Options of grpcio, in seconds, milliseconds or bytes as they are named, and the limits that they are.
+_GRPCIO = {
+    "grpc.max_concurrent_streams": "max_concurrent_streams",
+    "grpc.max_metadata_size": "max_header_list_bytes",
+    "grpc.absolute_max_metadata_size": "max_header_list_bytes",
+    "grpc.keepalive_time_ms": "keepalive_time_s",
+    "grpc.keepalive_timeout_ms": "keepalive_timeout_s",
+    "grpc.http2.min_ping_interval_without_data_ms": "min_ping_interval_s",
+    "grpc.max_connection_age_ms": "max_connection_age_s",
+    "grpc.max_connection_age_grace_ms": "max_connection_age_grace_s",
+    "grpc.max_connection_idle_ms": "max_connection_idle_s",
+    "grpc.server_handshake_timeout_ms": "handshake_timeout_s",
+}
+_UNREAD = "requests that are not complete or not read yet, over all connections; 0: no limit"
+_RESETS = (
+    "cancelled calls a second on one connection, which ends beyond; 0: no limit, as on Unix sockets: for services "
+    "that only the router reaches"
+)
+_STREAMS = "calls at once on one connection; its client holds back the next"
 _LIMITS = (
+    # Above the default of --max-inflight and of queues, so that those refuse, with a reason.
+    _Limit("max_concurrent_streams", positive_integer, 4096, _STREAMS),
+    _Limit("max_header_list_bytes", positive_integer, 16 << 10, "metadata of one call, each pair with 32 bytes more"),
+    _Limit("max_connections", not_negative_integer, 0, "connections at once; 0: no limit"),
+    _Limit("max_buffered_bytes", not_negative_integer, 4 << 30, _UNREAD),
+    _Limit("max_resets_per_s", not_negative_integer, 1000, _RESETS),
+    _Limit("stream_window_bytes", positive_integer, 4 << 20, "what a client may send of a call before it is read"),
+    _Limit("keepalive_time_s", not_negative, 30.0, "silence after which a client is pinged; 0: never"),
+    _Limit("keepalive_timeout_s", positive, 10.0, "further silence after which its connection is closed"),
+    _Limit("min_ping_interval_s", not_negative, 5.0, "a client that pings more often is disconnected; 0: no limit"),
+    _Limit("max_connection_age_s", not_negative, 0.0, "age at which a connection takes no more calls; 0: never"),
+    _Limit("max_connection_age_grace_s", not_negative, 0.0, "time to finish calls from then on; 0: no limit"),
     _Limit(
-        "max_concurrent_streams",
-        positive_integer,
-        4096,  # above the default of --max-inflight and of queues, so that those refuse, with a reason
-        ("grpc.max_concurrent_streams",),
-        "calls at once on one connection; its client holds back the next",
+        "max_connection_idle_s", not_negative, 0.0, "time without calls after which a connection is closed; 0: never"
     ),
-    _Limit(
-        "max_header_list_bytes",
-        positive_integer,
-        16 << 10,
-        ("grpc.max_metadata_size", "grpc.absolute_max_metadata_size"),
-        "metadata of one call, each pair with 32 bytes more",
-    ),
-    _Limit(
-        "max_connections",
-        not_negative_integer,
-        0,
-        (),
-        "connections at once; 0: no limit; --wire weft alone",
-    ),
-    _Limit(
-        "max_buffered_bytes",
-        not_negative_integer,
-        4 << 30,
-        (),
-        "requests that are not complete or not read yet, over all connections; 0: no limit; --wire weft alone",
-    ),
-    _Limit(
-        "max_resets_per_s",
-        not_negative_integer,
-        1000,
-        (),
-        "cancelled calls a second on one connection, which ends beyond; 0: no limit, as on Unix sockets: for services "
-        "that only the router reaches; --wire weft alone",
-    ),
-    _Limit(
-        "stream_window_bytes",
-        positive_integer,
-        4 << 20,
-        (),
-        "what a client may send of a call before it is read; --wire weft alone",
-    ),
-    _Limit(
-        "keepalive_time_s",
-        not_negative,
-        30.0,
-        ("grpc.keepalive_time_ms",),
-        "silence after which a client is pinged; 0: never",
-    ),
-    _Limit(
-        "keepalive_timeout_s",
-        positive,
-        10.0,
-        ("grpc.keepalive_timeout_ms",),
-        "further silence after which its connection is closed",
-    ),
-    _Limit(
-        "min_ping_interval_s",
-        not_negative,
-        5.0,
-        ("grpc.http2.min_ping_interval_without_data_ms",),
-        "a client that pings more often is disconnected; 0: no limit",
-    ),
-    _Limit(
-        "max_connection_age_s",
-        not_negative,
-        0.0,
-        ("grpc.max_connection_age_ms",),
-        "age at which a connection takes no more calls; 0: never",
-    ),
-    _Limit(
-        "max_connection_age_grace_s",
-        not_negative,
-        0.0,
-        ("grpc.max_connection_age_grace_ms",),
-        "time to finish calls from then on; 0: no limit",
-    ),
-    _Limit(
-        "max_connection_idle_s",
-        not_negative,
-        0.0,
-        ("grpc.max_connection_idle_ms",),
-        "time without calls after which a connection is closed; 0: never",
-    ),
-    _Limit(
-        "handshake_timeout_s",
-        positive,
-        20.0,
-        ("grpc.server_handshake_timeout_ms",),
-        "time for the handshakes of TLS and HTTP/2",
-    ),
-    _Limit("frame_timeout_s", positive, 20.0, (), "time for one frame of HTTP/2; --wire weft alone"),
-    _Limit(
-        "write_timeout_s",
-        positive,
-        60.0,
-        (),
-        "time a client may take to read anything of a response; --wire weft alone",
-    ),
+    _Limit("handshake_timeout_s", positive, 20.0, "time for the handshakes of TLS and HTTP/2"),
+    _Limit("frame_timeout_s", positive, 20.0, "time for one frame of HTTP/2"),
+    _Limit("write_timeout_s", positive, 60.0, "time a client may take to read anything of a response"),
 )
 
 
@@ -135,13 +69,9 @@ def add_limit_arguments(parser: Parser, *, has_defaults: bool = True) -> None:
     """Add one argument for each limit; without defaults, one that is not given is None."""
     for limit in _LIMITS:
         default = limit.default if has_defaults else None
-        parser.add_argument(
-            limit.flag,
-            type=limit.type,
-            default=default,
-            metavar="N",
-            help=f"{limit.meaning} (default {limit.default:.12g})",
-        )
+        where = "" if limit.name in _GRPCIO.values() else "; --wire weft alone"
+        text = f"{limit.meaning}{where} (default {limit.default:.12g})"
+        parser.add_argument(limit.flag, type=limit.type, default=default, metavar="N", help=text)
 
 
 def given_limits(options: argparse.Namespace) -> Iterator[str]:
@@ -159,10 +89,9 @@ def limits_of(options: argparse.Namespace) -> dict[str, Any]:
 def grpcio_limits(options: "ServerOptions") -> list[tuple[str, int]]:
     """The limits as options of grpcio's server, as far as it has them; without those that are 0."""
     return [
-        (name, round(value * 1000) if name.endswith("_ms") else round(value))
-        for limit in _LIMITS
-        if (value := getattr(options, limit.name))
-        for name in limit.grpcio
+        (option, round(value * 1000) if option.endswith("_ms") else round(value))
+        for option, name in _GRPCIO.items()
+        if (value := getattr(options, name))
     ]
 
 
