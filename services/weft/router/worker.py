@@ -14,7 +14,7 @@ from weft.router.bandits.sharing import BanditSharing
 from weft.router.core import RouterCore
 from weft.router.feedback import rewarded
 from weft.router.repository.handover import GraphHandover
-from weft.v2.protocol.statistics import statistics_message
+from weft.v2.protocol.wire import statistics_message
 from weft.v2.server.server import Extension
 from weft.v2.workers.hub import Answer
 from weft.v2.workers.link import WorkerLink

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from weft.wire.connection import ConnectionLimits
 from weft.wire.connection.connection import Http2Connection
-from weft.wire.connection.limits import ConnectionLimits
 from weft.wire.connection.sending import Owner
 
 

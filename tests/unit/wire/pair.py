@@ -3,8 +3,8 @@
 import random
 from typing import Any
 
+from weft.wire.connection import ConnectionLimits
 from weft.wire.connection.connection import Http2Connection
-from weft.wire.connection.limits import ConnectionLimits
 from weft.wire.connection.sending import Owner, Stream
 from weft.wire.hpack import encode
 

@@ -4,7 +4,7 @@ import pytest
 from tests.unit.wire.pair import REQUEST, RESPONSE, TRAILERS, End, Pair, RecordingStream
 
 from weft.wire import frames
-from weft.wire.connection.limits import ConnectionLimits
+from weft.wire.connection import ConnectionLimits
 from weft.wire.connection.sending import Parts
 from weft.wire.frames import ErrorCode
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from weft.wire.deadlines import DeadlineQueue
-from weft.wire.server.eager import start_now
+from weft.wire.event_loop import DeadlineQueue, start_now
 from weft.wire.transport import Liveness, LivenessAction, LivenessOptions, Observation, PingPolice
 
 

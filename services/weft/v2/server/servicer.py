@@ -19,9 +19,16 @@ from weft.base.observing.logs import get_logger
 from weft.base.security import access
 from weft.v2.protocol.codec import InferMessage, given
 from weft.v2.protocol.shared_memory import DISABLED, CudaRegion, SharedMemory, SystemRegion, TensorLocation
-from weft.v2.protocol.statistics import metadata_from_signature, statistics_message, summed
 from weft.v2.protocol.tensor_memory import PARAMETER, UNKNOWN, TensorMemory
-from weft.v2.protocol.wire import call_of, message_of_result, output_locations, parameters_from
+from weft.v2.protocol.wire import (
+    call_of,
+    message_of_result,
+    metadata_from_signature,
+    output_locations,
+    parameters_from,
+    statistics_message,
+    summed,
+)
 from weft.v2.server.call_boundary import (
     CallBoundary,
     Context,

@@ -23,11 +23,10 @@ from weft.base.processes.restarts import RestartPolicy
 from weft.v2.client.wires import WireName
 from weft.v2.security.tls import ServerTls, server_tls_files
 from weft.v2.server.listening import Ports, WorkerPlace, host_and_port
-from weft.v2.server.metrics import serve_metrics
+from weft.v2.server.metrics import MetricSums, serve_metrics
 from weft.v2.server.server import METRICS_WAIT_S, stop_event
 from weft.v2.server.unix_socket import UnixSocket
 from weft.v2.workers.hub import Hub
-from weft.v2.workers.sums import MetricSums
 
 #: Longest pause between two pings of a worker, and how long each may take, in seconds.
 PING_PERIOD_S = 1.0

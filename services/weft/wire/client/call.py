@@ -6,11 +6,10 @@ from typing import Any, Final, Protocol
 
 from typing_extensions import override
 
-from weft.wire.client.heads import RequestHeads
-from weft.wire.client.protocol import ChannelOptions
+from weft.wire.client.protocol import ChannelOptions, RequestHeads
 from weft.wire.connection.sending import Stream
 from weft.wire.connection.streams import StreamStates
-from weft.wire.deadlines import Deadline, DeadlineQueue
+from weft.wire.event_loop import Deadline, DeadlineQueue
 from weft.wire.frames import ErrorCode
 from weft.wire.heads import Metadata, ResponseHead
 from weft.wire.hpack import DecodedHeaders

@@ -9,9 +9,8 @@ from typing_extensions import override
 
 from weft.wire.client.calls import MessagingCall, StreamCall, UnaryCall
 from weft.wire.client.dialling import Dialler, parse_address
-from weft.wire.client.heads import ENCODING_BY_COMPRESSION, RequestHeads
 from weft.wire.client.link import Link
-from weft.wire.client.protocol import ChannelOptions
+from weft.wire.client.protocol import ENCODING_BY_COMPRESSION, ChannelOptions, RequestHeads
 from weft.wire.interface import ChannelConnectivity, StatusCode, grpc
 from weft.wire.messages import Body
 

@@ -8,10 +8,9 @@ from collections.abc import Callable
 
 from weft.wire.client.call import ClientCall
 from weft.wire.client.dialling import DialError, Dialler
-from weft.wire.client.heads import RequestHeads
-from weft.wire.client.protocol import ChannelOptions, ClientProtocol
+from weft.wire.client.protocol import ChannelOptions, ClientProtocol, RequestHeads
 from weft.wire.connection.streams import StreamStates
-from weft.wire.deadlines import DeadlineQueue
+from weft.wire.event_loop import DeadlineQueue
 from weft.wire.frames import ErrorCode
 from weft.wire.interface import ChannelConnectivity, StatusCode
 from weft.wire.transport import Heartbeat

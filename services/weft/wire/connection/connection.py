@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 
 from weft.wire import frames
+from weft.wire.connection import ConnectionLimits
 from weft.wire.connection.field_rules import content_length, request_fault, response_fault, trailer_fault
-from weft.wire.connection.limits import ConnectionLimits
 from weft.wire.connection.sending import Owner, Stream
 from weft.wire.connection.streams import RESET_COST, StreamStates
 from weft.wire.frames import (

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from weft.wire import frames
-from weft.wire.connection.limits import ConnectionLimits, ControlBudget
+from weft.wire.connection import ConnectionLimits, ControlBudget
 from weft.wire.frames import DATA, END_HEADERS, END_STREAM, HEADERS, ErrorCode, Http2ConnectionError, pack_header
 from weft.wire.hpack import DecodedHeaders
 

@@ -7,7 +7,7 @@ from itertools import islice
 from typing_extensions import override
 
 from weft.wire import frames
-from weft.wire.connection.limits import ConnectionLimits
+from weft.wire.connection import ConnectionLimits
 from weft.wire.connection.sending import STREAM_TOKENS, Owner, Sender, Stream
 from weft.wire.frames import (
     ACK,

@@ -5,12 +5,12 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
+from weft.wire.event_loop import start_now
 from weft.wire.frames import ErrorCode
 from weft.wire.heads import Metadata, RequestHead, encode_metadata
 from weft.wire.hpack import DecodedHeaders
 from weft.wire.interface import StatusCode, grpc
 from weft.wire.messages import STATUS_BY_NUMBER, CallError, Message, compress, pack_prefix, whole_message
-from weft.wire.server.eager import start_now
 from weft.wire.server.methods import CallDetails, Method
 from weft.wire.server.stream import CUT_OFF, CallStream
 

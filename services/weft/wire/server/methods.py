@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from weft.wire.connection.limits import ConnectionLimits
-from weft.wire.deadlines import DeadlineQueue
+from weft.wire.connection import ConnectionLimits
+from weft.wire.event_loop import DeadlineQueue
 from weft.wire.heads import Metadata
 from weft.wire.interface import StatusCode, grpc
 from weft.wire.messages import Body, CallError, UnreadableRequests

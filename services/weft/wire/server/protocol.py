@@ -6,7 +6,7 @@ from typing import Any
 
 from typing_extensions import override
 
-from weft.wire.connection.limits import ConnectionLimits
+from weft.wire.connection import ConnectionLimits
 from weft.wire.connection.sending import Stream
 from weft.wire.frames import ErrorCode, Http2ConnectionError
 from weft.wire.server.call import ServerCall

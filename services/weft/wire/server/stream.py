@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from weft.wire.connection.sending import Stream
 from weft.wire.connection.streams import StreamStates
-from weft.wire.deadlines import Deadline
+from weft.wire.event_loop import Deadline
 from weft.wire.frames import ErrorCode
 from weft.wire.heads import CONTENT_TYPE, RequestHead, encode_metadata
 from weft.wire.hpack import encode

@@ -6,7 +6,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Exemplar
 
-from weft.v2.workers.sums import MetricSums
+from weft.v2.server.metrics import MetricSums
 
 
 def page(count: float, *, gauge: float = 1.0, at_s: float = 0.0) -> list[Metric]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from weft.wire.client.heads import RequestHeads
+from weft.wire.client.protocol import RequestHeads
 from weft.wire.heads import decode_timeout
 from weft.wire.hpack import Decoder
 
