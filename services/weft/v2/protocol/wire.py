@@ -27,8 +27,8 @@ from weft.base.tensors import (
     encode_bytes,
     num_elements,
 )
-from weft.v2.protocol.codec import InferMessage, TensorHead, deserialize_request, deserialize_response, given, values_of
-from weft.v2.protocol.encoding import fill_parameters, serialize_call, serialize_result
+from weft.v2.protocol.codec import InferMessage, TensorHead, given, values_of
+from weft.v2.protocol.encoding import fill_parameters
 from weft.v2.protocol.shared_memory import DISABLED, REGION_PARAMETER, SharedMemory, TensorLocation, location_of
 from weft_protos import grpc_service_pb2 as pb
 
@@ -258,32 +258,9 @@ def _head(name: str, tensor: WireTensor, parameters: Mapping[str, Any] = _NO_PAR
     return TensorHead(name, tensor.datatype, tensor.shape, parameters)
 
 
-# For who has messages of protobuf.
-
-
 def parameters_from(message: Mapping[str, Any]) -> dict[str, Any]:
     """Plain values of a map of InferParameter or ModelRepositoryParameter; entries without a value are omitted."""
     return given(values_of(message))
-
-
-def call_from_request(request: pb.ModelInferRequest, memory: SharedMemory | None = None) -> InferCall:
-    """The call of a request; raises as ``call_of``."""
-    return call_of(deserialize_request(request.SerializeToString()), memory)
-
-
-def request_from_call(call: InferCall) -> pb.ModelInferRequest:
-    """The request of a call."""
-    return pb.ModelInferRequest.FromString(serialize_call(call))
-
-
-def response_from_result(result: InferResult) -> pb.ModelInferResponse:
-    """The response of a result."""
-    return pb.ModelInferResponse.FromString(serialize_result(result))
-
-
-def result_from_response(response: pb.ModelInferResponse) -> InferResult:
-    """The result of a response; raises as ``result_of``."""
-    return result_of(deserialize_response(response.SerializeToString()))
 
 
 def summed(messages: Iterable[pb.ModelStatistics]) -> list[pb.ModelStatistics]:

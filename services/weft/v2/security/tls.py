@@ -103,7 +103,6 @@ class ServerTls:
 
     def __init__(self, files: TlsFiles) -> None:
         self.requires_client_certificate = files.ca is not None
-        self._files = (files.cert, files.key, files.ca)
         self._content = ReloadingFiles(files.paths, files.read)
         self._last_sent: TlsContent | None = None  # last content passed to gRPC
         self._lock = threading.Lock()  # gRPC's threads and those of the metrics port do handshakes concurrently
@@ -121,35 +120,17 @@ class ServerTls:
             _configuration(self._last_sent), fetch, require_client_authentication=self.requires_client_certificate
         )
 
-    def http_arguments(self) -> dict[str, Any]:
-        """Arguments for ``prometheus_client.start_http_server``."""
-        cert, key, ca = (None if path is None else str(path) for path in self._files)
-        return {
-            "certfile": cert,
-            "keyfile": key,
-            "client_cafile": ca,
-            "client_auth_required": self.requires_client_certificate,
-            "tls_min_version": ssl.TLSVersion.TLSv1_2,
-        }
-
     def http_context(self) -> ssl.SSLContext:
         """Context of an HTTP/1.1 server, which uses the current content at each handshake."""
-        context = self.content().http
-        self.follow(context)
-        return context
+        return self._followed(lambda content: content.http)
 
     def grpc_context(self) -> ssl.SSLContext:
         """Context of a gRPC server that is not grpcio's, which uses the current content at each handshake."""
-        context = self.content().grpc_server
-        self._follow(context, lambda content: content.grpc_server)
-        return context
+        return self._followed(lambda content: content.grpc_server)
 
-    def follow(self, context: ssl.SSLContext) -> None:
-        """Make a listening ``context``, such as that of the metrics port, use the current content at each handshake."""
-        self._follow(context, lambda content: content.http)
-
-    def _follow(self, context: ssl.SSLContext, context_of: Callable[[TlsContent], ssl.SSLContext]) -> None:
+    def _followed(self, context_of: Callable[[TlsContent], ssl.SSLContext]) -> ssl.SSLContext:
         current, since_unix_s = self.content(), 0.0
+        context = context_of(current)
 
         def choose(connection: ssl.SSLObject, server_name: str | None, listening: ssl.SSLContext) -> int | None:
             # Called without a server name too. From here on certificate, CA and protocols are those of the new context;
@@ -165,6 +146,7 @@ class ServerTls:
             return None
 
         context.sni_callback = choose
+        return context
 
     def _changed_configuration(self) -> "grpc.ServerCertificateConfiguration | None":
         """The configuration if it changed since the last call, else None.

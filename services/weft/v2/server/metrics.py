@@ -8,17 +8,20 @@ ids) in the OpenMetrics format.
 
 import gzip
 import re
+import socket
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
-from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app, start_http_server
+from prometheus_client import CollectorRegistry, ProcessCollector, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, UnknownMetricFamily
 from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar, Sample
+from typing_extensions import override
 
 from weft.base.observing import logs
 from weft.base.observing.logs import get_logger
@@ -159,37 +162,44 @@ def serve_metrics(
 
     With ``shares_port`` other processes may listen on the port with the same setting.
     """
-    ThreadingWSGIServer.allow_reuse_port = shares_port  # the library subclasses it
-    if tls is None:
-        server, _ = start_http_server(port, addr=host, registry=registry)
-    else:
-        server, _ = start_http_server(port, addr=host, registry=registry, **tls.http_arguments())
-        listening: Any = server.socket  # an SSLSocket
-        # Otherwise a client that connects and stays silent blocks all others: handshakes are done where connections are
-        # accepted, on one thread.
-        listening.do_handshake_on_connect = False
-        tls.follow(listening.context)
-    behaved: Any = server
-    behaved.set_app(_typed_counters(make_wsgi_app(registry, disable_compression=True)))
-    behaved.RequestHandlerClass = type("_Handler", (behaved.RequestHandlerClass,), {"timeout": SCRAPE_TIMEOUT_S})
-    behaved.handle_error = _broken_off
-    _limit_connections(behaved)
-    return int(server.server_port)
-
-
-def _limit_connections(server: Any) -> None:
-    """Close connections beyond ``MAX_SCRAPES`` at once: each has a thread."""
     slots = threading.Semaphore(MAX_SCRAPES)
-    serve = server.process_request_thread
 
-    def serve_and_release(*connection: object) -> None:
-        try:
-            serve(*connection)
-        finally:
-            slots.release()
+    class Handler(WSGIRequestHandler):
+        timeout = SCRAPE_TIMEOUT_S
 
-    server.verify_request = lambda *_: slots.acquire(blocking=False)
-    server.process_request_thread = serve_and_release
+        @override
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    class Server(ThreadingWSGIServer):
+        address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+        allow_reuse_port = shares_port
+
+        @override
+        def verify_request(self, request: Any, client_address: Any) -> bool:
+            return slots.acquire(blocking=False)  # each connection has a thread
+
+        @override
+        def process_request_thread(self, request: Any, client_address: Any) -> None:
+            try:
+                super().process_request_thread(request, client_address)
+            finally:
+                slots.release()
+
+        @override
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            # In place of a traceback on standard error for failed handshakes of clients.
+            _log.debug("a scrape from %s broke off", client_address[0], exc_info=True)
+
+    server = make_server(
+        host, port, _typed_counters(make_wsgi_app(registry, disable_compression=True)), Server, Handler
+    )
+    if tls is not None:
+        # Handshakes are not done where connections are accepted, on one thread: a silent client would block all others.
+        context = tls.http_context()
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    return int(server.server_port)
 
 
 def _typed_counters(app: Callable[..., Iterable[bytes]]) -> Callable[..., Iterable[bytes]]:
@@ -207,11 +217,6 @@ def _typed_counters(app: Callable[..., Iterable[bytes]]) -> Callable[..., Iterab
         return [body]
 
     return page
-
-
-def _broken_off(_request: object, address: tuple[str, int]) -> None:
-    """Replaces the traceback on standard error for failed handshakes of clients."""
-    _log.debug("a scrape from %s broke off", address[0], exc_info=True)
 
 
 _SUMMED_FOR_EVER = ("counter", "histogram", "summary", "unknown")

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.messages import response_from_result
 from tests.unit.router import make
 
 from weft.base.core import CallContext, InferCall, InferenceCore, InferResult
@@ -15,7 +16,6 @@ from weft.base.errors import DeadlineExceededError, RemoteError, ResourceExhaust
 from weft.router.target import Target
 from weft.router.targets.grpc_target import GrpcTarget
 from weft.router.targets.in_process import InProcessTarget
-from weft.v2.protocol.wire import response_from_result
 from weft.v2.server.make_server import make_server
 from weft.v2.server.server import add_services
 from weft_protos import grpc_service_pb2 as pb
