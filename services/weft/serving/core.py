@@ -29,8 +29,8 @@ from weft.serving.metrics import ExportedMetrics, InlineCollector, WarmPoolColle
 from weft.serving.runtime.idle import make_limiter
 from weft.serving.scheduler.rate_limiter import ResourceKey
 from weft.v2.client.wires import WireName
-from weft.v2.load_report import LoadReporter
 from weft.v2.security.channel import ChannelSecurity
+from weft.v2.server.health import LoadReporter
 from weft.v2.server.server import Extension
 from weft_protos.model_config_pb2 import ModelConfig
 

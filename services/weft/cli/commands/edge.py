@@ -16,7 +16,7 @@ from weft.mesh.service_names import GRAPHS, MODEL_SERVICES
 from weft.router.arguments import add_arguments as add_router_arguments
 from weft.router.arguments import given, usage_fault
 from weft.v2.client.wires import add_wire_argument
-from weft.v2.server.limits import add_limit_arguments, given_limits
+from weft.v2.server.arguments import add_limit_arguments, given_limits
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

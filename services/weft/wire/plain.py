@@ -1,8 +1,9 @@
-"""What Weft uses of the module ``grpc.aio``, in plain Python: bases of its own classes, errors, metadata."""
+"""What Weft uses of the modules ``grpc`` and ``grpc.aio``, in plain Python; no name means two things."""
 
 import enum
-from collections.abc import Collection, Iterator
-from typing import Any, Generic, Self, TypeVar
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Generic, NamedTuple, TypeVar
 
 
 class StatusCode(enum.Enum):
@@ -147,43 +148,92 @@ class AioRpcError(RpcError):
         return type(self), (self._code, self._initial, self._trailing, self._details, self._debug)
 
 
-class PlainServer:
-    """Base of servers."""
+class Plain(Generic[_Request, _Response]):
+    """Base of servers, channels, methods, calls, contexts and interceptors."""
 
 
-class ServerInterceptor:
-    """Base of interceptors of servers."""
+class StreamUnaryCall(Generic[_Request, _Response]):
+    """Base of calls that may have another one."""
 
 
-class ServicerContext(Generic[_Request, _Response]):
-    """Base of contexts of handlers."""
+StreamStreamCall = StreamUnaryCall
+Server = Channel = Call = ServerInterceptor = ServicerContext = Plain
+UnaryUnaryCall = UnaryStreamCall = Plain
+UnaryUnaryMultiCallable = UnaryStreamMultiCallable = StreamUnaryMultiCallable = StreamStreamMultiCallable = Plain
+#: The module ``grpc.aio``.
+aio = sys.modules[__name__]
 
 
-class PlainChannel:
-    """Base of channels."""
+class ChannelConnectivity(enum.Enum):
+    """State of a channel."""
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
-
-    async def close(self, grace: float | None = None) -> None:
-        """End its calls and its connections."""
-        raise NotImplementedError
+    IDLE = (0, "idle")
+    CONNECTING = (1, "connecting")
+    READY = (2, "ready")
+    TRANSIENT_FAILURE = (3, "transient failure")
+    SHUTDOWN = (4, "shutdown")
 
 
-class PlainCall(Generic[_Request, _Response]):
-    """Base of calls."""
+class Compression(enum.IntEnum):
+    """Of messages."""
+
+    NoCompression = 0  # the names in grpc
+    Deflate = 1
+    Gzip = 2
 
 
-class PlainMultiCallable(Generic[_Request, _Response]):
-    """Base of methods of a channel."""
+class HandlerCallDetails:
+    """What interceptors see of a call; see ``weft.wire.server.methods.CallDetails``."""
+
+    method: str
+    invocation_metadata: Any
 
 
-UnaryUnaryCall = UnaryStreamCall = StreamUnaryCall = StreamStreamCall = PlainCall
-UnaryUnaryMultiCallable = UnaryStreamMultiCallable = PlainMultiCallable
-StreamUnaryMultiCallable = StreamStreamMultiCallable = PlainMultiCallable
-Server = PlainServer
-Channel = PlainChannel
-Call = PlainCall
+class RpcMethodHandler(NamedTuple):
+    """How one method is called; exactly one of the last four is set."""
+
+    request_streaming: bool
+    response_streaming: bool
+    request_deserializer: Callable[[bytes], Any] | None
+    response_serializer: Callable[[Any], bytes] | None
+    unary_unary: Callable[..., Any] | None = None
+    unary_stream: Callable[..., Any] | None = None
+    stream_unary: Callable[..., Any] | None = None
+    stream_stream: Callable[..., Any] | None = None
+
+
+class GenericRpcHandler:
+    """Finds the handler of a path."""
+
+    def __init__(self, handlers: Mapping[str, RpcMethodHandler]) -> None:
+        self._handlers = handlers
+
+    def service(self, handler_call_details: Any) -> RpcMethodHandler | None:
+        """The handler; None: the path is of no method here."""
+        return self._handlers.get(handler_call_details.method)
+
+
+def method_handlers_generic_handler(service: str, method_handlers: Mapping[str, RpcMethodHandler]) -> GenericRpcHandler:
+    """A handler of all methods of a service."""
+    return GenericRpcHandler({f"/{service}/{name}": handler for name, handler in method_handlers.items()})
+
+
+def _maker(request: str, response: str) -> Callable[..., RpcMethodHandler]:
+    """The function that makes handlers of so many requests and responses, each ``unary`` or ``stream``."""
+
+    def make(
+        behavior: Callable[..., Any],
+        request_deserializer: Callable[[bytes], Any] | None = None,
+        response_serializer: Callable[[Any], bytes] | None = None,
+    ) -> RpcMethodHandler:
+        kind: dict[str, Any] = {f"{request}_{response}": behavior}
+        streams = request == "stream", response == "stream"
+        return RpcMethodHandler(*streams, request_deserializer, response_serializer, **kind)
+
+    return make
+
+
+unary_unary_rpc_method_handler = _maker("unary", "unary")
+unary_stream_rpc_method_handler = _maker("unary", "stream")
+stream_unary_rpc_method_handler = _maker("stream", "unary")
+stream_stream_rpc_method_handler = _maker("stream", "stream")

@@ -7,14 +7,14 @@ work unchanged. Without it, which saves 18 MB of files, ``plain`` has the same n
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import grpc as grpc
+    import grpc as grpc  # noqa: PLC0414  # exported
 else:
     try:
         import grpc
     except ModuleNotFoundError as _missing:
         if _missing.name != "grpc":
             raise
-        from weft.wire.interface import plain as grpc
+        from weft.wire import plain as grpc
 
 StatusCode = grpc.StatusCode
 ChannelConnectivity = grpc.ChannelConnectivity

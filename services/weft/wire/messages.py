@@ -1,18 +1,107 @@
-"""Length-prefixed messages: a flag, four bytes of length, the message.
+"""What a call is made of without I/O: length-prefixed messages (a flag, four bytes of length, the message), statuses.
 
 A large message need not be copied into one piece. A serializer may have a method ``to_parts``, which is called in its
 place and may give ``Parts``. A deserializer with a true attribute ``takes_parts`` is given bytes, a view of bytes, or
 ``Parts``, as the message came.
 """
 
+import logging
 import struct
+import time
 import zlib
 from collections.abc import Callable
 from typing import TypeAlias
+from urllib.parse import quote_from_bytes, unquote_to_bytes
 
-from weft.wire.connection.parts import Parts
+from weft.wire.connection.sending import Parts
+from weft.wire.frames import ErrorCode
 from weft.wire.interface import StatusCode
-from weft.wire.rpc.status import CallError
+
+STATUS_BY_NUMBER: dict[int, StatusCode] = {code.value[0]: code for code in StatusCode}
+NUMBER_BY_STATUS: dict[StatusCode, int] = {code: number for number, code in STATUS_BY_NUMBER.items()}
+
+_UNESCAPED = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+_BY_RESET = {
+    ErrorCode.REFUSED_STREAM: StatusCode.UNAVAILABLE,
+    ErrorCode.CANCEL: StatusCode.CANCELLED,
+    ErrorCode.ENHANCE_YOUR_CALM: StatusCode.RESOURCE_EXHAUSTED,
+    ErrorCode.INADEQUATE_SECURITY: StatusCode.PERMISSION_DENIED,
+}
+_BY_HTTP = {
+    400: StatusCode.INTERNAL,
+    401: StatusCode.UNAUTHENTICATED,
+    403: StatusCode.PERMISSION_DENIED,
+    404: StatusCode.UNIMPLEMENTED,
+    429: StatusCode.UNAVAILABLE,
+    431: StatusCode.INTERNAL,
+    502: StatusCode.UNAVAILABLE,
+    503: StatusCode.UNAVAILABLE,
+    504: StatusCode.UNAVAILABLE,
+}
+
+
+class CallError(Exception):
+    """A call that ends with a status other than OK."""
+
+    def __init__(self, code: StatusCode, details: str) -> None:
+        super().__init__(f"{code.name}: {details}")
+        self.code = code
+        self.details = details
+
+
+def encode_message(text: str) -> str:
+    """``text`` as the value of ``grpc-message``: percent-encoded UTF-8; a lone surrogate becomes a question mark."""
+    return quote_from_bytes(text.encode("utf-8", "replace"), safe=_UNESCAPED)
+
+
+def decode_message(value: str) -> str:
+    """The text of a ``grpc-message``; whatever is no percent-encoded UTF-8 is kept or replaced, never an error."""
+    return unquote_to_bytes(value.encode("latin-1", "replace")).decode("utf-8", "replace") if "%" in value else value
+
+
+def status_of_reset(code: int) -> StatusCode:
+    """The status of a call that the server ended with RST_STREAM."""
+    return _BY_RESET.get(ErrorCode(code), StatusCode.INTERNAL) if code in _ERROR_CODES else StatusCode.INTERNAL
+
+
+def status_of_http(status: int) -> StatusCode:
+    """The status of an answer that has a status of HTTP other than 200, and none of gRPC."""
+    return _BY_HTTP.get(status, StatusCode.UNKNOWN)
+
+
+_ERROR_CODES = frozenset(ErrorCode)
+
+
+#: Requests of this time share one line in the log: whoever sends garbage must not fill it. In seconds.
+_LOG_PERIOD_S = 1.0
+
+_log = logging.getLogger("weft.wire.server")
+
+
+class UnreadableRequests:
+    """Makes the errors of requests that a deserializer refused, and logs that there are some."""
+
+    def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s = clock_s
+        self._num_untold = 0
+        self._told_s = -_LOG_PERIOD_S
+
+    def failure(self, path: str, peer: str, error: BaseException) -> CallError:
+        """The error of one call: INVALID_ARGUMENT; RESOURCE_EXHAUSTED for a MemoryError."""
+        if isinstance(error, MemoryError):
+            code = StatusCode.RESOURCE_EXHAUSTED
+            details = f"the server has no memory left to read a request of this size for {path}; send a smaller one"
+        else:
+            code = StatusCode.INVALID_ARGUMENT
+            details = f"the request is not a message that {path} takes: {error}; serialize it by the service's .proto"
+        self._num_untold += 1
+        now_s = self._clock_s()
+        if now_s - self._told_s >= _LOG_PERIOD_S:
+            extra = {"num_unreadable": self._num_untold, "peer": peer, "status": code.name}
+            _log.warning("a request cannot be read: %s", details, extra=extra)
+            self._num_untold, self._told_s = 0, now_s
+        return CallError(code, details)
+
 
 #: ``wbits`` of zlib for writing.
 _WRITE_BITS = {"gzip": 31, "deflate": 15}
@@ -89,8 +178,6 @@ class MessageReader:
     """Assembles the messages of one direction of a call. Memory follows what has come, not what is announced.
 
     Args:
-        max_message_bytes: Largest message, compressed or not.
-        may_compress: Whether the call announced an encoding, so that messages may be compressed.
         count_bytes: Called with the growth of what is held, and with the negative number when it is given away.
         decompresses: False leaves compressed messages to the caller, to be decompressed when they are read: a window
             may hold thousands, each of which becomes as large as a message may be.
