@@ -12,7 +12,7 @@ from onnx import TensorProto, shape_inference
 
 from weft.base.errors import InvalidArgumentError
 from weft.base.signature import ModelSignature
-from weft.capacity.costs.operation import BatchCost, Operation, Weights
+from weft.capacity.costs import BatchCost, Operation, Weights
 
 _TYPE_NAMES = {
     TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16", TensorProto.INT8: "int8",

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from weft.backends.pt2 import load_program
 from weft.base.errors import InvalidArgumentError
 from weft.base.signature import ModelSignature
-from weft.capacity.costs.operation import BatchCost, Operation, Weights
+from weft.capacity.costs import BatchCost, Operation, Weights
 
 _KINDS = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.int8: "int8"}
 _PRODUCTS = {"addmm", "mm", "linear"}

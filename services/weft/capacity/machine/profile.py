@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.base.errors import UnsupportedError
-from weft.base.processes.memory import available_bytes
 
 _FORMAT = 2
 _PACKAGES = ("weft-mesh", "onnxruntime-gpu", "onnxruntime", "torch", "numpy")
@@ -141,7 +140,7 @@ SECTIONS: Mapping[str, tuple[str, str, Callable[..., Any]]] = {
     (LINEAR := "linear"): ("torch_times", "measure_linear_times", LinearTimes),
     (RUNTIMES := "runtimes"): ("runtimes", "measure_runtimes", Runtimes),
     (ENGINE := "engine"): ("runtimes", "measure_engine", EngineTimes),
-    (GPU := "gpu"): ("gpu_times", "measure_gpu", GpuFigures),
+    (GPU := "gpu"): ("torch_times", "measure_gpu", GpuFigures),
 }
 
 
@@ -180,11 +179,6 @@ class MachineProfile:
         limit = Path("/sys/fs/cgroup/memory.max")
         text = limit.read_text().strip() if limit.is_file() else ""
         return min(total, int(text)) if text.isdecimal() else total
-
-    @property
-    def available_bytes(self) -> int:
-        """What is free of it now."""
-        return available_bytes() or self.memory_bytes
 
     @property
     def measured(self) -> str:

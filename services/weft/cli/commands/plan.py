@@ -152,7 +152,6 @@ def run(options: argparse.Namespace) -> int:
         # optional packages, and slow to import
         from weft.capacity.plan import report as plan  # noqa: PLC0415
         from weft.capacity.plan.estimates import PlanOptions  # noqa: PLC0415
-        from weft.capacity.plan.report_text import render_report  # noqa: PLC0415
         from weft.capacity.plan.subjects import shapes_of  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise UnsupportedError(
@@ -176,7 +175,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(plan.plan_values(report)))
     else:
-        print(render_report(report))
+        print(plan.render_report(report))
         if options.instance_groups:
             print("\n" + plan.render_instance_groups(report))
         for path in written:
