@@ -113,17 +113,21 @@ class DeviceTarget:
 
         Weights are read once a step, keys and values of each sequence once.
         """
-        flops = num_sequences * (2.0 * (model.num_multiplied + model.num_head) + model.attention_flops(1, context))
+        flops = num_sequences * (
+            2.0 * (model.config.num_multiplied + model.config.num_head) + model.attention_flops(1, context)
+        )
         return self._step(model, flops, model.matrix_bytes + num_sequences * model.read_kv_bytes(context))
 
     def prefill(self, model: LanguageModel, num_tokens: int, context: int) -> Timing:
         """A step that computes ``num_tokens`` tokens of one prompt, the last of ``context``, and samples once."""
-        flops = 2.0 * (num_tokens * model.num_multiplied + model.num_head) + model.attention_flops(num_tokens, context)
+        flops = 2.0 * (num_tokens * model.config.num_multiplied + model.config.num_head) + model.attention_flops(
+            num_tokens, context
+        )
         return self._step(model, flops, model.matrix_bytes + model.read_kv_bytes(context))
 
     def ridge(self, model: LanguageModel) -> int:
         """Sequences from which the products of a decode step are bound by compute, not by the weights' bytes."""
-        flops_per_row = 2.0 * (model.num_multiplied + model.num_head)
+        flops_per_row = 2.0 * (model.config.num_multiplied + model.config.num_head)
         return max(1, round(model.matrix_bytes / flops_per_row * self._spec.ridge(model.kind)))
 
     def _step(self, model: LanguageModel, flops: float, moved: float) -> Timing:
@@ -148,7 +152,7 @@ class DeviceTarget:
 
 
 class ThisMachine(DeviceTarget):
-    """This machine's CPU, by what operations and steps took in models made for that, measured when they are asked for."""
+    """This machine's CPU: what operations and steps took in models made for that, measured when first asked for."""
 
     def __init__(self, profile: MachineProfile) -> None:
         self._profile = profile
@@ -246,8 +250,8 @@ class ThisMachine(DeviceTarget):
         return min(model.engine.num_threads, self._profile.num_cores)
 
     def _products_s(self, model: LanguageModel, num_rows: int, num_sampled: int) -> float:
-        body_s = num_rows * model.num_multiplied / self._rate(model, num_rows)
-        return body_s + num_sampled * model.num_head / self._rate(model, num_sampled)
+        body_s = num_rows * model.config.num_multiplied / self._rate(model, num_rows)
+        return body_s + num_sampled * model.config.num_head / self._rate(model, num_sampled)
 
     def _rate(self, model: LanguageModel, num_rows: int) -> float:
         """Weights multiplied per second."""

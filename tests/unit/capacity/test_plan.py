@@ -9,8 +9,8 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from weft.capacity.machine.torch_times import measure_device
 from weft.capacity.machine.profile import EngineTimes, LinearTimes, MachineProfile, Runtimes, Times, TorchTimes
+from weft.capacity.machine.torch_times import measure_device
 from weft.capacity.plan.estimates import PlanOptions, estimate
 from weft.capacity.plan.subjects import find_subjects
 from weft.capacity.roofline import ThisMachine

@@ -1,4 +1,4 @@
-"""How long operations take in torch and in the kernels of the language-model engine, here and on a GPU; imports torch."""
+"""How long operations take in torch and in the engine's kernels on this CPU, and on its GPU; imports torch."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -37,10 +37,10 @@ class Load:
     """What one run measured.
 
     Attributes:
-        latencies_s: Of answered requests, in order of their ends, seconds; of an open loop from the planned arrival.
+        latencies_s: Of answered requests, in order of their ends; of an open loop from the planned arrival.
         errors: Failed requests by gRPC status name.
         first_error: Message of the first of them.
-        duration_s: From the first request to the last answer, seconds.
+        duration_s: From the first request to the last answer.
         num_planned: Arrivals of an open loop.
     """
 
