@@ -18,7 +18,7 @@ from rich.console import Console
 
 from weft.base.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from weft.base.security.arguments import add_channel_arguments
-from weft.base.text.argument_types import not_negative_integer, positive, positive_integer
+from weft.base.text.argument_types import add, not_negative_integer, positive, positive_integer
 from weft.cli.argument_types import pair
 from weft.cli.arguments import add_json_argument
 from weft.cli.batch_display import BatchDisplay
@@ -52,32 +52,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "interrupted, however, goes on with --resume and ends with the same files."
     )
     parser.epilog = "example: weft batch embed --input 'texts/*.parquet' --output embeddings --keep id"
-    parser.add_argument("graph", metavar="GRAPH", help="graph or model; NAME/VERSION for one version")
-    parser.add_argument(
-        "--input",
-        required=True,
-        metavar="PATH",
-        help="Parquet, JSON Lines or CSV, or images that are a row each: a file, folder or pattern; also s3://, gs:// "
+    add(parser, "graph GRAPH", "graph or model; NAME/VERSION for one version")
+    add(
+        parser,
+        "--input PATH",
+        "Parquet, JSON Lines or CSV, or images that are a row each: a file, folder or pattern; also s3://, gs:// "
         "and whatever else fsspec opens",
+        required=True,
     )
-    parser.add_argument("--output", required=True, type=Path, metavar="DIR", help="folder for the results")
-    parser.add_argument("--resume", action="store_true", help="go on with the job in --output")
+    add(parser, "--output DIR", "folder for the results", Path, required=True)
+    add(parser, "--resume", "go on with the job in --output")
     _add_form(parser)
     _add_pace(parser)
     _add_engine(parser)
-    parser.add_argument("--url", metavar="ADDRESS", help="router to use; default: a mesh of its own, in this job")
-    parser.add_argument(
-        "--repository",
-        type=Path,
-        default=Path("model_repository"),
-        metavar="DIR",
-        help="model repository of the job's own mesh; default: model_repository",
+    add(parser, "--url ADDRESS", "router to use; default: a mesh of its own, in this job")
+    add(
+        parser,
+        "--repository DIR",
+        "model repository of the job's own mesh; default: model_repository",
+        Path,
+        Path("model_repository"),
     )
-    parser.add_argument(
-        "--cost-per-hour",
-        type=positive,
-        metavar="N",
-        help="what the machines of the job cost, in any currency; shows the cost of a million rows",
+    add(
+        parser,
+        "--cost-per-hour N",
+        "what the machines of the job cost, in any currency; shows the cost of a million rows",
+        positive,
     )
     add_json_argument(parser)
     add_channel_arguments(parser.add_argument_group("security"))
@@ -85,89 +85,77 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:
     engine = parser.add_argument_group("engine")
-    engine.add_argument(
+    add(
+        engine,
         "--engine",
+        "embedded: this process (default); ray: the machines of a Ray cluster, which share the files",
         default="embedded",
         choices=("embedded", "ray"),
-        help="embedded: this process (default); ray: the machines of a Ray cluster, which share the files",
     )
-    engine.add_argument(
-        "--ray-address", default="", metavar="ADDRESS", help="default: RAY_ADDRESS, or a cluster of this machine alone"
+    add(engine, "--ray-address ADDRESS", "default: RAY_ADDRESS, or a cluster of this machine alone", default="")
+    add(
+        engine,
+        "--ray-workers N",
+        "processes that send requests, or load the models; default: one for each node",
+        positive_integer,
+        0,
     )
-    engine.add_argument(
-        "--ray-workers",
-        type=positive_integer,
-        default=0,
-        metavar="N",
-        help="processes that send requests, or load the models; default: one for each node",
-    )
-    engine.add_argument(
-        "--in-process", action="store_true", help="each worker of Ray runs a mesh of its own from --repository"
-    )
+    add(engine, "--in-process", "each worker of Ray runs a mesh of its own from --repository")
 
 
 def _add_form(parser: argparse.ArgumentParser) -> None:
     form = parser.add_argument_group("columns and formats")
-    form.add_argument(
+    add(
+        form,
         "--format",
+        "default: by suffix; file: each is a row",
         default="",
         choices=("parquet", "jsonl", "csv", "file"),
-        help="default: by suffix; file: each is a row",
     )
-    form.add_argument("--output-format", default="parquet", choices=("parquet", "jsonl"), help="default: parquet")
-    form.add_argument(
-        "--column",
-        action="append",
-        default=[],
-        type=pair,
-        metavar="INPUT=COLUMN[,COLUMN...]",
-        help="column of an input, or several of scalars that make a list; default: that of the same name, none for an "
+    add(form, "--output-format", "default: parquet", default="parquet", choices=("parquet", "jsonl"))
+    add(
+        form,
+        "--column INPUT=COLUMN[,COLUMN...] ...",
+        "column of an input, or several of scalars that make a list; default: that of the same name, none for an "
         "optional input",
+        pair,
     )
-    form.add_argument("--write", action="append", default=[], metavar="OUTPUT", help="write only this; may be repeated")
-    form.add_argument("--binary", action="append", default=[], metavar="OUTPUT", help="its bytes are no text")
-    form.add_argument("--keep", action="append", default=[], metavar="COLUMN", help="write this column of the data too")
-    form.add_argument(
-        "--param", action="append", default=[], type=pair, metavar="NAME=VALUE", help="parameter of every request"
-    )
+    add(form, "--write OUTPUT ...", "write only this; may be repeated")
+    add(form, "--binary OUTPUT ...", "its bytes are no text")
+    add(form, "--keep COLUMN ...", "write this column of the data too")
+    add(form, "--param NAME=VALUE ...", "parameter of every request", pair)
 
 
 def _add_pace(parser: argparse.ArgumentParser) -> None:
     pace = parser.add_argument_group("pace and failures")
-    pace.add_argument(
-        "--rows-per-request",
-        type=positive_integer,
-        default=0,
-        metavar="N",
-        help="default: the largest batch; at most 4 where models have priorities",
+    add(
+        pace,
+        "--rows-per-request N",
+        "default: the largest batch; at most 4 where models have priorities",
+        positive_integer,
+        0,
     )
-    pace.add_argument(
-        "--rows-per-shard",
-        type=positive_integer,
-        default=0,
-        metavar="N",
-        help="of a file of the output; default: 8192, fewer of rows above 16 KiB",
+    add(
+        pace,
+        "--rows-per-shard N",
+        "of a file of the output; default: 8192, fewer of rows above 16 KiB",
+        positive_integer,
+        0,
     )
-    pace.add_argument(
+    add(
+        pace,
         "--skip-bad-files",
-        action="store_true",
-        help="pass over files that cannot be read, and the rest of those that are damaged, with a word for each",
+        "pass over files that cannot be read, and the rest of those that are damaged, with a word for each",
     )
-    pace.add_argument(
-        "--max-inflight", type=positive_integer, default=256, metavar="N", help="requests, at most; default: 256"
-    )
-    pace.add_argument(
-        "--max-failures", type=not_negative_integer, metavar="N", help="end once more rows failed; default: never"
-    )
-    pace.add_argument(
-        "--timeout-ms", type=positive, default=60_000.0, metavar="N", help="deadline of a request; default: 60000"
-    )
-    pace.add_argument(
-        "--patience-s",
-        type=positive,
-        default=120.0,
-        metavar="N",
-        help="how long the mesh may be busy or away before the job ends; default: 120",
+    add(pace, "--max-inflight N", "requests, at most; default: 256", positive_integer, 256)
+    add(pace, "--max-failures N", "end once more rows failed; default: never", not_negative_integer)
+    add(pace, "--timeout-ms N", "deadline of a request; default: 60000", positive, 60_000.0)
+    add(
+        pace,
+        "--patience-s N",
+        "how long the mesh may be busy or away before the job ends; default: 120",
+        positive,
+        120.0,
     )
 
 

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from weft.base.errors import WeftError
+from weft.base.text.argument_types import add
 from weft.base.text.pbtxt import render
 from weft.tools.convert.draft import CHECK, DIFFERS
 from weft.tools.convert.graphs import KINDS, convert, kinds_of, read_source
@@ -26,25 +27,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "example: weft convert inference-graph.yaml --repository model_repository -o model_repository/graphs"
     )
-    parser.add_argument("file", type=Path, metavar="FILE", help="YAML or JSON; - is standard input")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="PATH",
-        help="a .pbtxt file, or a folder for FOLDER/NAME/1/graph.pbtxt; default: standard output",
+    add(parser, "file FILE", "YAML or JSON; - is standard input", Path)
+    add(
+        parser,
+        "-o --output PATH",
+        "a .pbtxt file, or a folder for FOLDER/NAME/1/graph.pbtxt; default: standard output",
+        Path,
     )
-    parser.add_argument("--force", action="store_true", help="write over graphs that exist")
+    add(parser, "--force", "write over graphs that exist")
     types = parser.add_mutually_exclusive_group()
-    types.add_argument(
-        "--lock",
-        type=Path,
-        metavar="FILE",
-        help="take the signatures of models from this file of weft lock",
-    )
-    types.add_argument(
-        "--repository", type=Path, metavar="DIR", help="take those of models and graphs from this repository"
-    )
+    add(types, "--lock FILE", "take the signatures of models from this file of weft lock", Path)
+    add(types, "--repository DIR", "take those of models and graphs from this repository", Path)
 
 
 def run(options: argparse.Namespace) -> int:

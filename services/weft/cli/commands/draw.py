@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from weft.base.text.argument_types import add
 from weft.cli.arguments import add_graph_arguments
 from weft.cli.plan import plan_or_status
 from weft.tools.draw import FORMATS
@@ -17,10 +18,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Draw a graph: its nodes as nested boxes, its tensors as edges. No server is needed."
     parser.epilog = "example: weft draw digits -o digits.svg"
     add_graph_arguments(parser)
-    parser.add_argument(
-        "--format", choices=("mermaid", "dot", "svg", "text"), help="default: as the suffix of -o says, else mermaid"
+    add(
+        parser, "--format", "default: as the suffix of -o says, else mermaid", choices=("mermaid", "dot", "svg", "text")
     )
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="default: standard output")
+    add(parser, "-o --output FILE", "default: standard output", Path)
 
 
 def run(options: argparse.Namespace) -> int:

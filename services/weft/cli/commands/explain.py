@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from weft.base.errors import InvalidArgumentError
-from weft.base.text.argument_types import positive
+from weft.base.text.argument_types import add, positive
 from weft.cli.argument_types import pair
 from weft.cli.arguments import add_graph_arguments, add_json_argument, add_request_arguments
 from weft.cli.plan import plan_or_status
@@ -21,19 +21,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "example: weft explain triage --param team=shipping --input TEXT='\"The parcel never came.\"'"
     add_graph_arguments(parser)
     add_request_arguments(parser)
-    parser.add_argument(
-        "--shape", action="append", default=[], type=pair, metavar="NAME=1,3", help="an input's shape, values unknown"
-    )
+    add(parser, "--shape NAME=1,3 ...", "an input's shape, values unknown", pair)
     for option, what in (("--gives", "there"), ("--lacks", "left out")):
-        parser.add_argument(
-            option,
-            action="append",
-            default=[],
-            metavar="STEP/OUTPUT",
-            help=f"an optional output of a model's answer is {what}; default: unknown",
-        )
-    parser.add_argument("--priority", type=int, metavar="N", help="the request parameter of that name")
-    parser.add_argument("--remaining-ms", type=positive, metavar="N", help="the client's deadline; default: none")
+        text = f"an optional output of a model's answer is {what}; default: unknown"
+        add(parser, f"{option} STEP/OUTPUT ...", text)
+    add(parser, "--priority N", "the request parameter of that name", int)
+    add(parser, "--remaining-ms N", "the client's deadline; default: none", positive)
     add_json_argument(parser)
 
 

@@ -5,6 +5,7 @@ import asyncio
 import json
 
 from weft.base.errors import RemoteError, UnsupportedError
+from weft.base.text.argument_types import add
 from weft.cli.answers.similar import names_similar_models
 from weft.cli.argument_types import graph_version, reward
 from weft.cli.arguments import add_json_argument, add_router_arguments
@@ -19,11 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft feedback``."""
     parser.description = "Reward the steps that the bandits of a graph chose for a request."
     parser.epilog = "example: weft feedback ranking --request-id 7f3a --reward 0.7"
-    parser.add_argument("graph", type=graph_version, metavar="GRAPH", help="NAME/VERSION for a path of one version")
+    add(parser, "graph GRAPH", "NAME/VERSION for a path of one version", graph_version)
     request = parser.add_mutually_exclusive_group(required=True)
-    request.add_argument("--request-id", metavar="ID", help="id of the request")
-    request.add_argument("--path", help="the path that it took, as weft infer --trace shows it")
-    parser.add_argument("--reward", type=reward, required=True, metavar="X", help="0 (worst) to 1 (best)")
+    add(request, "--request-id ID", "id of the request")
+    add(request, "--path PATH", "the path that it took, as weft infer --trace shows it")
+    add(parser, "--reward X", "0 (worst) to 1 (best)", reward, required=True)
     add_router_arguments(parser)
     add_json_argument(parser)
 

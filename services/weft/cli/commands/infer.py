@@ -13,7 +13,7 @@ from dataclasses import replace
 from weft.base.core import InferCall, InferResult, Parameters, RequestedOutput
 from weft.base.errors import RemoteError, UnsupportedError
 from weft.base.signature import TensorSpec
-from weft.base.text.argument_types import positive
+from weft.base.text.argument_types import add, positive
 from weft.base.text.printable import printable
 from weft.cli.answers.similar import names_similar_models
 from weft.cli.answers.stream import ask_for_stream, print_stream
@@ -37,23 +37,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft infer``."""
     parser.description = "Send one request and print the answer."
     parser.epilog = """example: weft infer triage --text "The parcel never came." --trace"""
-    parser.add_argument("model", metavar="GRAPH", help="graph or model; NAME/VERSION for one version")
-    parser.add_argument(
-        "--text", action="append", default=[], help="fills the only text input; once for each row of a batch"
-    )
-    parser.add_argument(
-        "--file",
-        action="append",
-        default=[],
-        type=named_file,
-        metavar="[NAME=]PATH",
-        help="like --text, with the bytes of a file; NAME is the input, where there are several",
+    add(parser, "model GRAPH", "graph or model; NAME/VERSION for one version")
+    add(parser, "--text TEXT ...", "fills the only text input; once for each row of a batch")
+    add(
+        parser,
+        "--file [NAME=]PATH ...",
+        "like --text, with the bytes of a file; NAME is the input, where there are several",
+        named_file,
     )
     add_request_arguments(parser)
     add_router_arguments(parser)
     add_json_argument(parser)
-    parser.add_argument("--timeout-ms", type=positive, default=30_000.0, metavar="N", help="deadline; default: 30000")
-    parser.add_argument("--trace", action="store_true", help="show the path taken, and when each step ran for how long")
+    add(parser, "--timeout-ms N", "deadline; default: 30000", positive, 30_000.0)
+    add(parser, "--trace", "show the path taken, and when each step ran for how long")
 
 
 def run(options: argparse.Namespace) -> int:

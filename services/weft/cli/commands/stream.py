@@ -6,7 +6,7 @@ import signal
 
 from weft.base.errors import UnsupportedError
 from weft.base.observing.logs import configure, get_logger
-from weft.base.text.argument_types import positive, positive_integer
+from weft.base.text.argument_types import add, positive, positive_integer
 from weft.cli.argument_types import pair, port
 from weft.cli.arguments import add_router_arguments
 from weft.tools.request import parameter_value
@@ -25,70 +25,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "example: weft stream triage --from nats://127.0.0.1:4222/tickets --to nats://127.0.0.1:4222/answers"
     )
-    parser.add_argument("graph", metavar="GRAPH", help="graph or model; NAME/VERSION for one version")
-    parser.add_argument(
-        "--from",
-        dest="source",
+    add(parser, "graph GRAPH", "graph or model; NAME/VERSION for one version")
+    add(
+        parser,
+        "--from SCHEME://HOST:PORT/TOPIC",
+        "messages; options of the broker behind ?: docs/jobs.md",
         required=True,
-        metavar="SCHEME://HOST:PORT/TOPIC",
-        help="messages; options of the broker behind ?: docs/jobs.md",
+        dest="source",
     )
-    parser.add_argument("--to", required=True, metavar="SCHEME://HOST:PORT/TOPIC", help="answers")
-    parser.add_argument(
-        "--dead-letters",
-        metavar="TOPIC",
-        help="messages without an answer, at the broker of --from; default: TOPIC.dead",
+    add(parser, "--to SCHEME://HOST:PORT/TOPIC", "answers", required=True)
+    add(parser, "--dead-letters TOPIC", "messages without an answer, at the broker of --from; default: TOPIC.dead")
+    add(parser, "--group NAME", "consumers that share the messages; default: weft", default="weft")
+    add(parser, "--order-by FIELD", "answer messages with an equal value one after another", default="")
+    add(parser, "--column INPUT=FIELD ...", "default: the input's name", pair)
+    add(parser, "--write OUTPUT ...", "write only this; may be repeated")
+    add(parser, "--keep FIELD ...", "write this field of the message too")
+    add(parser, "--param NAME=VALUE ...", "parameter of every request", pair)
+    add(parser, "--rows-per-request N", "default: the largest batch", positive_integer, 0)
+    add(parser, "--max-inflight N", "messages in work; default: 256", positive_integer, 256)
+    add(
+        parser,
+        "--max-deliveries N",
+        "a message that was delivered more often is a dead letter; default: 5",
+        positive_integer,
+        5,
     )
-    parser.add_argument(
-        "--group", default="weft", metavar="NAME", help="consumers that share the messages; default: weft"
+    add(
+        parser,
+        "--ack-wait-s N",
+        "the broker delivers a message again after so long without a sign of life; default: 30",
+        positive,
+        30.0,
     )
-    parser.add_argument(
-        "--order-by", default="", metavar="FIELD", help="answer messages with an equal value one after another"
-    )
-    parser.add_argument(
-        "--column",
-        action="append",
-        default=[],
-        type=pair,
-        metavar="INPUT=FIELD",
-        help="default: the input's name",
-    )
-    parser.add_argument(
-        "--write", action="append", default=[], metavar="OUTPUT", help="write only this; may be repeated"
-    )
-    parser.add_argument(
-        "--keep", action="append", default=[], metavar="FIELD", help="write this field of the message too"
-    )
-    parser.add_argument(
-        "--param", action="append", default=[], type=pair, metavar="NAME=VALUE", help="parameter of every request"
-    )
-    parser.add_argument(
-        "--rows-per-request", type=positive_integer, default=0, metavar="N", help="default: the largest batch"
-    )
-    parser.add_argument(
-        "--max-inflight", type=positive_integer, default=256, metavar="N", help="messages in work; default: 256"
-    )
-    parser.add_argument(
-        "--max-deliveries",
-        type=positive_integer,
-        default=5,
-        metavar="N",
-        help="a message that was delivered more often is a dead letter; default: 5",
-    )
-    parser.add_argument(
-        "--ack-wait-s",
-        type=positive,
-        default=30.0,
-        metavar="N",
-        help="the broker delivers a message again after so long without a sign of life; default: 30",
-    )
-    parser.add_argument(
-        "--timeout-ms", type=positive, default=60_000.0, metavar="N", help="deadline of a request; default: 60000"
-    )
-    parser.add_argument(
-        "--grace-s", type=positive, default=10.0, metavar="N", help="for what is in work at the end; default: 10"
-    )
-    parser.add_argument("--metrics-port", type=port, metavar="PORT", help="serve metrics there; 0: a free one")
+    add(parser, "--timeout-ms N", "deadline of a request; default: 60000", positive, 60_000.0)
+    add(parser, "--grace-s N", "for what is in work at the end; default: 10", positive, 10.0)
+    add(parser, "--metrics-port PORT", "serve metrics there; 0: a free one", port)
     add_router_arguments(parser)
 
 

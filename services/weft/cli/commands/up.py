@@ -17,7 +17,7 @@ from weft.base.observing.logs import LineWriter
 from weft.base.processes.process import Endpoint
 from weft.base.repository.control import add_completion_argument
 from weft.base.security.arguments import add_server_arguments, given_to_server, server_fault
-from weft.base.text.argument_types import not_negative, num_workers, positive
+from weft.base.text.argument_types import add, not_negative, num_workers, positive
 from weft.cli.argument_types import ROUTER_PORT, message_bytes, port, replicas, service_arguments, services
 from weft.cli.arguments import model_control
 from weft.mesh.mesh import Mesh, MeshOptions
@@ -40,92 +40,68 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Start preprocess, model, postprocess and router as local processes; stop all of them at Ctrl-C."
     )
-    parser.add_argument(
-        "--repository", type=Path, default=Path("model_repository"), metavar="DIR", help="default: ./model_repository"
+    add(parser, "--repository DIR", "default: ./model_repository", Path, Path("model_repository"))
+    add(parser, "--host HOST", "address the router listens on; the others stay local", default="127.0.0.1")
+    add(parser, "--router-port N", "gRPC; 0 is any free port", port, ROUTER_PORT)
+    add(parser, "--metrics-port N", "the router's metrics; default: router port + 1", port)
+    add(
+        parser,
+        "--http-port --openai-port N",
+        "serve V2 over HTTP and OpenAI's interface there; 0 is any free port (default: do not)",
+        port,
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address the router listens on; the others stay local")
-    parser.add_argument("--router-port", type=port, default=ROUTER_PORT, metavar="N", help="gRPC; 0 is any free port")
-    parser.add_argument(
-        "--metrics-port",
-        type=port,
-        metavar="N",
-        help="the router's metrics; default: router port + 1",
+    add(
+        parser,
+        "--batch-dir DIR",
+        "with --http-port: folder of the files and batches of OpenAI's interface (default: neither is offered)",
+        Path,
     )
-    parser.add_argument(
-        "--http-port",
-        "--openai-port",
-        type=port,
-        metavar="N",
-        help="serve V2 over HTTP and OpenAI's interface there; 0 is any free port (default: do not)",
-    )
-    parser.add_argument(
-        "--batch-dir",
-        type=Path,
-        metavar="DIR",
-        help="with --http-port: folder of the files and batches of OpenAI's interface (default: neither is offered)",
-    )
-    parser.add_argument(
-        "--in-process",
+    add(
+        parser,
+        "--in-process NAME,NAME",
+        "run these services in the router's process, all of them if no name is given",
+        services,
+        (),
         nargs="?",
-        type=services,
         const=MODEL_SERVICES,
-        default=(),
-        metavar="NAME,NAME",
-        help="run these services in the router's process, all of them if no name is given",
     )
-    parser.add_argument(
-        "--router-workers",
-        type=num_workers,
-        default=1,
-        metavar="N",
-        help="processes of the router, behind one port; default: 1",
+    add(parser, "--router-workers N", "processes of the router, behind one port; default: 1", num_workers, 1)
+    add(
+        parser,
+        "--replicas NAME=COUNT ...",
+        "start so many processes of this service; may be repeated; default: one of each",
+        replicas,
     )
-    parser.add_argument(
-        "--replicas",
-        type=replicas,
-        action="append",
-        default=[],
-        metavar="NAME=COUNT",
-        help="start so many processes of this service; may be repeated; default: one of each",
+    add(
+        parser,
+        "--service-args NAME='ARGUMENTS' ...",
+        "more arguments of this service, for example model='--load-on-demand --warm-models 2'; may be repeated",
+        service_arguments,
     )
-    parser.add_argument(
-        "--service-args",
-        type=service_arguments,
-        action="append",
-        default=[],
-        metavar="NAME='ARGUMENTS'",
-        help="more arguments of this service, for example model='--load-on-demand --warm-models 2'; may be repeated",
-    )
-    parser.add_argument(
-        "--max-message-bytes",
-        type=message_bytes,
-        metavar="N",
-        help="largest message that the router takes and gives, and services behind with what it adds; default: 2 GiB",
+    add(
+        parser,
+        "--max-message-bytes N",
+        "largest message that the router takes and gives, and services behind with what it adds; default: 2 GiB",
+        message_bytes,
     )
     add_wire_argument(parser)
     add_completion_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print one line of JSON with every endpoint and pid")
-    parser.add_argument(
-        "--stop-with-stdin", action="store_true", help="stop when standard input ends, so as not to outlive the parent"
-    )
-    parser.add_argument("--start-timeout-s", type=positive, default=180.0, metavar="S", help="default: 180")
-    parser.add_argument(
-        "--grace-s", type=positive, default=20.0, metavar="S", help="how long stopping may take; default: 20"
-    )
-    parser.add_argument(
-        "--no-restart", action="store_true", help="a service that dies stays dead, and the others go on"
-    )
-    parser.add_argument(
+    add(parser, "--json", "print one line of JSON with every endpoint and pid")
+    add(parser, "--stop-with-stdin", "stop when standard input ends, so as not to outlive the parent")
+    add(parser, "--start-timeout-s S", "default: 180", positive, 180.0)
+    add(parser, "--grace-s S", "how long stopping may take; default: 20", positive, 20.0)
+    add(parser, "--no-restart", "a service that dies stays dead, and the others go on")
+    add(
+        parser,
         "--exit-on-error",
-        action="store_true",
-        help="end if a model or graph cannot be loaded; without it the others are served, and it is told",
+        "end if a model or graph cannot be loaded; without it the others are served, and it is told",
     )
-    parser.add_argument(
-        "--hang-timeout-s",
-        type=not_negative,
-        default=30.0,
-        metavar="S",
-        help="kill and restart a service that has not answered a health check for so long; 0: never; default: 30",
+    add(
+        parser,
+        "--hang-timeout-s S",
+        "kill and restart a service that has not answered a health check for so long; 0: never; default: 30",
+        not_negative,
+        30.0,
     )
     add_router_arguments(
         parser.add_argument_group(
@@ -133,11 +109,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "poll and explicit are for models too, all of which are loaded first; the rest is for graphs alone",
         )
     )
-    parser.add_argument(
-        "--allow-client-shm",
-        action="store_true",
-        help="clients on this machine may pass tensors to the router in shared memory",
-    )
+    add(parser, "--allow-client-shm", "clients on this machine may pass tensors to the router in shared memory")
     add_server_arguments(parser.add_argument_group("security of the router's ports"))
     add_limit_arguments(parser.add_argument_group("limits of connections, for every service"), has_defaults=False)
 
