@@ -8,8 +8,7 @@ from pathlib import Path
 from weft.base.repository.control import add_completion_argument
 from weft.base.security.arguments import add_server_arguments, given_to_server, server_fault
 from weft.base.text.argument_types import add, positive
-from weft.cli.argument_types import ROUTER_PORT, port
-from weft.cli.arguments import model_control
+from weft.cli.arguments import ROUTER_PORT, model_control, port
 from weft.mesh.fused.__main__ import main as serve
 from weft.mesh.preflight import MeshError, service_folders
 from weft.mesh.service_names import GRAPHS, MODEL_SERVICES

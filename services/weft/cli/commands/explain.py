@@ -5,8 +5,7 @@ import sys
 
 from weft.base.errors import InvalidArgumentError
 from weft.base.text.argument_types import add, positive
-from weft.cli.argument_types import pair
-from weft.cli.arguments import add_graph_arguments, add_json_argument, add_request_arguments
+from weft.cli.arguments import add_graph_arguments, add_json_argument, add_request_arguments, pair
 from weft.cli.plan import plan_or_status
 from weft.tools.explain.question import RequestTexts, read_question
 from weft.tools.explain.render import render_json, render_text

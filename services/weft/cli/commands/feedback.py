@@ -6,9 +6,8 @@ import json
 
 from weft.base.errors import RemoteError, UnsupportedError
 from weft.base.text.argument_types import add
-from weft.cli.answers.similar import names_similar_models
-from weft.cli.argument_types import graph_version, reward
-from weft.cli.arguments import add_json_argument, add_router_arguments
+from weft.cli.answers import names_similar_models
+from weft.cli.arguments import add_json_argument, add_router_arguments, graph_version, reward
 from weft.v2.client.v2_client import V2Client
 from weft.v2.security.channel import channel_security
 from weft_protos import graph_service_pb2 as pb

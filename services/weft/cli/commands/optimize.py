@@ -15,8 +15,7 @@ from rich.table import Table
 from weft.base.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from weft.base.text.argument_types import add, not_negative_integer, positive, positive_integer
 from weft.base.text.printable import printable
-from weft.cli.argument_types import graph_version, pair, share
-from weft.cli.arguments import add_json_argument
+from weft.cli.arguments import add_json_argument, graph_version, pair, share
 from weft.v2.client.channels import MAX_TIMEOUT_S
 
 if TYPE_CHECKING:

@@ -9,8 +9,7 @@ from typing import Any
 
 from weft.base.errors import UnsupportedError, WeftError
 from weft.base.text.argument_types import add, not_negative, positive, positive_integer
-from weft.cli.argument_types import pair
-from weft.cli.arguments import add_json_argument
+from weft.cli.arguments import add_json_argument, pair
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

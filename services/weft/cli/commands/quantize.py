@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from weft.base.errors import WeftError
 from weft.base.text.argument_types import add, not_negative_integer
-from weft.cli.argument_types import share
-from weft.cli.arguments import add_json_argument
+from weft.cli.arguments import add_json_argument, share
 
 #: As ``weft.tools.quantize.quantize_folder`` knows them, which takes torch to import.
 QUANTIZATION_METHODS = ("int8", "int4", "nf4", "gptq")

@@ -5,7 +5,7 @@ import asyncio
 import json
 
 from weft.base.text.argument_types import add
-from weft.cli.answers.similar import names_similar_models
+from weft.cli.answers import names_similar_models
 from weft.cli.arguments import add_json_argument, add_router_arguments
 from weft.v2.client.v2_client import V2Client
 from weft.v2.security.channel import channel_security

@@ -7,8 +7,7 @@ import signal
 from weft.base.errors import UnsupportedError
 from weft.base.observing.logs import configure, get_logger
 from weft.base.text.argument_types import add, positive, positive_integer
-from weft.cli.argument_types import pair, port
-from weft.cli.arguments import add_router_arguments
+from weft.cli.arguments import add_router_arguments, pair, port
 from weft.tools.request import parameter_value
 from weft.v2.client.channels import MAX_TIMEOUT_S
 from weft.v2.client.v2_client import V2Client

@@ -15,7 +15,7 @@ from weft.base.errors import WeftError
 from weft.base.security.arguments import add_channel_arguments
 from weft.base.text.argument_types import add, positive
 from weft.base.text.printable import printable
-from weft.cli.argument_types import ROUTER_PORT, pair
+from weft.cli.arguments import ROUTER_PORT, pair
 from weft.mesh.registry import SeveralMeshesError, the_mesh
 from weft.tools.top.frame import Frame, frame_of
 from weft.tools.top.render import frame_text

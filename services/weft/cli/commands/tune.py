@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from weft.base.errors import InvalidArgumentError, UnsupportedError, WeftError
 from weft.base.text.argument_types import add, not_negative_integer, positive, positive_integer
-from weft.cli.argument_types import graph_version, pair
-from weft.cli.arguments import add_json_argument
+from weft.cli.arguments import add_json_argument, graph_version, pair
 
 if TYPE_CHECKING:
     from weft.capacity.tuning.space import SearchSpace

@@ -18,8 +18,7 @@ from weft.base.processes.process import Endpoint
 from weft.base.repository.control import add_completion_argument
 from weft.base.security.arguments import add_server_arguments, given_to_server, server_fault
 from weft.base.text.argument_types import add, not_negative, num_workers, positive
-from weft.cli.argument_types import ROUTER_PORT, message_bytes, port, replicas, service_arguments, services
-from weft.cli.arguments import model_control
+from weft.cli.arguments import ROUTER_PORT, message_bytes, model_control, port, replicas, service_arguments, services
 from weft.mesh.mesh import Mesh, MeshOptions
 from weft.mesh.preflight import MeshError
 from weft.mesh.service_names import GATEWAY, MODEL_SERVICES, ROUTER, is_public
