@@ -24,6 +24,7 @@ from weft.capacity.machine.profile import (
     TORCH,
     MachineProfile,
     Times,
+    cpu_model,
     default_file,
 )
 
@@ -175,7 +176,7 @@ class ThisMachine(DeviceTarget):
             bandwidth_share=1.0,
             kernel_s=times.node_s,
             runtime_bytes=0,
-            source=self._profile.cpu,
+            source=cpu_model(),
             read=self._profile.measured,
         )
 

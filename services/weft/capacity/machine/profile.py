@@ -3,6 +3,7 @@
 ``python -m weft.capacity.machine.profile SECTION THREADS`` measures and prints the figures as JSON.
 """
 
+import contextlib
 import json
 import os
 import platform
@@ -26,7 +27,7 @@ RESIDENT_BYTES = 4 << 20
 
 
 class Times(NamedTuple):
-    """Seconds of one node.
+    """Of ONNX Runtime: seconds of one node.
 
     Attributes:
         families: By family, pairs of bytes moved and seconds, by size.
@@ -51,7 +52,7 @@ class Times(NamedTuple):
 
 
 class TorchTimes(NamedTuple):
-    """Of exported programs.
+    """Of exported programs, seconds.
 
     Attributes:
         products: Rows, side of the square weight, seconds.
@@ -116,15 +117,7 @@ class EngineTimes(NamedTuple):
 
 
 class GpuFigures(NamedTuple):
-    """Of a GPU, as reached by torch.
-
-    Attributes:
-        name: As its driver names it.
-        memory_bytes: In all.
-        bytes_per_s: Read and written by a copy.
-        flops_per_s: Of large products by type.
-        kernel_s: A kernel that does next to nothing.
-    """
+    """Of a GPU, as reached by torch: a copy's bytes, large products by type, a kernel that does next to nothing."""
 
     name: str
     memory_bytes: int
@@ -161,11 +154,6 @@ class MachineProfile:
         self._file = file
         self._announce = announce
         self._sections = self._read()
-
-    @property
-    def cpu(self) -> str:
-        """Model of the processor."""
-        return cpu_model()
 
     @property
     def num_cores(self) -> int:
@@ -226,19 +214,12 @@ def cpu_model() -> str:
 
 
 def _identity() -> dict[str, Any]:
-    return {
-        "format": _FORMAT,
-        "cpu": cpu_model(),
-        "num_cores": len(os.sched_getaffinity(0)),
-        "packages": {name: found for name in _PACKAGES if (found := _version(name))},
-    }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
+    packages = {}
+    for name in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            packages[name] = version(name)
+    num_cores = len(os.sched_getaffinity(0))
+    return {"format": _FORMAT, "cpu": cpu_model(), "num_cores": num_cores, "packages": packages}
 
 
 def _measured(name: str, num_threads: int) -> Any:
