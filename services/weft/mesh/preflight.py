@@ -5,7 +5,7 @@ import socket
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from weft.base.processes.ports import reserve_port
+from weft.base.processes.process import reserve_port
 from weft.base.repository.layout import folders_of_models, has_files, is_model_folder, runs_in_router
 from weft.mesh.service_names import GRAPHS
 from weft.v2.server.unix_socket import path_fault

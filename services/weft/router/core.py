@@ -8,8 +8,7 @@ from pathlib import Path
 
 from weft.base.core import CallContext, IndexEntry, InferCall, InferResult, Parameters, ParameterValue
 from weft.base.errors import NotFoundError, UnavailableError, UnsupportedError, WeftError
-from weft.base.repository.control import DEFAULT_POLL_S
-from weft.base.repository.watcher import RepositoryWatcher
+from weft.base.repository.control import DEFAULT_POLL_S, RepositoryWatcher
 from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics
 from weft.base.versions import version_number

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.base.errors import WeftError
-from weft.base.processes.memory import available_bytes
+from weft.base.processes.malloc import available_bytes
 from weft.base.signature import ModelSignature
 from weft.capacity.tuning.graph_models import TunedGraph, restage, stage_graph
 from weft.capacity.tuning.load import Bounds, Load, caller, closed_loop, planned_loop

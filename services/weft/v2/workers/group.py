@@ -15,8 +15,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from weft.base.errors import WeftError
 from weft.base.observing import logs
-from weft.base.processes.process import ServiceProcess
-from weft.base.processes.restarts import RestartPolicy
+from weft.base.processes.process import RestartPolicy, ServiceProcess
 from weft.v2.server.listening import WorkerPlace
 from weft.v2.server.server import METRICS_WAIT_S, stop_event
 from weft.v2.workers.hub import Hub

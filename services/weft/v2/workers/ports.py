@@ -7,7 +7,7 @@ import socket
 from prometheus_client.registry import CollectorRegistry
 
 from weft.base.errors import UnavailableError
-from weft.base.processes.ports import reserve_port
+from weft.base.processes.process import reserve_port
 from weft.v2.client.wires import WireName
 from weft.v2.security.tls import ServerTls, server_tls_files
 from weft.v2.server.listening import Ports, host_and_port
