@@ -14,7 +14,6 @@ class ExpiringCache(Generic[Key, Value]):
     Args:
         ttl_s: How long, in seconds.
         max_entries: Most that are kept; then the oldest is forgotten.
-        clock_s: Monotonic clock in seconds.
     """
 
     def __init__(self, ttl_s: float, max_entries: int, clock_s: Callable[[], float] = time.monotonic) -> None:

@@ -49,8 +49,6 @@ class ServiceProcess:
     the end of the pipe and stops.
 
     Args:
-        name: Of the service, for messages.
-        command: Program and arguments.
         log: Receives (service name, line) for each line that the child logs.
         pass_fds: Descriptors that the child has too, under the same numbers.
         own_group: Whether it has a process group of its own; if not, what ends this process's group ends it too.

@@ -23,13 +23,9 @@ def add(
     """Add an argument.
 
     Args:
-        parser: Parser or group.
         spec: Names and what stands for the value: ``"-o --output FILE"``, ``"graph GRAPH"``. With ``...`` behind, an
             option may be repeated, and gives a list; without a value it is a flag.
-        text: Its help.
         kind: Type of the value.
-        default: Value of an option that is not given.
-        **more: For argparse.
     """
     names = [part for part in spec.split() if part.startswith("-")] or spec.split()[:1]
     rest = spec.split()[len(names) :]

@@ -70,7 +70,6 @@ class CostModel(Protocol):
         """What a batch costs.
 
         Args:
-            num_rows: Rows.
             shapes: Dims of inputs without the batch, for those whose declaration leaves some open.
 
         Raises:

@@ -53,7 +53,6 @@ class OnnxModel:
     """The cost of an ONNX file.
 
     Args:
-        path: The file.
         signature: Of the model: which inputs have a batch dimension.
 
     Raises:

@@ -42,11 +42,7 @@ _DTYPES = {
 
 
 class TorchModel:
-    """The cost of a ``.pt2`` file.
-
-    Raises:
-        InvalidArgumentError: It is no such file.
-    """
+    """The cost of a ``.pt2`` file. Raises InvalidArgumentError: it is no such file."""
 
     def __init__(self, path: Path, signature: ModelSignature) -> None:
         self._path = path

@@ -144,11 +144,7 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def measure_gpu(num_threads: int) -> GpuFigures:  # of sections, though a GPU has no number of threads
-    """Measure the first GPU; takes some seconds.
-
-    Raises:
-        UnsupportedError: torch sees none.
-    """
+    """Measure the first GPU; takes some seconds. Raises UnsupportedError: torch sees none."""
     if not torch.cuda.is_available():
         raise UnsupportedError("torch sees no GPU here; plan for one of the table by its name")
     device = torch.device("cuda:0")

@@ -35,7 +35,6 @@ def place(
     """Place every replica; the least cost first, then the fewest moves, then the most even load.
 
     Args:
-        problem: Workloads and devices.
         previous: Where replicas are now, of the same or of another problem.
         time_limit_s: How long the solver may search; the same on every machine, whatever its speed.
         keeps: Fewest moves first, then the least cost.

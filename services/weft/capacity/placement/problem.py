@@ -245,7 +245,6 @@ def read_fleet(path: Path, device: Device, mig: tuple[MigProfile, ...] = ()) -> 
     """The devices of a file of hosts.
 
     Args:
-        path: Of the file.
         device: Class, memory and defaults of each; with an ``index``, they are GPUs and counted from 0 on each host.
         mig: Slices of devices that can be partitioned.
 

@@ -47,7 +47,6 @@ class Search:
     """The model of a problem, and its solution step by step.
 
     Args:
-        problem: Workloads and devices.
         previous: Where replicas are now.
         keeps: Whether moves count before cost.
 

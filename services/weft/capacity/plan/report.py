@@ -32,8 +32,6 @@ class PlanReport:
     """What is known.
 
     Attributes:
-        device: Its figures.
-        estimates: Of each model.
         problem, solution: What was placed and where, where there was something to place.
         checked: What that moves of the plan in use, if one was given.
     """
@@ -64,7 +62,6 @@ def make_report(options: PlanOptions, announce: Callable[[str], None] = lambda _
     """Estimate and place. Of several models one that cannot be estimated is told with its cause, and left out.
 
     Args:
-        options: What is asked.
         announce: Called with a sentence before something takes long.
 
     Raises:

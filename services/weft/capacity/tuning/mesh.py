@@ -43,13 +43,11 @@ class MeshBench:
     """Starts meshes, and keeps those that are no longer measured for configurations that differ in models alone.
 
     Args:
-        graph: What is served.
         space: Turns configurations into files and arguments.
         folder: Of staged repositories and of the meshes' logs.
         make_requests: Makes the requests, once, of the signature that the first mesh tells.
         rate_per_s: Of an open loop; 0: as recorded.
         warm_up_s: Load that is not counted, before each configuration is measured.
-        seed: Of Poisson arrivals.
     """
 
     def __init__(
@@ -120,7 +118,6 @@ class TrialMesh:
 
     Args:
         bench: Has the requests; gets the mesh back when it is closed.
-        graph: What is served.
         place: Folder of the repository, which is made; the log beside it has its name.
         texts: Content of the ``config.pbtxt`` of each model that differs, by model.
         key: Arguments of ``weft up``, and settings that its processes keep.

@@ -57,7 +57,6 @@ def generated(signature: ModelSignature, *, rows: int, seed: int) -> RequestSet:
     Args:
         signature: Of the graph or model; optional inputs are left out.
         rows: Of each request; used where there is a batch dimension.
-        seed: Of the values.
     """
     numbers = np.random.default_rng(seed)
     payloads = []

@@ -57,13 +57,8 @@ class Search:
     """Searches; the incumbent, which is the best configuration so far, runs all the time.
 
     Args:
-        space: What may be tried.
-        bench: Starts configurations.
-        contest: Measures them.
         study: Trials of before, and where new ones are kept.
         limits: When it is over.
-        clock_s: Monotonic.
-        on_trial: Called as a trial ends.
     """
 
     _incumbent: TrialRecord

@@ -294,7 +294,6 @@ class SearchSpace:
         greater ones of any.
 
         Args:
-            incumbent: The best configuration so far.
             costs: Of the models, by name; one that is not there did nothing.
         """
         yield from ({**incumbent, **step} for step in self._joint_steps(incumbent, costs) if step)

@@ -70,8 +70,6 @@ class Study:
 
     Args:
         path: Of the file; one process at a time may use it.
-        space: What is searched.
-        seed: Of the sampler.
         sampler: ``nsga2`` or ``tpe``.
         setup: What the study is about; a study in the file must be about the same.
 

@@ -92,10 +92,6 @@ def tune(options: TuneOptions, on_trial: Callable[[TrialRecord, SearchSpace], No
 
     Interrupted at any moment, also by KeyboardInterrupt, it leaves the repository as it is and a study that can go on.
 
-    Args:
-        options: What is searched.
-        on_trial: Called as a trial ends.
-
     Raises:
         WeftError: The graph or an option is wrong, or the shipped configuration cannot be measured.
         OSError: A file cannot be read or written.

@@ -294,10 +294,7 @@ class BatchDisplay:
     """Shows a job.
 
     Args:
-        graph: Its name.
-        console: Where the bar is.
         cost_per_hour: Of the machines; None: not known.
-        clock_s: Monotonic.
     """
 
     def __init__(self, graph: str, console: Console, cost_per_hour: float | None, clock_s: Callable[[], float]) -> None:
