@@ -1,14 +1,19 @@
 """Arguments that several commands take, and types of values; each type raises what argparse reports as wrong usage."""
 
 import argparse
+import dataclasses
 import math
 import shlex
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from weft.base.security.arguments import add_channel_arguments
 from weft.base.text.argument_types import add, is_metadata_name
 from weft.base.versions import is_version
 from weft.mesh.service_names import GATEWAY, MODEL_SERVICES, ROUTER
+
+Made = TypeVar("Made")
 
 #: Default gRPC port of a router.
 ROUTER_PORT = 8001
@@ -117,17 +122,24 @@ def share(text: str) -> float:
 
 def add_request_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what describes a request."""
-    add(parser, "--input NAME=JSON ...", "an input's value; @FILE reads it", pair)
-    add(parser, "--param NAME=VALUE ...", "request parameter", pair)
-    add(parser, "--header NAME=VALUE ...", "metadata", header)
-    add(parser, "--output NAME ...", "ask for this output only; may be repeated")
-    add(parser, "--request-id ID", "", default="")
+    option = partial(add, parser)
+    option("--input NAME=JSON ...", "an input's value; @FILE reads it", pair)
+    option("--param NAME=VALUE ...", "request parameter", pair)
+    option("--header NAME=VALUE ...", "metadata", header)
+    option("--output NAME ...", "ask for this output only; may be repeated")
+    option("--request-id ID", "", default="")
 
 
 def add_router_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the address of the router and how it is called."""
     add(parser, "--url URL", f"default: 127.0.0.1:{ROUTER_PORT}", default=f"127.0.0.1:{ROUTER_PORT}")
     add_channel_arguments(parser.add_argument_group("security"))
+
+
+def made(kind: type[Made], options: argparse.Namespace, **parsed: Any) -> Made:
+    """A dataclass of the options that are called as its fields, and of what was parsed further."""
+    names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    return kind(**{name: value for name, value in vars(options).items() if name in names} | parsed)
 
 
 def add_json_argument(parser: argparse.ArgumentParser) -> None:
@@ -137,14 +149,14 @@ def add_json_argument(parser: argparse.ArgumentParser) -> None:
 
 def add_graph_arguments(parser: argparse.ArgumentParser) -> None:
     """Add a graph, and where the models that it calls are described."""
-    add(parser, "graph GRAPH", "a graph file, or a graph's name; NAME/VERSION for one version")
-    add(
-        parser,
+    option = partial(add, parser)
+    option("graph GRAPH", "a graph file, or a graph's name; NAME/VERSION for one version")
+    option(
         "--repository DIR",
         "models and other graphs; default: the repository that the file is in, else ./model_repository",
         Path,
     )
-    add(parser, "--lock FILE", "take the signatures of models from this file of weft lock", Path)
+    option("--lock FILE", "take the signatures of models from this file of weft lock", Path)
 
 
 def model_control(options: argparse.Namespace) -> list[str]:

@@ -36,7 +36,9 @@ def add(
     if rest[-1:] == ["..."]:
         rest.pop()
         more |= {"action": "append", "default": []}
-    parser.add_argument(*names, help=text or None, **({"metavar": rest[0]} if rest else {}), **more)
+    if rest:
+        more["metavar"] = rest[0]
+    parser.add_argument(*names, help=text or None, **more)
 
 
 def positive(text: str) -> float:

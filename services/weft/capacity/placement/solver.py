@@ -74,7 +74,8 @@ class Search:
         self._used: dict[str, Any] = {}
         self._missing: dict[str, Any] = {}
         self._loads: list[Any] = []
-        sizes = [each.memory_bytes for each in (*problem.workloads, *problem.devices)]
+        sizes = [workload.memory_bytes for workload in problem.workloads]
+        sizes += [device.memory_bytes for device in problem.devices]
         sizes += [profile.memory_bytes for device in problem.devices for profile in device.mig]
         #: Bytes that are counted as one: all that sizes are multiples of, and more where they are huge.
         self._byte_unit = max(math.gcd(*sizes), -(-max(sizes) // _MAX_BYTES), 1)

@@ -22,7 +22,7 @@ from rich.progress import Progress as ProgressBar
 from weft.base.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 from weft.base.security.arguments import add_channel_arguments
 from weft.base.text.argument_types import add, not_negative_integer, positive, positive_integer
-from weft.cli.arguments import add_json_argument, pair
+from weft.cli.arguments import add_json_argument, made, pair
 from weft.mesh.preflight import MeshError
 from weft.mesh.running import running_mesh
 from weft.mesh.service_names import MODEL_SERVICES
@@ -46,34 +46,32 @@ _OWN_MESH = [f"--service-args={name}=--load-on-demand" for name in MODEL_SERVICE
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft batch``."""
+    option = partial(add, parser)
     parser.description = (
         "Run every row of a data set through a graph or model, exactly once, into files. A job that was "
         "interrupted, however, goes on with --resume and ends with the same files."
     )
     parser.epilog = "example: weft batch embed --input 'texts/*.parquet' --output embeddings --keep id"
-    add(parser, "graph GRAPH", "graph or model; NAME/VERSION for one version")
-    add(
-        parser,
+    option("graph GRAPH", "graph or model; NAME/VERSION for one version")
+    option(
         "--input PATH",
         "Parquet, JSON Lines or CSV, or images that are a row each: a file, folder or pattern; also s3://, gs:// "
         "and whatever else fsspec opens",
         required=True,
     )
-    add(parser, "--output DIR", "folder for the results", Path, required=True)
-    add(parser, "--resume", "go on with the job in --output")
+    option("--output DIR", "folder for the results", Path, required=True)
+    option("--resume", "go on with the job in --output")
     _add_form(parser)
     _add_pace(parser)
     _add_engine(parser)
-    add(parser, "--url ADDRESS", "router to use; default: a mesh of its own, in this job")
-    add(
-        parser,
+    option("--url ADDRESS", "router to use; default: a mesh of its own, in this job")
+    option(
         "--repository DIR",
         "model repository of the job's own mesh; default: model_repository",
         Path,
         Path("model_repository"),
     )
-    add(
-        parser,
+    option(
         "--cost-per-hour N",
         "what the machines of the job cost, in any currency; shows the cost of a million rows",
         positive,
@@ -83,79 +81,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_engine(parser: argparse.ArgumentParser) -> None:
-    engine = parser.add_argument_group("engine")
-    add(
-        engine,
+    engine = partial(add, parser.add_argument_group("engine"))
+    engine(
         "--engine",
         "embedded: this process (default); ray: the machines of a Ray cluster, which share the files",
         default="embedded",
         choices=("embedded", "ray"),
     )
-    add(engine, "--ray-address ADDRESS", "default: RAY_ADDRESS, or a cluster of this machine alone", default="")
-    add(
-        engine,
+    engine("--ray-address ADDRESS", "default: RAY_ADDRESS, or a cluster of this machine alone", default="")
+    engine(
         "--ray-workers N",
         "processes that send requests, or load the models; default: one for each node",
         positive_integer,
         0,
     )
-    add(engine, "--in-process", "each worker of Ray runs a mesh of its own from --repository")
+    engine("--in-process", "each worker of Ray runs a mesh of its own from --repository")
 
 
 def _add_form(parser: argparse.ArgumentParser) -> None:
-    form = parser.add_argument_group("columns and formats")
-    add(
-        form,
-        "--format",
-        "default: by suffix; file: each is a row",
-        default="",
-        choices=("parquet", "jsonl", "csv", "file"),
-    )
-    add(form, "--output-format", "default: parquet", default="parquet", choices=("parquet", "jsonl"))
-    add(
-        form,
+    form = partial(add, parser.add_argument_group("columns and formats"))
+    form("--format", "default: by suffix; file: each is a row", default="", choices=("parquet", "jsonl", "csv", "file"))
+    form("--output-format", "default: parquet", default="parquet", choices=("parquet", "jsonl"))
+    form(
         "--column INPUT=COLUMN[,COLUMN...] ...",
         "column of an input, or several of scalars that make a list; default: that of the same name, none for an "
         "optional input",
         pair,
     )
-    add(form, "--write OUTPUT ...", "write only this; may be repeated")
-    add(form, "--binary OUTPUT ...", "its bytes are no text")
-    add(form, "--keep COLUMN ...", "write this column of the data too")
-    add(form, "--param NAME=VALUE ...", "parameter of every request", pair)
+    form("--write OUTPUT ...", "write only this; may be repeated")
+    form("--binary OUTPUT ...", "its bytes are no text")
+    form("--keep COLUMN ...", "write this column of the data too")
+    form("--param NAME=VALUE ...", "parameter of every request", pair)
 
 
 def _add_pace(parser: argparse.ArgumentParser) -> None:
-    pace = parser.add_argument_group("pace and failures")
-    add(
-        pace,
+    pace = partial(add, parser.add_argument_group("pace and failures"))
+    pace(
         "--rows-per-request N",
         "default: the largest batch; at most 4 where models have priorities",
         positive_integer,
         0,
     )
-    add(
-        pace,
-        "--rows-per-shard N",
-        "of a file of the output; default: 8192, fewer of rows above 16 KiB",
-        positive_integer,
-        0,
+    pace(
+        "--rows-per-shard N", "of a file of the output; default: 8192, fewer of rows above 16 KiB", positive_integer, 0
     )
-    add(
-        pace,
+    pace(
         "--skip-bad-files",
         "pass over files that cannot be read, and the rest of those that are damaged, with a word for each",
     )
-    add(pace, "--max-inflight N", "requests, at most; default: 256", positive_integer, 256)
-    add(pace, "--max-failures N", "end once more rows failed; default: never", not_negative_integer)
-    add(pace, "--timeout-ms N", "deadline of a request; default: 60000", positive, 60_000.0)
-    add(
-        pace,
-        "--patience-s N",
-        "how long the mesh may be busy or away before the job ends; default: 120",
-        positive,
-        120.0,
-    )
+    pace("--max-inflight N", "requests, at most; default: 256", positive_integer, 256)
+    pace("--max-failures N", "end once more rows failed; default: never", not_negative_integer)
+    pace("--timeout-ms N", "deadline of a request; default: 60000", positive, 60_000.0)
+    pace("--patience-s N", "how long the mesh may be busy or away before the job ends; default: 120", positive, 120.0)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -234,26 +211,14 @@ def _on_ray(options: argparse.Namespace, display: "BatchDisplay") -> "Progress":
 def _job(options: argparse.Namespace) -> "BatchOptions":
     from weft.jobs.job import BatchOptions  # noqa: PLC0415  # pyarrow is an extra
 
-    return BatchOptions(
-        graph=options.graph,
-        input=options.input,
-        output=options.output,
-        resume=options.resume,
-        format=options.format,
-        output_format=options.output_format,
+    return made(
+        BatchOptions,
+        options,
         column_of=dict(options.column),
         outputs=options.write,
-        binary=options.binary,
-        keep=options.keep,
         parameters={name: parameter_value(value) for name, value in options.param},
         is_alone=options.url is None,
-        rows_per_request=options.rows_per_request,
-        rows_per_shard=options.rows_per_shard,
-        skip_bad_files=options.skip_bad_files,
-        max_inflight=options.max_inflight,
-        max_failures=options.max_failures,
         timeout_s=min(options.timeout_ms / 1000, MAX_TIMEOUT_S),
-        patience_s=options.patience_s,
     )
 
 

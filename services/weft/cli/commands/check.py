@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 from weft.base.text.argument_types import add
@@ -14,15 +15,15 @@ from weft.tools.offline import diagnostics_of
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft check``."""
+    option = partial(add, parser)
     parser.description = "Report every error of graph and configuration files, without a server."
-    add(parser, "paths PATH", "a file, or a folder to search", Path, nargs="+")
-    add(
-        parser,
+    option("paths PATH", "a file, or a folder to search", Path, nargs="+")
+    option(
         "--repository DIR",
         "models and other graphs; default: the repository that a graph is in, else ./model_repository",
         Path,
     )
-    add(parser, "--lock FILE", "check graphs against the signatures in this file of weft lock", Path)
+    option("--lock FILE", "check graphs against the signatures in this file of weft lock", Path)
     form = parser.add_mutually_exclusive_group()
     for name, text in (("json", "print facts as JSON"), ("github", "print annotations of GitHub's CI")):
         form.add_argument(f"--{name}", action="store_const", const=name, dest="format", default="text", help=text)

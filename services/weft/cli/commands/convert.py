@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from weft.tools.offline import GRAPH_FILENAME
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft convert``."""
+    option = partial(add, parser)
     parser.description = (
         "Write graph.pbtxt for each InferenceGraph of KServe, SeldonDeployment of Seldon Core 1, and "
         "Pipeline and Experiment of Seldon Core 2 in the file. What a person has to look at is a comment there that "
@@ -27,17 +29,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "example: weft convert inference-graph.yaml --repository model_repository -o model_repository/graphs"
     )
-    add(parser, "file FILE", "YAML or JSON; - is standard input", Path)
-    add(
-        parser,
-        "-o --output PATH",
-        "a .pbtxt file, or a folder for FOLDER/NAME/1/graph.pbtxt; default: standard output",
-        Path,
+    option("file FILE", "YAML or JSON; - is standard input", Path)
+    option(
+        "-o --output PATH", "a .pbtxt file, or a folder for FOLDER/NAME/1/graph.pbtxt; default: standard output", Path
     )
-    add(parser, "--force", "write over graphs that exist")
-    types = parser.add_mutually_exclusive_group()
-    add(types, "--lock FILE", "take the signatures of models from this file of weft lock", Path)
-    add(types, "--repository DIR", "take those of models and graphs from this repository", Path)
+    option("--force", "write over graphs that exist")
+    types = partial(add, parser.add_mutually_exclusive_group())
+    types("--lock FILE", "take the signatures of models from this file of weft lock", Path)
+    types("--repository DIR", "take those of models and graphs from this repository", Path)
 
 
 def run(options: argparse.Namespace) -> int:

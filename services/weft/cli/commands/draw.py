@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
 from weft.base.text.argument_types import add
@@ -15,13 +16,12 @@ _BY_SUFFIX = {".mmd": "mermaid", ".mermaid": "mermaid", ".dot": "dot", ".gv": "d
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft draw``."""
+    option = partial(add, parser)
     parser.description = "Draw a graph: its nodes as nested boxes, its tensors as edges. No server is needed."
     parser.epilog = "example: weft draw digits -o digits.svg"
     add_graph_arguments(parser)
-    add(
-        parser, "--format", "default: as the suffix of -o says, else mermaid", choices=("mermaid", "dot", "svg", "text")
-    )
-    add(parser, "-o --output FILE", "default: standard output", Path)
+    option("--format", "default: as the suffix of -o says, else mermaid", choices=("mermaid", "dot", "svg", "text"))
+    option("-o --output FILE", "default: standard output", Path)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 import argparse
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 
 from weft.base.repository.control import add_completion_argument
@@ -20,19 +21,20 @@ from weft.v2.server.limits import add_limit_arguments, given_limits
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft edge``."""
+    option = partial(add, parser)
     parser.description = (
         "Serve graphs and models in this process, without another one that watches it; print one line of "
         "JSON with the ports when all is ready. For small machines: pip install 'weft-mesh[edge]' is enough."
     )
     parser.epilog = "example: weft edge --repository models --router-port 8001"
-    add(parser, "--repository DIR", "default: ./model_repository", Path, Path("model_repository"))
-    add(parser, "--host HOST", "address to listen on", default="127.0.0.1")
-    add(parser, "--router-port N", "gRPC; 0 is any free port", port, ROUTER_PORT)
-    add(parser, "--metrics-port N", "default: router port + 1", port)
+    option("--repository DIR", "default: ./model_repository", Path, Path("model_repository"))
+    option("--host HOST", "address to listen on", default="127.0.0.1")
+    option("--router-port N", "gRPC; 0 is any free port", port, ROUTER_PORT)
+    option("--metrics-port N", "default: router port + 1", port)
     add_wire_argument(parser)
     add_completion_argument(parser)
-    add(parser, "--stop-with-stdin", "stop when standard input ends, so as not to outlive the parent")
-    add(parser, "--grace-s S", "how long stopping may take; default: 10", positive, 10.0)
+    option("--stop-with-stdin", "stop when standard input ends, so as not to outlive the parent")
+    option("--grace-s S", "how long stopping may take; default: 10", positive, 10.0)
     add_router_arguments(
         parser.add_argument_group(
             "router",

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from functools import partial
 
 from weft.base.errors import InvalidArgumentError
 from weft.base.text.argument_types import add, positive
@@ -14,18 +15,19 @@ from weft.tools.explain.tree import explain
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft explain``."""
+    option = partial(add, parser)
     parser.description = (
         "Show which path a request takes through a graph, as far as it is known before a model answers."
     )
     parser.epilog = "example: weft explain triage --param team=shipping --input TEXT='\"The parcel never came.\"'"
     add_graph_arguments(parser)
     add_request_arguments(parser)
-    add(parser, "--shape NAME=1,3 ...", "an input's shape, values unknown", pair)
-    for option, what in (("--gives", "there"), ("--lacks", "left out")):
+    option("--shape NAME=1,3 ...", "an input's shape, values unknown", pair)
+    for name, what in (("--gives", "there"), ("--lacks", "left out")):
         text = f"an optional output of a model's answer is {what}; default: unknown"
-        add(parser, f"{option} STEP/OUTPUT ...", text)
-    add(parser, "--priority N", "the request parameter of that name", int)
-    add(parser, "--remaining-ms N", "the client's deadline; default: none", positive)
+        option(f"{name} STEP/OUTPUT ...", text)
+    option("--priority N", "the request parameter of that name", int)
+    option("--remaining-ms N", "the client's deadline; default: none", positive)
     add_json_argument(parser)
 
 

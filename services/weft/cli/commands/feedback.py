@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+from functools import partial
 
 from weft.base.errors import RemoteError, UnsupportedError
 from weft.base.text.argument_types import add
@@ -17,13 +18,14 @@ _TIMEOUT_S = 10.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft feedback``."""
+    option = partial(add, parser)
     parser.description = "Reward the steps that the bandits of a graph chose for a request."
     parser.epilog = "example: weft feedback ranking --request-id 7f3a --reward 0.7"
-    add(parser, "graph GRAPH", "NAME/VERSION for a path of one version", graph_version)
-    request = parser.add_mutually_exclusive_group(required=True)
-    add(request, "--request-id ID", "id of the request")
-    add(request, "--path PATH", "the path that it took, as weft infer --trace shows it")
-    add(parser, "--reward X", "0 (worst) to 1 (best)", reward, required=True)
+    option("graph GRAPH", "NAME/VERSION for a path of one version", graph_version)
+    request = partial(add, parser.add_mutually_exclusive_group(required=True))
+    request("--request-id ID", "id of the request")
+    request("--path PATH", "the path that it took, as weft infer --trace shows it")
+    option("--reward X", "0 (worst) to 1 (best)", reward, required=True)
     add_router_arguments(parser)
     add_json_argument(parser)
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from weft.base.core import InferCall, InferResult, Parameters, RequestedOutput
 from weft.base.errors import RemoteError, UnsupportedError
@@ -32,12 +33,12 @@ _INTERRUPTED = 128 + signal.SIGINT
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft infer``."""
+    option = partial(add, parser)
     parser.description = "Send one request and print the answer."
     parser.epilog = """example: weft infer triage --text "The parcel never came." --trace"""
-    add(parser, "model GRAPH", "graph or model; NAME/VERSION for one version")
-    add(parser, "--text TEXT ...", "fills the only text input; once for each row of a batch")
-    add(
-        parser,
+    option("model GRAPH", "graph or model; NAME/VERSION for one version")
+    option("--text TEXT ...", "fills the only text input; once for each row of a batch")
+    option(
         "--file [NAME=]PATH ...",
         "like --text, with the bytes of a file; NAME is the input, where there are several",
         named_file,
@@ -45,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_request_arguments(parser)
     add_router_arguments(parser)
     add_json_argument(parser)
-    add(parser, "--timeout-ms N", "deadline; default: 30000", positive, 30_000.0)
-    add(parser, "--trace", "show the path taken, and when each step ran for how long")
+    option("--timeout-ms N", "deadline; default: 30000", positive, 30_000.0)
+    option("--trace", "show the path taken, and when each step ran for how long")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 
 from google.protobuf.json_format import MessageToDict
@@ -26,22 +27,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft lock``."""
     parser.description = "Write what the models of all targets take and give to a file, or compare them with one."
     parser.epilog = "example: weft lock --url 127.0.0.1:8001 -o signatures.lock"
-    source = parser.add_mutually_exclusive_group()
-    add(
-        source,
+    source = partial(add, parser.add_mutually_exclusive_group())
+    source(
         "--url ADDRESS",
         f"whose targets are asked; default: 127.0.0.1:{ROUTER_PORT}",
         default=f"127.0.0.1:{ROUTER_PORT}",
     )
-    add(
-        source,
-        "--target NAME=ADDRESS ...",
-        "ask this service, in place of a router; may be repeated, as for the router",
-        pair,
+    source(
+        "--target NAME=ADDRESS ...", "ask this service, in place of a router; may be repeated, as for the router", pair
     )
-    action = parser.add_mutually_exclusive_group()
-    add(action, "-o --output FILE", "default: standard output", Path)
-    add(action, "--check FILE", "print how the models differ from this file", Path)
+    action = partial(add, parser.add_mutually_exclusive_group())
+    action("-o --output FILE", "default: standard output", Path)
+    action("--check FILE", "print how the models differ from this file", Path)
     add_json_argument(parser)
     add_channel_arguments(parser.add_argument_group("security"))
 

@@ -3,17 +3,18 @@
 import argparse
 import json
 import sys
-from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from weft.base.errors import UnsupportedError, WeftError
 from weft.base.text.argument_types import add, not_negative, positive, positive_integer
-from weft.cli.arguments import add_json_argument, pair
+from weft.cli.arguments import add_json_argument, made, pair
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft plan``."""
+    option = partial(add, parser)
     parser.description = (
         "Work out, from the files of models, the memory that each needs, its time at batch 1 and at the "
         "largest, what bounds it, and the largest batch or context that fits, on a device of a table, of a file, or on "
@@ -23,75 +24,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "example: weft plan minilm --device H100 --shape input_ids=128 --shape attention_mask=128 "
         "--shape token_type_ids=128 --rate minilm=2000 --cost-per-hour 2.5"
     )
-    add(
-        parser, "models MODEL", "or a graph, for the models that it calls; default: all of the model service", nargs="*"
-    )
-    add(parser, "--repository DIR", "default: model_repository", Path, Path("model_repository"))
-    add(
-        parser,
+    option("models MODEL", "or a graph, for the models that it calls; default: all of the model service", nargs="*")
+    option("--repository DIR", "default: model_repository", Path, Path("model_repository"))
+    option(
         "--device NAME|FILE",
         "a GPU such as H100, a TOML file with memory_gib, bandwidth_gb_per_s and tflops, or this machine: this "
         "(default)",
         default="this",
     )
-    add(parser, "--num-devices N", "default: 1", positive_integer, 1)
-    add(parser, "--batch N", "largest batch; default: that of the model", positive_integer, 0)
-    add(
-        parser,
+    option("--num-devices N", "default: 1", positive_integer, 1)
+    option("--batch N", "largest batch; default: that of the model", positive_integer, 0)
+    option(
         "--shape [MODEL.]INPUT=1x128 ...",
         "dims of an input without the batch, where the configuration leaves some open; may be repeated",
         pair,
         dest="shapes",
     )
-    add(parser, "--rate MODEL=REQ_PER_S ...", "requests to be planned for; may be repeated", model_rate, dest="rates")
-    add(
-        parser,
+    option("--rate MODEL=REQ_PER_S ...", "requests to be planned for; may be repeated", model_rate, dest="rates")
+    option(
         "--declare MODEL=MIB:MS ...",
         "memory of an instance and time of a row of a model whose files do not tell, such as a Python model",
         pair,
         dest="declared",
     )
-    language = parser.add_argument_group("language models")
-    add(
-        language,
+    language = partial(add, parser.add_argument_group("language models"))
+    language(
         "--context N",
         "tokens of a prompt and its answer; default: a quarter of what the model can have",
         positive_integer,
         0,
     )
-    add(
-        language,
-        "--output-tokens N",
-        "of them the answer's; default: 128",
-        positive_integer,
-        128,
-        dest="num_output_tokens",
-    )
-    add(parser, "--cost-per-hour N", "of a device, in any currency", not_negative, 0.0)
+    language("--output-tokens N", "of them the answer's; default: 128", positive_integer, 128, dest="num_output_tokens")
+    option("--cost-per-hour N", "of a device, in any currency", not_negative, 0.0)
     _add_placement(parser)
     add_json_argument(parser)
 
 
 def _add_placement(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("placement")
-    add(group, "--fleet FILE", "TOML file of the hosts that have the device, in place of --num-devices", Path)
-    add(
-        group,
-        "--replicas MODEL=N ...",
-        "at least so many, in different failure domains; may be repeated",
-        model_replicas,
-    )
-    add(
-        group,
+    group = partial(add, parser.add_argument_group("placement"))
+    group("--fleet FILE", "TOML file of the hosts that have the device, in place of --num-devices", Path)
+    group("--replicas MODEL=N ...", "at least so many, in different failure domains; may be repeated", model_replicas)
+    group(
         "--max-models N",
         "replicas that may share a device or a MIG slice by turns; default: 8, or all models if they are more",
         positive_integer,
         0,
     )
-    add(group, "--save FILE", "keep models, devices and placement in a JSON file", Path)
-    add(group, "--check FILE", "tell what moves of a saved plan; status 1 if something does, or does not fit", Path)
-    add(group, "--instance-groups", "print the instance_group of config.pbtxt for each host and model")
-    add(group, "--kubernetes FILE", "write manifests that run the placement, as JSON", Path)
+    group("--save FILE", "keep models, devices and placement in a JSON file", Path)
+    group("--check FILE", "tell what moves of a saved plan; status 1 if something does, or does not fit", Path)
+    group("--instance-groups", "print the instance_group of config.pbtxt for each host and model")
+    group("--kubernetes FILE", "write manifests that run the placement, as JSON", Path)
 
 
 def model_replicas(text: str) -> tuple[str, int]:
@@ -117,12 +99,11 @@ def run(options: argparse.Namespace) -> int:
         raise UnsupportedError(
             f"{error.name} is not installed; install it with pip install 'weft-mesh[plan,model]'"
         ) from error
-    given = {field.name: getattr(options, field.name) for field in fields(PlanOptions) if hasattr(options, field.name)}
     parsed: dict[str, Any] = {name: dict(getattr(options, name)) for name in ("declared", "rates", "replicas")}
     try:
         parsed["shapes"] = shapes_of(dict(options.shapes))
         report = plan.make_report(
-            PlanOptions(**given | parsed),
+            made(PlanOptions, options, **parsed),
             announce=lambda text: print(f"weft plan: {text}", file=sys.stderr),
         )
         written = plan.write_outputs(report, options.save, options.kubernetes)

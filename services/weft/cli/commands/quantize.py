@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,30 +21,28 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft quantize``."""
+    option = partial(add, parser)
     parser.description = (
         "Write a copy of a language model with fewer bits per weight, and report what it costs; if that is "
         "more than --max-loss, write nothing."
     )
     parser.epilog = "example: weft quantize FOLDER --output SMALLER --method int4 --data texts.jsonl --max-loss 1%%"
-    add(parser, "folder FOLDER", "a Hugging Face folder with tokenizer.json", Path)
-    add(parser, "--output FOLDER", "must not exist", Path, required=True)
-    add(
-        parser,
+    option("folder FOLDER", "a Hugging Face folder with tokenizer.json", Path)
+    option("--output FOLDER", "must not exist", Path, required=True)
+    option(
         "--method",
         "8 or 4 bits, each weight rounded alone; gptq: 4 bits, chosen by what the data gives each layer",
         choices=QUANTIZATION_METHODS,
         required=True,
     )
-    add(
-        parser,
+    option(
         "--data FILE",
         "text like that which the model is for, or .jsonl with 'text' on each line; the last fifth is held out",
         Path,
         required=True,
     )
-    add(parser, "--max-loss 1%", "most that the perplexity may rise; default: 5%%", share, 0.05)
-    add(
-        parser,
+    option("--max-loss 1%", "most that the perplexity may rise; default: 5%%", share, 0.05)
+    option(
         "--group-size N",
         "inputs that share a scale, 0 for all; default: int8 all, int4 and gptq 32, nf4 64",
         not_negative_integer,

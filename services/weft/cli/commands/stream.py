@@ -3,11 +3,12 @@
 import argparse
 import asyncio
 import signal
+from functools import partial
 
 from weft.base.errors import UnsupportedError
 from weft.base.observing.logs import configure, get_logger
 from weft.base.text.argument_types import add, positive, positive_integer
-from weft.cli.arguments import add_router_arguments, pair, port
+from weft.cli.arguments import add_router_arguments, made, pair, port
 from weft.tools.request import parameter_value
 from weft.v2.client.channels import MAX_TIMEOUT_S
 from weft.v2.client.v2_client import V2Client
@@ -17,6 +18,7 @@ from weft.v2.server.metrics import serve_metrics
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft stream``."""
+    option = partial(add, parser)
     parser.description = (
         "Take messages from NATS JetStream, Redis Streams or Kafka, run each through a graph or model, and "
         "write the answers to a broker, at least once, until a signal ends it."
@@ -24,41 +26,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "example: weft stream triage --from nats://127.0.0.1:4222/tickets --to nats://127.0.0.1:4222/answers"
     )
-    add(parser, "graph GRAPH", "graph or model; NAME/VERSION for one version")
-    add(
-        parser,
+    option("graph GRAPH", "graph or model; NAME/VERSION for one version")
+    option(
         "--from SCHEME://HOST:PORT/TOPIC",
         "messages; options of the broker behind ?: docs/jobs.md",
         required=True,
         dest="source",
     )
-    add(parser, "--to SCHEME://HOST:PORT/TOPIC", "answers", required=True)
-    add(parser, "--dead-letters TOPIC", "messages without an answer, at the broker of --from; default: TOPIC.dead")
-    add(parser, "--group NAME", "consumers that share the messages; default: weft", default="weft")
-    add(parser, "--order-by FIELD", "answer messages with an equal value one after another", default="")
-    add(parser, "--column INPUT=FIELD ...", "default: the input's name", pair)
-    add(parser, "--write OUTPUT ...", "write only this; may be repeated")
-    add(parser, "--keep FIELD ...", "write this field of the message too")
-    add(parser, "--param NAME=VALUE ...", "parameter of every request", pair)
-    add(parser, "--rows-per-request N", "default: the largest batch", positive_integer, 0)
-    add(parser, "--max-inflight N", "messages in work; default: 256", positive_integer, 256)
-    add(
-        parser,
+    option("--to SCHEME://HOST:PORT/TOPIC", "answers", required=True)
+    option("--dead-letters TOPIC", "messages without an answer, at the broker of --from; default: TOPIC.dead")
+    option("--group NAME", "consumers that share the messages; default: weft", default="weft")
+    option("--order-by FIELD", "answer messages with an equal value one after another", default="")
+    option("--column INPUT=FIELD ...", "default: the input's name", pair)
+    option("--write OUTPUT ...", "write only this; may be repeated")
+    option("--keep FIELD ...", "write this field of the message too")
+    option("--param NAME=VALUE ...", "parameter of every request", pair)
+    option("--rows-per-request N", "default: the largest batch", positive_integer, 0)
+    option("--max-inflight N", "messages in work; default: 256", positive_integer, 256)
+    option(
         "--max-deliveries N",
         "a message that was delivered more often is a dead letter; default: 5",
         positive_integer,
         5,
     )
-    add(
-        parser,
+    option(
         "--ack-wait-s N",
         "the broker delivers a message again after so long without a sign of life; default: 30",
         positive,
         30.0,
     )
-    add(parser, "--timeout-ms N", "deadline of a request; default: 60000", positive, 60_000.0)
-    add(parser, "--grace-s N", "for what is in work at the end; default: 10", positive, 10.0)
-    add(parser, "--metrics-port PORT", "serve metrics there; 0: a free one", port)
+    option("--timeout-ms N", "deadline of a request; default: 60000", positive, 60_000.0)
+    option("--grace-s N", "for what is in work at the end; default: 10", positive, 10.0)
+    option("--metrics-port PORT", "serve metrics there; 0: a free one", port)
     add_router_arguments(parser)
 
 
@@ -75,22 +74,16 @@ async def _stream(options: argparse.Namespace) -> None:
     except ModuleNotFoundError as error:
         raise UnsupportedError(f"weft stream needs '{error.name}': pip install 'weft-mesh[streams]'") from error
     source, target = parse_address(options.source), parse_address(options.to)
-    job = StreamOptions(
-        graph=options.graph,
+    job = made(
+        StreamOptions,
+        options,
         source=source,
         target=target,
         dead_letters=options.dead_letters or f"{source.topic}.dead",
-        order_by=options.order_by,
         column_of=dict(options.column),
         outputs=options.write,
-        keep=options.keep,
         parameters={name: parameter_value(value) for name, value in options.param},
-        rows_per_request=options.rows_per_request,
-        max_inflight=options.max_inflight,
-        max_deliveries=options.max_deliveries,
         timeout_s=min(options.timeout_ms / 1000, MAX_TIMEOUT_S),
-        grace_s=options.grace_s,
-        ack_wait_s=options.ack_wait_s,
     )
     configure()
     metrics = StreamMetrics()

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 from weft.base.errors import WeftError
@@ -15,28 +16,28 @@ _STEPS_BETWEEN_LINES = 100
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft train-heads``."""
+    option = partial(add, parser)
     parser.description = (
         "Train Medusa heads for a language model on a text, for the engine's parameter `speculation`: "
         "medusa. The model is not changed. Prints how often each head is right on the last tenth of the text, which is "
         "not trained on."
     )
     parser.epilog = "example: weft train-heads model_repository/model/writer/1 --data my.txt --output heads"
-    add(parser, "folder FOLDER", "of the model: config.json, *.safetensors", Path)
-    add(
-        parser,
+    option("folder FOLDER", "of the model: config.json, *.safetensors", Path)
+    option(
         "--data FILE",
         "UTF-8 text like that to be served, or token ids: a 1-D array in a .npy file",
         Path,
         required=True,
     )
-    add(parser, "-o --output FOLDER", "gets the heads; made if it is not there", Path, required=True)
-    add(parser, "--force", "write over heads that exist")
-    add(parser, "--num-heads N", "most drafts of a step; default: 4", positive_integer, 4)
-    add(parser, "--num-steps N", "of the optimizer; default: 600", positive_integer, 600)
-    add(parser, "--learning-rate RATE", "largest; default: 0.008", positive, 0.008)
-    add(parser, "--max-tokens N", "of the text; default: 131072", positive_integer, 131072)
-    add(parser, "--seed N", "default: 0", not_negative_integer, 0)
-    add(parser, "--device DEVICE", "cpu, cuda or cuda:N; default: cpu", default="cpu")
+    option("-o --output FOLDER", "gets the heads; made if it is not there", Path, required=True)
+    option("--force", "write over heads that exist")
+    option("--num-heads N", "most drafts of a step; default: 4", positive_integer, 4)
+    option("--num-steps N", "of the optimizer; default: 600", positive_integer, 600)
+    option("--learning-rate RATE", "largest; default: 0.008", positive, 0.008)
+    option("--max-tokens N", "of the text; default: 131072", positive_integer, 131072)
+    option("--seed N", "default: 0", not_negative_integer, 0)
+    option("--device DEVICE", "cpu, cuda or cuda:N; default: cpu", default="cpu")
     add_json_argument(parser)
 
 

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -36,27 +37,25 @@ _MAX_MESSAGE_BYTES = (1 << 31) - 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``weft up``."""
+    option = partial(add, parser)
     parser.description = (
         "Start preprocess, model, postprocess and router as local processes; stop all of them at Ctrl-C."
     )
-    add(parser, "--repository DIR", "default: ./model_repository", Path, Path("model_repository"))
-    add(parser, "--host HOST", "address the router listens on; the others stay local", default="127.0.0.1")
-    add(parser, "--router-port N", "gRPC; 0 is any free port", port, ROUTER_PORT)
-    add(parser, "--metrics-port N", "the router's metrics; default: router port + 1", port)
-    add(
-        parser,
+    option("--repository DIR", "default: ./model_repository", Path, Path("model_repository"))
+    option("--host HOST", "address the router listens on; the others stay local", default="127.0.0.1")
+    option("--router-port N", "gRPC; 0 is any free port", port, ROUTER_PORT)
+    option("--metrics-port N", "the router's metrics; default: router port + 1", port)
+    option(
         "--http-port --openai-port N",
         "serve V2 over HTTP and OpenAI's interface there; 0 is any free port (default: do not)",
         port,
     )
-    add(
-        parser,
+    option(
         "--batch-dir DIR",
         "with --http-port: folder of the files and batches of OpenAI's interface (default: neither is offered)",
         Path,
     )
-    add(
-        parser,
+    option(
         "--in-process NAME,NAME",
         "run these services in the router's process, all of them if no name is given",
         services,
@@ -64,39 +63,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=MODEL_SERVICES,
     )
-    add(parser, "--router-workers N", "processes of the router, behind one port; default: 1", num_workers, 1)
-    add(
-        parser,
+    option("--router-workers N", "processes of the router, behind one port; default: 1", num_workers, 1)
+    option(
         "--replicas NAME=COUNT ...",
         "start so many processes of this service; may be repeated; default: one of each",
         replicas,
     )
-    add(
-        parser,
+    option(
         "--service-args NAME='ARGUMENTS' ...",
         "more arguments of this service, for example model='--load-on-demand --warm-models 2'; may be repeated",
         service_arguments,
     )
-    add(
-        parser,
+    option(
         "--max-message-bytes N",
         "largest message that the router takes and gives, and services behind with what it adds; default: 2 GiB",
         message_bytes,
     )
     add_wire_argument(parser)
     add_completion_argument(parser)
-    add(parser, "--json", "print one line of JSON with every endpoint and pid")
-    add(parser, "--stop-with-stdin", "stop when standard input ends, so as not to outlive the parent")
-    add(parser, "--start-timeout-s S", "default: 180", positive, 180.0)
-    add(parser, "--grace-s S", "how long stopping may take; default: 20", positive, 20.0)
-    add(parser, "--no-restart", "a service that dies stays dead, and the others go on")
-    add(
-        parser,
-        "--exit-on-error",
-        "end if a model or graph cannot be loaded; without it the others are served, and it is told",
+    option("--json", "print one line of JSON with every endpoint and pid")
+    option("--stop-with-stdin", "stop when standard input ends, so as not to outlive the parent")
+    option("--start-timeout-s S", "default: 180", positive, 180.0)
+    option("--grace-s S", "how long stopping may take; default: 20", positive, 20.0)
+    option("--no-restart", "a service that dies stays dead, and the others go on")
+    option(
+        "--exit-on-error", "end if a model or graph cannot be loaded; without it the others are served, and it is told"
     )
-    add(
-        parser,
+    option(
         "--hang-timeout-s S",
         "kill and restart a service that has not answered a health check for so long; 0: never; default: 30",
         not_negative,
@@ -108,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "poll and explicit are for models too, all of which are loaded first; the rest is for graphs alone",
         )
     )
-    add(parser, "--allow-client-shm", "clients on this machine may pass tensors to the router in shared memory")
+    option("--allow-client-shm", "clients on this machine may pass tensors to the router in shared memory")
     add_server_arguments(parser.add_argument_group("security of the router's ports"))
     add_limit_arguments(parser.add_argument_group("limits of connections, for every service"), has_defaults=False)
 
