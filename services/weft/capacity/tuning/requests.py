@@ -43,20 +43,11 @@ class RequestSet:
     arrivals_s: tuple[float, ...]
     source: str
 
-    @property
-    def rate_per_s(self) -> float:
-        """Mean rate of the recorded arrivals; 0 where none were recorded."""
-        if not self.arrivals_s:
-            return 0.0
-        return len(self.arrivals_s) / _period_s(self.arrivals_s)
-
 
 def generated(signature: ModelSignature, *, rows: int, seed: int) -> RequestSet:
     """Requests of random values: words, numbers from 0 to 1, small whole numbers; sizes that are open vary to 64.
 
-    Args:
-        signature: Of the graph or model; optional inputs are left out.
-        rows: Of each request; used where there is a batch dimension.
+    Optional inputs are left out; ``rows`` of each request count where there is a batch dimension.
     """
     numbers = np.random.default_rng(seed)
     payloads = []
@@ -141,10 +132,12 @@ def arrivals(requests: RequestSet, rate_per_s: float, duration_s: float, seed: i
     Recorded arrivals are repeated when they end, and come at ``rate_per_s`` if that is not 0; others are a Poisson
     process of that rate.
     """
-    if requests.arrivals_s:
-        faster = rate_per_s / requests.rate_per_s if rate_per_s else 1.0
-        period_s = _period_s(requests.arrivals_s)
-        times = (turn * period_s + at_s for turn in itertools.count() for at_s in requests.arrivals_s)
+    if recorded_s := requests.arrivals_s:
+        last_s, number = recorded_s[-1], len(recorded_s)
+        # To the last arrival, and a mean gap more.
+        period_s = last_s * number / (number - 1) if number > 1 and last_s > 0 else 1.0
+        faster = rate_per_s * period_s / number if rate_per_s else 1.0
+        times = (turn * period_s + at_s for turn in itertools.count() for at_s in recorded_s)
         planned: Iterator[float] = (at_s / faster for at_s in times)
     else:
         planned = arrivals_s(rate_per_s, Bounds(sys.maxsize, duration_s), seed)
@@ -152,12 +145,6 @@ def arrivals(requests: RequestSet, rate_per_s: float, duration_s: float, seed: i
         if at_s >= duration_s:
             return
         yield at_s, payload
-
-
-def _period_s(arrivals_s: Sequence[float]) -> float:
-    """Length of a recording: to its last arrival, and a mean gap more."""
-    last_s = arrivals_s[-1]
-    return last_s * len(arrivals_s) / (len(arrivals_s) - 1) if len(arrivals_s) > 1 and last_s > 0 else 1.0
 
 
 def _request_set(payloads: Sequence[bytes], arrivals_s: Sequence[float], path: str) -> RequestSet:

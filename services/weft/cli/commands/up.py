@@ -19,7 +19,16 @@ from weft.base.processes.process import Endpoint
 from weft.base.repository.control import add_completion_argument
 from weft.base.security.arguments import add_server_arguments, given_to_server, server_fault
 from weft.base.text.argument_types import add, not_negative, num_workers, positive
-from weft.cli.arguments import ROUTER_PORT, message_bytes, model_control, port, replicas, service_arguments, services
+from weft.cli.arguments import (
+    ROUTER_PORT,
+    made,
+    message_bytes,
+    model_control,
+    port,
+    replicas,
+    service_arguments,
+    services,
+)
 from weft.mesh.mesh import Mesh, MeshOptions
 from weft.mesh.preflight import MeshError
 from weft.mesh.service_names import GATEWAY, MODEL_SERVICES, ROUTER, is_public
@@ -111,18 +120,20 @@ def run(options: argparse.Namespace) -> int:
 
     SIGUSR1 replaces every service by a new process, one after another, without a gap.
     """
-    if 0 < options.router_port == options.metrics_port:
-        _complain(f"--router-port and --metrics-port are both {options.router_port}; choose two")
-        return 2
-    if options.batch_dir is not None and options.http_port is None:
-        _complain("--batch-dir needs --http-port, at which its files and batches are offered")
-        return 2
-    if fault := server_fault(options) or usage_fault(options) or _process_fault(options):
-        _complain(fault)
+    if fault := _port_fault(options) or server_fault(options) or usage_fault(options) or _process_fault(options):
+        print(f"weft: {fault}", file=sys.stderr)
         return 2
     if options.metrics_port is None:
         options.metrics_port = options.router_port + 1 if 0 < options.router_port < 65535 else 0
     return asyncio.run(_up(options))
+
+
+def _port_fault(options: argparse.Namespace) -> str:
+    if 0 < options.router_port == options.metrics_port:
+        return f"--router-port and --metrics-port are both {options.router_port}; choose two"
+    if options.batch_dir is not None and options.http_port is None:
+        return "--batch-dir needs --http-port, at which its files and batches are offered"
+    return ""
 
 
 def _process_fault(options: argparse.Namespace) -> str:
@@ -158,16 +169,14 @@ def _service_arguments(options: argparse.Namespace) -> dict[str, list[str]]:
 
 
 def _router_arguments(options: argparse.Namespace) -> list[str]:
-    limit = [] if options.max_message_bytes is None else [f"--max-message-bytes={options.max_message_bytes}"]
-    return [
-        *given(options),
-        *(["--allow-client-shm"] if options.allow_client_shm else []),
-        *given_to_server(options),
-        *_shared_arguments(options),
-        *limit,
-        *_worker_arguments(options),
-        *(argument for name, more in options.service_args if name == ROUTER for argument in more),
-    ]
+    arguments = [*given(options), *given_to_server(options), *_shared_arguments(options)]
+    if options.allow_client_shm:
+        arguments.append("--allow-client-shm")
+    if options.max_message_bytes is not None:
+        arguments.append(f"--max-message-bytes={options.max_message_bytes}")
+    if options.router_workers > 1:  # their parent kills one that hangs, within twice that time, before all would be
+        arguments += [f"--workers={options.router_workers}", f"--watchdog-abort-s={options.hang_timeout_s / 3:g}"]
+    return [*arguments, *(argument for name, more in options.service_args if name == ROUTER for argument in more)]
 
 
 def _shared_arguments(options: argparse.Namespace) -> list[str]:
@@ -176,33 +185,18 @@ def _shared_arguments(options: argparse.Namespace) -> list[str]:
     return [f"--wire={options.wire}", f"--strict-readiness={is_strict}", *given_limits(options)]
 
 
-def _worker_arguments(options: argparse.Namespace) -> list[str]:
-    """Several workers; their parent kills one that hangs, within twice that time, before all would be killed."""
-    if options.router_workers == 1:
-        return []
-    return [f"--workers={options.router_workers}", f"--watchdog-abort-s={options.hang_timeout_s / 3:g}"]
-
-
 async def _up(options: argparse.Namespace) -> int:
     output = _StandardError(is_json=options.json)
     mesh = Mesh(
-        MeshOptions(
-            repository=options.repository,
-            host=options.host,
-            router_port=options.router_port,
-            metrics_port=options.metrics_port,
-            http_port=options.http_port,
-            start_timeout_s=options.start_timeout_s,
-            grace_s=options.grace_s,
+        made(
+            MeshOptions,
+            options,
             router_arguments=_router_arguments(options),
             service_arguments=_service_arguments(options),
-            in_process=options.in_process,
             replicas=dict(options.replicas),
             is_restarting=not options.no_restart,
-            hang_timeout_s=options.hang_timeout_s,
             is_encrypted=options.tls_cert is not None,
             asks_for_keys=bool(options.auth_keys),
-            wire=options.wire,
         ),
         log=output.log,
         report=output.report,
@@ -215,13 +209,10 @@ async def _up(options: argparse.Namespace) -> int:
         if endpoints is None:
             output.report("stopped before the mesh was ready")
         else:
+            as_json = {name: endpoint.as_json() for name, endpoint in endpoints.items()}
+            text = json.dumps(as_json) if options.json else _as_text(endpoints, is_encrypted=bool(options.tls_cert))
             try:
-                print(
-                    _as_json(endpoints)
-                    if options.json
-                    else _as_text(endpoints, is_encrypted=options.tls_cert is not None),
-                    flush=True,
-                )
+                print(text, flush=True)
             except OSError as error:
                 raise MeshError(f"the endpoints cannot be written to standard output: {error.strerror}") from error
             await _until(stop, mesh.watch())
@@ -280,10 +271,6 @@ def _stop_event(
     return stop
 
 
-def _as_json(endpoints: Mapping[str, Endpoint]) -> str:
-    return json.dumps({name: endpoint.as_json() for name, endpoint in endpoints.items()})
-
-
 def _as_text(endpoints: Mapping[str, Endpoint], *, is_encrypted: bool) -> str:
     rows = [("service", "gRPC", "metrics")]
     router = endpoints[ROUTER]
@@ -331,7 +318,3 @@ class _StandardError:
     def _write(self, text: str) -> None:
         if self._writer is not None:
             self._writer.write(text)
-
-
-def _complain(message: str) -> None:
-    print(f"weft: {message}", file=sys.stderr)
