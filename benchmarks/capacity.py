@@ -25,11 +25,11 @@ from benchmarks.report import table
 from weft.backends.llm.settings import read_settings
 from weft.base.text.pbtxt import parse
 from weft.capacity.costs.language_model import LanguageModel, read_language_model
+from weft.capacity.estimates import FILENAMES, cost_model
 from weft.capacity.machine.profile import ENGINE, LINEAR, ONNX, RUNTIMES, TORCH, MachineProfile
 from weft.capacity.machine.runtimes import ModelService, call_of, generation_call, running_service
-from weft.capacity.plan.estimates import FILENAMES, cost_model
-from weft.capacity.plan.subjects import Subject, find_subjects
 from weft.capacity.roofline import ThisMachine
+from weft.capacity.subjects import Subject, find_subjects
 from weft_protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -13,9 +13,8 @@ from weft.base.errors import WeftError
 from weft.base.processes.malloc import available_bytes
 from weft.base.signature import ModelSignature
 from weft.capacity.tuning.graph_models import TunedGraph, restage, stage_graph
-from weft.capacity.tuning.load import Bounds, Load, caller, closed_loop, planned_loop
+from weft.capacity.tuning.load import Bounds, Load, RequestSet, arrivals, caller, closed_loop, planned_loop
 from weft.capacity.tuning.measurement import PERCENTILES, Measurement, TrialError
-from weft.capacity.tuning.requests import RequestSet, arrivals
 from weft.capacity.tuning.space import Configuration, Cost, SearchSpace
 from weft.jobs.target import JobTarget
 from weft.mesh.preflight import MeshError

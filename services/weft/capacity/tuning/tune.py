@@ -20,9 +20,9 @@ from weft.base.signature import ModelSignature
 from weft.capacity.machine.profile import cpu_model
 from weft.capacity.tuning.config_text import with_head
 from weft.capacity.tuning.graph_models import TunedGraph, check_output, read_graph, write_copy, write_in_place
+from weft.capacity.tuning.load import RequestSet, from_data, generated, open_data
 from weft.capacity.tuning.measurement import OBJECTIVES, Contest, Goal, LatencyLimit, Measurement, TrialLoad
 from weft.capacity.tuning.mesh import MeshBench
-from weft.capacity.tuning.requests import RequestSet, from_data, generated, open_data
 from weft.capacity.tuning.search import Search, SearchLimits, SearchResult
 from weft.capacity.tuning.space import IN_PROCESS, Configuration, Machine, SearchSpace, make_space
 from weft.capacity.tuning.trials import Study, TrialRecord, pareto

@@ -16,9 +16,18 @@ from weft.base.errors import RemoteError, UnsupportedError
 from weft.base.signature import TensorSpec
 from weft.base.text.argument_types import add, positive
 from weft.base.text.printable import printable
-from weft.cli.answers import ask_for_stream, names_similar_models, print_stream, render_result, result_as_json
+from weft.cli.answers import (
+    ask_for_stream,
+    names_similar_models,
+    painter,
+    print_stream,
+    read_trace,
+    render_result,
+    render_trace,
+    result_as_json,
+    span_ms,
+)
 from weft.cli.arguments import add_json_argument, add_request_arguments, add_router_arguments, named_file
-from weft.cli.trace import painter, read_trace, render_trace, span_ms
 from weft.tools.request import build_inputs, content_of, parameter_value
 from weft.v2.client.channels import MAX_TIMEOUT_S
 from weft.v2.client.v2_client import V2Client

@@ -92,9 +92,9 @@ def run(options: argparse.Namespace) -> int:
     """Print the report; 0, or 1 if a model cannot be planned, fits nowhere or has no place."""
     try:
         # optional packages, and slow to import
-        from weft.capacity.plan import report as plan  # noqa: PLC0415
-        from weft.capacity.plan.estimates import PlanOptions  # noqa: PLC0415
-        from weft.capacity.plan.subjects import shapes_of  # noqa: PLC0415
+        from weft.capacity import report as plan  # noqa: PLC0415
+        from weft.capacity.estimates import PlanOptions  # noqa: PLC0415
+        from weft.capacity.subjects import shapes_of  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise UnsupportedError(
             f"{error.name} is not installed; install it with pip install 'weft-mesh[plan,model]'"

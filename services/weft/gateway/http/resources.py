@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 
 from starlette.requests import Request
 
-from weft.base.caching.expiring import ExpiringCache
+from weft.base.caching.response_cache import ExpiringCache
 from weft.base.processes.malloc import give_back_freed_memory
 from weft.gateway.http.body import BytesInWork, read_body
 from weft.gateway.http.request_context import RequestContext

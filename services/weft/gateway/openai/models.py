@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from weft.base.caching.expiring import ExpiringCache
+from weft.base.caching.response_cache import ExpiringCache
 from weft.base.errors import NotFoundError, RemoteError
 from weft.gateway.errors import RequestError
 from weft.gateway.openai.endpoint import ServedModel

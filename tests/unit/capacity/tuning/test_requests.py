@@ -11,7 +11,7 @@ import pytest
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import decode
-from weft.capacity.tuning.requests import RequestSet, arrivals, from_data, generated
+from weft.capacity.tuning.load import RequestSet, arrivals, from_data, generated
 from weft.v2.protocol.wire import call_from_request
 from weft_protos import grpc_service_pb2 as pb
 

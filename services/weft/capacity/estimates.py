@@ -11,8 +11,8 @@ from weft.base.signature import ModelSignature
 from weft.capacity.costs import BatchCost, CostModel
 from weft.capacity.costs.language_model import read_language_model
 from weft.capacity.devices import DeviceSpec
-from weft.capacity.plan.subjects import Subject
 from weft.capacity.roofline import DeviceTarget, Timing
+from weft.capacity.subjects import Subject
 
 #: File of a version folder by backend, unless the configuration names another.
 FILENAMES = {"onnxruntime": "model.onnx", "pytorch": "model.pt2"}

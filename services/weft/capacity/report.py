@@ -9,13 +9,13 @@ from typing import Any
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.text.suggestion import suggestion
 from weft.capacity.devices import DeviceSpec
+from weft.capacity.estimates import Estimate, PlanOptions, estimate, with_declared
 from weft.capacity.placement import Device, Problem, Solution, Workload, place
 from weft.capacity.placement.outputs import instance_groups, kubernetes_text, load, save, to_json
 from weft.capacity.placement.place import CheckedChange, check_change
 from weft.capacity.placement.problem import MAX_REPLICAS, mig_profiles, read_fleet
-from weft.capacity.plan.estimates import Estimate, PlanOptions, estimate, with_declared
-from weft.capacity.plan.subjects import Subject, find_models, read_subject
 from weft.capacity.roofline import DeviceTarget, Timing, find_target
+from weft.capacity.subjects import Subject, find_models, read_subject
 from weft.jobs.atomic_files import replace_file
 
 #: Share of a device's time that is planned for; the rest is for bursts.
