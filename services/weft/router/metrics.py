@@ -7,12 +7,12 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from weft.language.bandit_algorithms import Arm
-from weft.router.admission import AdmissionController
+from weft.router.admission.controller import AdmissionController
 from weft.router.policies import POLICIES
 from weft.router.reporting.counters import StepCounters
 from weft.router.repository.files import GraphRepository
 from weft.router.repository.table import GraphTable
-from weft.router.steps import FALLBACK_COUNTERS, SHADOW_COUNTERS
+from weft.router.steps.step import FALLBACK_COUNTERS, SHADOW_COUNTERS
 from weft.router.target import RetryBudget
 from weft.router.targets.catalog import TargetCatalog
 from weft.router.targets.replicated import ReplicatedTarget

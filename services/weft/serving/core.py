@@ -13,8 +13,7 @@ from weft.base.classification import check_classification, classified
 from weft.base.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult, ParameterValue
 from weft.base.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError, WeftError
 from weft.base.observing.logs import get_logger
-from weft.base.repository.control import DEFAULT_POLL_S, ClientControl
-from weft.base.repository.watcher import RepositoryWatcher
+from weft.base.repository.control import DEFAULT_POLL_S, ClientControl, RepositoryWatcher
 from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics
 from weft.serving.backends.base import Backend

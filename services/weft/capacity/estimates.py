@@ -8,15 +8,16 @@ from pathlib import Path
 from weft.backends.llm.settings import read_settings
 from weft.base.errors import InvalidArgumentError, NotFoundError, UnsupportedError
 from weft.base.signature import ModelSignature
+from weft.capacity.costs import BatchCost, CostModel
 from weft.capacity.costs.language_model import read_language_model
-from weft.capacity.costs.operation import BatchCost, CostModel
 from weft.capacity.devices import DeviceSpec
-from weft.capacity.plan.subjects import Subject
-from weft.capacity.plan.target import DeviceTarget
-from weft.capacity.roofline import Timing
+from weft.capacity.roofline import DeviceTarget, Timing
+from weft.capacity.subjects import Subject
 
 #: File of a version folder by backend, unless the configuration names another.
 FILENAMES = {"onnxruntime": "model.onnx", "pytorch": "model.pt2"}
+_THREADS = {"onnxruntime": "intra_op_thread_count", "pytorch": "INTRA_OP_THREAD_COUNT"}
+_MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,7 @@ class Estimate:
     """A model on a device.
 
     Attributes:
-        model, backend, device: Names.
-        num_instances: That ``memory`` is of.
-        memory: None: it cannot be known.
+        memory: Of ``num_instances``; None: it cannot be known.
         unit: What ``rate_per_s`` counts: ``"requests"`` of one row, or ``"tokens"``.
         max_batch: Rows, or sequences, of ``time_max``.
         time_1, time_max: Of a batch of one and of the largest; of language models a step of decoding.
@@ -65,9 +64,8 @@ class Estimate:
         prefill_per_s: Tokens of prompts per second; of language models.
         rate_per_s: What one instance does.
         requests_per_s: Requests of one instance: of one row, or of a prompt and its answer.
-        cost_per_million: Of requests or tokens, in the currency of ``--cost-per-hour``.
+        cost_per_million: Of requests or tokens, in the currency of ``--cost-per-hour``; None: unknown.
         missing_bytes: By how much the model does not fit into the device; 0: it fits.
-        notes: What the reader should know.
         fault: Why nothing could be estimated, although it could be asked for; "": nothing is wrong.
     """
 
@@ -92,16 +90,20 @@ class Estimate:
     notes: tuple[str, ...] = ()
     fault: str = ""
 
+    def priced(self, cost_per_hour: float) -> "Estimate":
+        """With what a million of what a device does costs, where the price and the rate are known."""
+        rate = self.rate_per_s * self.num_instances
+        cost = cost_per_hour / 3600 / rate * 1e6 if cost_per_hour and rate else None
+        return replace(self, cost_per_million=cost)
+
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What the user asks.
+    """What the user asks, as the options of ``weft plan`` describe it.
 
     Attributes:
-        repository: Of the models.
         models: Their names; () for all of the model service.
         device: Name of a device, ``"this"``, or a file.
-        num_devices: That many of it.
         batch: Largest batch; 0: that of each configuration.
         shapes: Dims of inputs by name, for dimensions that configurations leave open.
         declared: ``MIB:MS`` by model, for what cannot be told from files.
@@ -110,7 +112,7 @@ class PlanOptions:
         num_output_tokens: Of them, the answer's.
         cost_per_hour: Of the device; 0: unknown.
         profile_file: Where figures of this machine are kept; None: the user's cache folder.
-        fleet: A file of hosts with such devices, see ``weft.capacity.placement.fleet``; None: ``num_devices`` hosts.
+        fleet: A file of hosts with such devices; None: ``num_devices`` hosts.
         replicas: The fewest replicas by model.
         max_models: That may share a device or slice; 0: eight, or all if they are more.
         check: A saved plan that is in use.
@@ -134,16 +136,6 @@ class PlanOptions:
     check: Path | None = None
 
 
-def _cost_per_million(cost_per_hour: float, rate_per_s: float) -> float | None:
-    """Of a million of what a device does at this rate; None where either is unknown."""
-    return cost_per_hour / 3600 / rate_per_s * 1e6 if cost_per_hour and rate_per_s else None
-
-
-_LLM = "llm"
-_THREADS = {"onnxruntime": "intra_op_thread_count", "pytorch": "INTRA_OP_THREAD_COUNT"}
-_MIB = 2**20
-
-
 def estimate(subject: Subject, target: DeviceTarget, options: PlanOptions) -> Estimate:
     """What a model needs and achieves.
 
@@ -152,40 +144,40 @@ def estimate(subject: Subject, target: DeviceTarget, options: PlanOptions) -> Es
         NotFoundError: The model's file is missing.
         UnsupportedError: What reads it is not installed, or this machine cannot be measured.
     """
-    if subject.backend == _LLM:
-        return _language(subject, target, options)
+    blank = Estimate(subject.name, subject.backend, target.spec.name, subject.num_instances)
+    if subject.backend == "llm":
+        return _language(blank, subject, target, options).priced(options.cost_per_hour)
     file = subject.context.directory / (subject.filename or FILENAMES.get(subject.backend, ""))
     model = cost_model(subject.backend, file, subject.context.signature)
     if model is None:
         note = f"{subject.backend}: its memory and time cannot be told from its files; declare them with --declare"
-        return Estimate(
-            subject.name, subject.backend, target.spec.name, subject.num_instances,
-            max_batch=options.batch or subject.max_batch_size, notes=(note,),
-        )  # fmt: skip
-    return _tensor(subject, model, target, options)
+        return replace(blank, max_batch=options.batch or subject.max_batch_size, notes=(note,))
+    return _tensor(blank, subject, model, target, options).priced(options.cost_per_hour)
 
 
-def _tensor(subject: Subject, model: CostModel, target: DeviceTarget, options: PlanOptions) -> Estimate:
+def _tensor(
+    blank: Estimate, subject: Subject, model: CostModel, target: DeviceTarget, options: PlanOptions
+) -> Estimate:
     shapes = _checked_shapes(subject, options)
-    spec = target.spec
+    spec, num = target.spec, subject.num_instances
     most = min(options.batch or subject.max_batch_size, _rows_of_bucket(subject, shapes))
     if subject.context.signature.max_batch_size == 0:
         most = 1
     one, largest = model.batch(1, shapes), model.batch(most, shapes)
-    timer = target.batches(subject.backend, int(subject.context.parameters.get(_THREADS[subject.backend], "1")))
-    time_1, time_max = timer.batch(one), timer.batch(largest)
-    memory = _memory(subject, model, target, largest)
+    num_threads = int(subject.context.parameters.get(_THREADS[subject.backend], "1"))
+    time_1, time_max = (target.batch(subject.backend, num_threads, cost) for cost in (one, largest))
+    weights = model.weights.num_bytes + (model.weights.packed_bytes if spec.is_cpu else 0)
+    # A GPU's arena grows to powers of two; pages of a CPU's that are not written take no memory.
+    arena = 0 if spec.is_cpu else (1 << max(largest.peak_bytes - 1, 0).bit_length()) - largest.peak_bytes
+    runtime = target.runtime_bytes(subject.backend)
+    memory = MemoryUse(runtime, num * weights, num * largest.peak_bytes, num * arena)
     request_s = target.request_s(subject.backend, (largest.input_bytes + largest.output_bytes) // most)
     rate = most / max(time_max.seconds, most * request_s) if request_s else most / time_max.seconds
     per_row = (largest.peak_bytes - one.peak_bytes) / max(most - 1, 1)
-    fixed = memory.runtime + memory.weights
-    free = (spec.memory_bytes - fixed) / subject.num_instances
-    return Estimate(
-        subject.name,
-        subject.backend,
-        spec.name,
-        subject.num_instances,
-        memory,
+    free = (spec.memory_bytes - memory.runtime - memory.weights) / num
+    return replace(
+        blank,
+        memory=memory,
         max_batch=most,
         time_1=time_1,
         time_max=time_max,
@@ -193,18 +185,8 @@ def _tensor(subject: Subject, model: CostModel, target: DeviceTarget, options: P
         largest_batch=max(int(free / max(per_row or one.peak_bytes, 1)), 0),
         rate_per_s=rate,
         requests_per_s=rate,
-        cost_per_million=_cost_per_million(options.cost_per_hour, rate * subject.num_instances),
         missing_bytes=max(memory.total - spec.memory_bytes, 0),
     )
-
-
-def _memory(subject: Subject, model: CostModel, target: DeviceTarget, largest: BatchCost) -> MemoryUse:
-    num = subject.num_instances
-    is_cpu = target.spec.is_cpu
-    weights = model.weights.num_bytes + (model.weights.packed_bytes if is_cpu else 0)
-    # A GPU's arena grows to powers of two; pages of a CPU's that are not written take no memory.
-    arena = 0 if is_cpu else (1 << max(largest.peak_bytes - 1, 0).bit_length()) - largest.peak_bytes
-    return MemoryUse(target.runtime_bytes(subject.backend), num * weights, num * largest.peak_bytes, num * arena)
 
 
 def _ridge(one: BatchCost, largest: BatchCost, spec: DeviceSpec, backend: str) -> int | None:
@@ -213,7 +195,9 @@ def _ridge(one: BatchCost, largest: BatchCost, spec: DeviceSpec, backend: str) -
     kind = "tf32" if backend == "onnxruntime" and "tf32" in spec.flops_per_s else "fp32"
     rows = max(largest.num_rows, 1)
     intensity = spec.ridge(kind)
-    per_row = largest.num_flops / rows - intensity * (largest.moved_bytes - weights) / rows
+    num_flops = sum(operation.num_flops for operation in largest.operations)
+    moved_bytes = sum(operation.weight_bytes + operation.moved_bytes for operation in largest.operations)
+    per_row = num_flops / rows - intensity * (moved_bytes - weights) / rows
     return max(1, round(intensity * weights / per_row)) if per_row > 0 else None
 
 
@@ -249,82 +233,60 @@ def _checked_shapes(subject: Subject, options: PlanOptions) -> dict[str, tuple[i
     return shapes
 
 
-def _language(subject: Subject, target: DeviceTarget, options: PlanOptions) -> Estimate:
-    spec = target.spec
+def _language(blank: Estimate, subject: Subject, target: DeviceTarget, options: PlanOptions) -> Estimate:
+    spec, num = target.spec, subject.num_instances
     settings = read_settings(subject.context, subject.instance(on_gpu=not spec.is_cpu))
     engine = settings.engine
+    is_auto = engine.dtype == "auto"
     model = read_language_model(
         subject.context.directory,
-        replace(engine, dtype="float32") if engine.dtype == "auto" else engine,
+        replace(engine, dtype="float32") if is_auto else engine,
         needs_files=settings.has_weights,
     )
-    if engine.dtype == "auto":
-        model = replace(model, engine=replace(engine, dtype=_dtype(model.config.dtype, target)))
+    if is_auto:
+        model = replace(model, engine=replace(engine, dtype=target.compute_dtype(model.config.dtype)))
     longest = engine.max_model_len or model.config.max_context_len
     context = options.context or max(longest // 4, 2)
     if context > longest:
         raise InvalidArgumentError(
             f"--context {context} is longer than model '{subject.name}' allows; give at most {longest}"
         )
-    runtime = target.runtime_bytes(_LLM)
+    runtime = target.runtime_bytes("llm")
     taken = runtime + model.weight_bytes
     room = max(int((spec.memory_bytes - taken - model.activation_bytes) * 0.9), 0)
-    num_fit = room // model.sequence_bytes(context)
+    per_sequence = model.sequence_bytes(context)
+    num_fit = room // per_sequence
     declared = bool(engine.num_blocks or engine.kv_cache_bytes or spec.is_cpu)
     most = min(options.batch or engine.max_num_seqs, max(num_fit, 1))
-    kv = model.kv_bytes(spec.memory_bytes, taken) if declared else most * model.sequence_bytes(context)
-    notes = []
-    if declared and kv // model.sequence_bytes(context) < most:
-        most = max(kv // model.sequence_bytes(context), 1)
-        notes.append(f"its KV cache of {kv / _MIB:.0f} MiB holds {most} sequences of {context} tokens")
-    if not declared:
-        notes.append(f"set kv_cache_bytes to {kv}, or the engine takes 90 % of what is free")
-    memory = MemoryUse(
-        runtime,
-        subject.num_instances * model.weight_bytes,
-        subject.num_instances * model.activation_bytes,
-        0,
-        subject.num_instances * kv,
-    )
-    timer = target.steps(engine.num_threads)
-    one, step = timer.decode(model, 1, context), timer.decode(model, most, context)
+    kv = model.kv_bytes(spec.memory_bytes, taken) if declared else most * per_sequence
+    notes = () if declared else (f"set kv_cache_bytes to {kv}, or the engine takes 90 % of what is free",)
+    if declared and kv // per_sequence < most:
+        most = max(kv // per_sequence, 1)
+        notes = (f"its KV cache of {kv / _MIB:.0f} MiB holds {most} sequences of {context} tokens",)
+    memory = MemoryUse(runtime, num * model.weight_bytes, num * model.activation_bytes, 0, num * kv)
+    one, step = target.decode(model, 1, context), target.decode(model, most, context)
     chunk = min(engine.max_num_batched_tokens, context)
-    prefill = timer.prefill(model, chunk, chunk)
+    prefill = target.prefill(model, chunk, chunk)
     num_output = min(options.num_output_tokens, context - 1)
     prompt_s = (context - num_output) / chunk * prefill.seconds
     rate = most / step.seconds
-    return Estimate(
-        subject.name,
-        subject.backend,
-        spec.name,
-        subject.num_instances,
-        memory,
+    return replace(
+        blank,
+        memory=memory,
         unit="tokens",
         max_batch=most,
         time_1=one,
         time_max=step,
-        ridge_batch=timer.ridge(model),
+        ridge_batch=target.ridge(model),
         largest_batch=num_fit,
         context=context,
         largest_context=model.largest_context(room),
         prefill_per_s=chunk / prefill.seconds,
         rate_per_s=rate,
         requests_per_s=1 / (prompt_s + num_output / rate),
-        cost_per_million=_cost_per_million(options.cost_per_hour, rate * subject.num_instances),
         missing_bytes=max(memory.total - spec.memory_bytes, 0),
-        notes=tuple(notes),
+        notes=notes,
     )
-
-
-def _dtype(published: str, target: DeviceTarget) -> str:
-    """The type that the engine computes in: on a CPU float32 where that is faster."""
-    if not target.spec.is_cpu or published == "float32":
-        return published
-    timer = target.steps(1)
-    rates = getattr(getattr(timer, "products", None), "products", {})
-    own, wide = ([rate for _, rows, rate in rates.get(kind, ()) if rows in (1, 32)] for kind in (published, "float32"))
-    is_slower = not own or any(a * 1.1 < b for a, b in zip(own, wide, strict=True))
-    return "float32" if is_slower else published
 
 
 def with_declared(each: Estimate, text: str, spec: DeviceSpec, cost_per_hour: float) -> Estimate:
@@ -354,10 +316,9 @@ def with_declared(each: Estimate, text: str, spec: DeviceSpec, cost_per_hour: fl
         time_max=Timing(seconds * each.max_batch, "declared"),
         rate_per_s=1 / seconds,
         requests_per_s=1 / seconds,
-        cost_per_million=_cost_per_million(cost_per_hour, each.num_instances / seconds),
         missing_bytes=max(memory.total - spec.memory_bytes, 0),
         notes=("as declared",),
-    )
+    ).priced(cost_per_hour)
 
 
 def cost_model(backend: str, file: Path, signature: ModelSignature) -> CostModel | None:

@@ -1,7 +1,7 @@
 """The models that are planned for, as a repository's files declare them."""
 
 import errno
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,11 +10,8 @@ from weft.base.repository.layout import CONFIG_FILENAME
 from weft.base.text.suggestion import suggestion
 from weft.router.repository.files import GraphRepository
 from weft.serving.backends.base import InstanceContext, ModelContext
-from weft.serving.config import ModelDefinition
 from weft.tools.compiled import load_plan
 from weft.tools.offline import GRAPH_FOLDER, define_offline, model_folders
-
-_MODEL_SERVICE = "model"
 
 
 @dataclass(frozen=True)
@@ -22,9 +19,7 @@ class Subject:
     """A model version.
 
     Attributes:
-        name: Of the model.
         service: Folder of the repository that it is in.
-        backend: Of its configuration.
         context: Signature, folder and parameters of the highest version that is served.
         num_instances: On all its devices together, as ``instance_group`` declares them.
         max_batch_size: Largest batch; 1 where there is no batch dimension.
@@ -61,25 +56,25 @@ def find_models(repository: Path, names: Sequence[str]) -> dict[str, tuple[str, 
     if not repository.is_dir():
         raise NotFoundError(f"there is no folder {repository}; give the model repository with --repository")
     found = model_folders(repository)
+    names = names or [name for name, (service, _) in found.items() if service == "model"]
     if not names:
-        names = [name for name, (service, _) in found.items() if service == _MODEL_SERVICE]
-        if not names:
-            raise NotFoundError(f"{repository} has no model; give the model repository with --repository")
-    called = (model for name in names for model in ([name] if name in found else _called(name, repository, found)))
+        raise NotFoundError(f"{repository} has no model; give the model repository with --repository")
+    folder = repository / GRAPH_FOLDER
+    called: list[str] = []
+    for name in names:
+        if name in found:
+            called.append(name)
+            continue
+        graphs = GraphRepository(folder).scan() if folder.is_dir() else {}
+        if name.partition("/")[0] not in graphs:
+            raise NotFoundError(
+                f"there is no model or graph '{name}' in {repository}{suggestion(name, [*found, *graphs])}"
+            )
+        models = sorted({model for _, model in load_plan(name, repository).dependencies})
+        if missing := [model for model in models if model not in found]:
+            raise NotFoundError(f"graph '{name}' calls '{missing[0]}', which is no model of {repository}")
+        called += models
     return {name: found[name] for name in called}
-
-
-def _called(name: str, repository: Path, models: Collection[str]) -> list[str]:
-    """The models that the steps of a graph call."""
-    graphs = GraphRepository(repository / GRAPH_FOLDER).scan() if (repository / GRAPH_FOLDER).is_dir() else {}
-    if name.partition("/")[0] not in graphs:
-        raise NotFoundError(
-            f"there is no model or graph '{name}' in {repository}{suggestion(name, [*models, *graphs])}"
-        )
-    called = sorted({model for _, model in load_plan(name, repository).dependencies})
-    if missing := [model for model in called if model not in models]:
-        raise NotFoundError(f"graph '{name}' calls '{missing[0]}', which is no model of {repository}")
-    return called
 
 
 def read_subject(service: str, folder: Path) -> Subject:
@@ -93,7 +88,7 @@ def read_subject(service: str, folder: Path) -> Subject:
     if not config.is_file():
         raise NotFoundError(f"there is no {config}; a model is planned by its configuration")
     try:
-        definition: ModelDefinition = define_offline(config)
+        definition = define_offline(config)
     except WeftError as error:
         raise InvalidArgumentError(f"{config} has errors, which `weft check` shows: {error.message}") from error
     except OSError as error:
@@ -101,28 +96,22 @@ def read_subject(service: str, folder: Path) -> Subject:
     version, context = max(definition.contexts.items(), key=lambda item: item[0])
     if not context.directory.is_dir():
         raise NotFoundError(f"model '{folder.name}' has no folder {version}; build or fetch the model")
+    num_instances = len(definition.instances)
+    if any(instance.kind != "CPU" for instance in definition.instances):  # on each GPU: files may name any
+        num_instances = max(sum(max(group.count, 1) for group in definition.config.instance_group), 1)
     return Subject(
         folder.name,
         service,
         definition.config.backend,
         context,
-        len(definition.instances) if all(i.kind == "CPU" for i in definition.instances) else _per_gpu(definition),
+        num_instances,
         max(definition.config.max_batch_size, 1),
         definition.config.default_model_filename,
     )
 
 
-def _per_gpu(definition: ModelDefinition) -> int:
-    """Instances on each GPU: files may name any, so groups of all GPUs count once."""
-    return max(sum(max(group.count, 1) for group in definition.config.instance_group), 1)
-
-
 def shapes_of(text: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
-    """``INPUT=1x128`` as dims by input.
-
-    Raises:
-        InvalidArgumentError: A dimension is no whole number above 0.
-    """
+    """``INPUT=1x128`` as dims by input. Raises InvalidArgumentError for a dimension that is no whole number above 0."""
     shapes = {}
     for name, spelled in text.items():
         parts = spelled.lower().split("x")
