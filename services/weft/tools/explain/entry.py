@@ -26,27 +26,9 @@ class StepOutcome(Enum):
         return self in (StepOutcome.RUNS, StepOutcome.MAYBE, StepOutcome.FAILS, StepOutcome.ON_ERROR)
 
 
-@dataclass(slots=True)
-class Failure:
-    """Why a step or node fails.
-
-    Attributes:
-        message: ``INVALID_ARGUMENT: ...`` as the client would see it.
-        is_final: No fallback and no softness helps.
-    """
-
-    message: str
-    is_final: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """An output of the graph that the answer lacks, or may lack.
-
-    Attributes:
-        name: Of the output.
-        depends_on: What decides it; empty where the answer certainly lacks it.
-    """
+    """An output of the graph that the answer lacks, or may lack, if ``depends_on`` says what decides it."""
 
     name: str
     depends_on: tuple[str, ...] = ()
@@ -57,19 +39,16 @@ class ExplainedStep:
     """One step, or the root node.
 
     Attributes:
-        name: Of the step.
         path: For example ``root/clf[de]``.
         target: ``bert_de@3``, ``node by_language``, ``graph inner/7``.
         kind: "model" or the kind of the node.
-        outcome: What becomes of it.
-        why: Reasons for that.
+        why: Reasons for the outcome.
         depends_on: Tensors that decide it and are not known: ``LANG of lid -> lang_id``.
         decisions: How the node inside chooses or combines.
         notes: Policies and softness.
-        left_out: Of the root: outputs that the answer lacks, or may lack.
+        left_out: Of the root.
         may_fail: Errors that unknown values may lead to.
-        failure: Why it fails for certain.
-        soft_failure: The same of a step that the request goes on without.
+        failure: Why it fails for certain, ``INVALID_ARGUMENT: ...`` as the client would see it; "" if it may not.
         deadline_ms: It has at most that long; None without limit.
         num_rounds: Of a loop, at most.
         stream: Decoupled step for each of whose responses it runs once; "" for none.
@@ -91,8 +70,7 @@ class ExplainedStep:
     notes: list[str] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     may_fail: list[str] = field(default_factory=list)
-    failure: Failure | None = None
-    soft_failure: Failure | None = None
+    failure: str = ""
     deadline_ms: float | None = None
     num_rounds: int = 1
     stream: str = ""
@@ -102,20 +80,20 @@ class ExplainedStep:
     step: StepPlan | None = None
     node: NodePlan | None = None
 
+    @classmethod
+    def of(cls, step: StepPlan, outcome: StepOutcome, why: Iterable[str] = ()) -> "ExplainedStep":
+        """The entry of a step."""
+        kind = step.action.kind if isinstance(step.action, NodePlan) else "model"
+        return cls(step.name, step.path, target_text(step.action), kind, outcome, list(why), step=step)
 
-def entry_of(step: StepPlan, node: NodePlan, outcome: StepOutcome) -> ExplainedStep:
-    """The entry of a step of ``node``, with what its policies say."""
-    soft = ["soft: the request goes on without it"] if step.is_soft else []
-    waits = node.describe().waits_of(node.steps.index(step)) if step in node.steps else []
-    notes = [*waits, *soft, *default_texts(step, node), *policy_texts(step)]
-    kind = step.action.kind if isinstance(step.action, NodePlan) else "model"
-    return ExplainedStep(step.name, step.path, target_text(step.action), kind, outcome, notes=notes, step=step)
-
-
-def skipped(step: StepPlan, why: Iterable[str], outcome: StepOutcome = StepOutcome.SKIPPED) -> ExplainedStep:
-    """The entry of a step that does not run."""
-    kind = step.action.kind if isinstance(step.action, NodePlan) else "model"
-    return ExplainedStep(step.name, step.path, target_text(step.action), kind, outcome, list(why), step=step)
+    def noted(self, node: NodePlan) -> "ExplainedStep":
+        """The same with what the policies of the step, one of ``node``, say."""
+        if self.step is not None:
+            step = self.step
+            soft = ["soft: the request goes on without it"] if step.is_soft else []
+            waits = node.describe().waits_of(node.steps.index(step)) if step in node.steps else []
+            self.notes = [*waits, *soft, *default_texts(step, node), *policy_texts(step)]
+        return self
 
 
 def make_unsure(entries: Iterable[ExplainedStep], depends_on: str) -> None:

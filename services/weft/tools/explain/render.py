@@ -4,21 +4,17 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from weft.language.description import counted
+from weft.language.plan import NodePlan
 from weft.tools.explain.entry import ExplainedStep, StepOutcome
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Calls of models, shadows not counted.
-
-    Attributes:
-        usual: At most, if nothing fails and nothing is slow.
-        worst: With every attempt, hedge and fallback.
-        shadows: Copies at most, on top.
-    """
+    """Calls at most: if nothing fails and nothing is slow; with every retry, hedge and fallback; of shadows."""
 
     usual: int = 0
     worst: int = 0
@@ -33,9 +29,8 @@ def count_calls(entry: ExplainedStep) -> Calls:
     if not entry.outcome.can_run:
         return Calls()
     inner = _inner_calls(entry)
-    step = entry.step
     below = [count_calls(child) for child in entry.children if _is_fallback(entry, child)]
-    factor = math.prod(policy.num_calls for policy in step.policies) if step is not None else 1
+    factor = math.prod(policy.num_calls for policy in entry.step.policies) if entry.step is not None else 1
     return Calls(
         inner.usual,
         inner.worst * factor + sum(calls.worst for calls in below),
@@ -47,23 +42,18 @@ def _inner_calls(entry: ExplainedStep) -> Calls:
     if entry.node is None:
         return Calls(1, 1)
     calls = [count_calls(child) for child in entry.children]
-    own = [places for _, places in entry.together]
-    usual = [places for has_trouble, places in entry.together if not has_trouble]
-    return Calls(
-        max((sum(calls[place].usual for place in places) for places in usual), default=0) * entry.num_rounds,
-        max((sum(calls[place].worst for place in places) for places in own), default=0) * entry.num_rounds,
-        sum(calls[entry.children.index(child)].shadows for child in _inside(entry)) * entry.num_rounds,
+    usual = [sum(calls[at].usual for at in places) for has_trouble, places in entry.together if not has_trouble]
+    worst = [sum(calls[at].worst for at in places) for _, places in entry.together]
+    shadows = sum(
+        one.shadows for one, child in zip(calls, entry.children, strict=True) if not _is_fallback(entry, child)
     )
+    rounds = entry.num_rounds
+    return Calls(max(usual, default=0) * rounds, max(worst, default=0) * rounds, shadows * rounds)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of time that the limits allow.
-
-    Attributes:
-        ms: Its length; infinite where no limit holds.
-        parts: (path, ms) one after another; ms is infinite for a step without limit.
-    """
+    """A stretch of time that the limits allow, infinite where none holds, and its parts (path, ms) in order."""
 
     ms: float = 0.0
     parts: tuple[tuple[str, float], ...] = ()
@@ -85,7 +75,7 @@ def longest(entry: ExplainedStep) -> Span:
     if node is None:
         inner = Span(math.inf, ((entry.path, math.inf),))
     else:
-        inner = _inner_span(entry).cut(node.timeout_ms, entry.path)
+        inner = _inner_span(entry, node).cut(node.timeout_ms, entry.path)
     if step is not None:
         inner = inner.cut(step.timeout_ms, entry.path)
     for child in entry.children:
@@ -94,25 +84,21 @@ def longest(entry: ExplainedStep) -> Span:
     return inner
 
 
-def _inner_span(entry: ExplainedStep) -> Span:
+def _inner_span(entry: ExplainedStep, node: NodePlan) -> Span:
     """The longest path of steps that start after one another."""
-    if entry.node is None:
-        return Span()
-    description = entry.node.describe()
-    spans = {id(child.step): longest(child) for child in _inside(entry)}
-    own = [spans.get(id(step), Span()) for step in description.steps]
-    after: list[list[int]] = [[] for _ in own]
+    description = node.describe()
+    spans = {id(child.step): longest(child) for child in entry.children if not _is_fallback(entry, child)}
+    after: list[list[int]] = [[] for _ in description.steps]
     for flow in description.flows:
         if flow.source is not None and flow.target is not None:
             after[flow.source].append(flow.target)
-    memo: dict[int, Span] = {}
 
+    @cache
     def from_step(index: int) -> Span:
-        if index not in memo:
-            memo[index] = own[index].then(_longer([from_step(one) for one in after[index]]))
-        return memo[index]
+        own = spans.get(id(description.steps[index]), Span())
+        return own.then(_longer([from_step(one) for one in after[index]]))
 
-    chain, rounds = _longer([from_step(index) for index in range(len(own))]), entry.num_rounds
+    chain, rounds = _longer([from_step(index) for index in range(len(after))]), entry.num_rounds
     if rounds == 1:
         return chain
     return Span(chain.ms * rounds, (*chain.parts, (f"{rounds - 1} more rounds", chain.ms * (rounds - 1))))
@@ -120,10 +106,6 @@ def _inner_span(entry: ExplainedStep) -> Span:
 
 def _longer(spans: list[Span]) -> Span:
     return max(spans, key=lambda span: span.ms, default=Span())
-
-
-def _inside(entry: ExplainedStep) -> list[ExplainedStep]:
-    return [child for child in entry.children if not _is_fallback(entry, child)]
 
 
 def _is_fallback(entry: ExplainedStep, child: ExplainedStep) -> bool:
@@ -149,8 +131,8 @@ def render_text(entry: ExplainedStep, num_rows: int | None) -> str:
     """The tree of steps, then calls and time at worst."""
     batch = "" if num_rows is None else f"  batch of {counted(num_rows, 'row')}"
     lines = [f"{entry.target}{batch}", *_lines(entry, "", "", is_root=True), "", _LEGEND]
-    if entry.failure is not None:
-        lines.append(f"the request fails: {entry.failure.message}")
+    if entry.failure:
+        lines.append(f"the request fails: {entry.failure}")
     calls = count_calls(entry)
     worst = f", {calls.worst} with every retry, hedge and fallback" if calls.worst != calls.usual else ""
     copies = f", and {calls.shadows} for shadows" if calls.shadows else ""
@@ -254,7 +236,7 @@ def _as_json(entry: ExplainedStep) -> dict[str, Any]:
         "decisions": entry.decisions,
         "policies": entry.notes,
         "deadline_ms": entry.deadline_ms,
-        "error": entry.failure.message if entry.failure is not None else None,
+        "error": entry.failure or None,
         "left_out": [{"output": one.name, "depends_on": list(one.depends_on)} for one in entry.left_out],
         "possible_errors": entry.may_fail,
         "steps": [_as_json(child) for child in entry.children],

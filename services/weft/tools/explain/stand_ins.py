@@ -16,9 +16,18 @@ from weft.language.plan import CallPlan, Condition, Frame, NodePlan, StepPlan
 from weft.language.request_scope import RequestScope
 from weft.router.steps import Node, NoResponses, Run
 from weft.router.target import TargetModel
-from weft.tools.explain.evaluator import Evaluator, Verdict
+from weft.tools.explain.evaluator import (
+    SOME_ROWS,
+    Evaluator,
+    Knowledge,
+    Unknown,
+    Verdict,
+    key_of,
+    placeholder,
+    resolved,
+    vague,
+)
 from weft.tools.explain.paths import FAILS, LACKS, LATE, ORDER, STREAM, Call, Evaluation, ExecutionPath, OpenText, Site
-from weft.tools.explain.values import SOME_ROWS, Knowledge, Unknown, key_of, placeholder, resolved, vague
 
 #: The condition that asks for another round of its node.
 AGAIN = "again"
@@ -39,11 +48,9 @@ class Environment:
     """What the stand-ins share.
 
     Attributes:
-        evaluator: Evaluates conditions.
         outcome: Of a node inside, its frame and the nanoseconds that it has: what it does; None where it is not
             studied yet.
         gives: Whether an answer has an optional output, where that is known: by path of the step and name.
-        path: The path that is followed now.
     """
 
     evaluator: Evaluator
@@ -62,9 +69,6 @@ class StandIn:
     """Where a stand-in stands: it takes part in what is decided on the path.
 
     Args:
-        environment: Shared.
-        step: That it is the action of.
-        node: Around the step.
         is_tried: Whether something else follows if it fails.
     """
 
@@ -110,13 +114,7 @@ class StandIn:
 
 
 class StandInModel:
-    """Answers with placeholders of the declared signature; a target as any other.
-
-    Args:
-        name: Of the target.
-        place: Where it stands.
-        call: As planned.
-    """
+    """Answers with placeholders of the declared signature; a target as any other."""
 
     address = ""
 
@@ -208,13 +206,7 @@ class StandInNode(Node):
 
 
 class OpenCondition:
-    """A condition that has a value as far as that is known, and else any that the path has.
-
-    Args:
-        condition: The condition.
-        site: Where it stands.
-        environment: Shared.
-    """
+    """A condition that has a value as far as that is known, and else any that the path has."""
 
     def __init__(self, condition: Condition, site: Site, environment: Environment) -> None:
         self.source = condition.source

@@ -25,6 +25,7 @@ from weft.router.reporting.path import SKIPPED, NodeRecord, StepRecord
 from weft.router.requests import Selections
 from weft.router.runtime import Runtime, ShadowPool
 from weft.router.steps import GraphRequest, Node, Run, reshape_slots
+from weft.tools.explain.evaluator import Knowledge, Known, Unknown, joined, key_of, placeholder, small
 from weft.tools.explain.paths import (
     Branches,
     Call,
@@ -37,14 +38,10 @@ from weft.tools.explain.paths import (
 )
 from weft.tools.explain.question import Question
 from weft.tools.explain.stand_ins import Environment, OpenCondition, StandIn, StandInModel, StandInNode
-from weft.tools.explain.values import Knowledge, Known, Unknown, joined, key_of, placeholder, small
 
 
 class Rewriter:
     """Rewrites the nodes of a plan.
-
-    Args:
-        environment: What the stand-ins share.
 
     Attributes:
         targets: The stand-ins of models.
@@ -110,13 +107,7 @@ class Rewriter:
 
 
 class OneNode(Assembly):
-    """Makes a node as the router does, but for the nodes inside it.
-
-    Args:
-        plan: The graph, its root rewritten.
-        rewriter: Has rewritten it.
-        environment: What the stand-ins share.
-    """
+    """Makes a node as the router does, but for the nodes inside it."""
 
     def __init__(self, plan: GraphPlan, rewriter: Rewriter, environment: Environment) -> None:
         self.plan = plan
@@ -153,13 +144,7 @@ _NS_PER_MS = 1_000_000
 class Study:
     """The paths of a node with some inputs.
 
-    Args:
-        node: The node.
-        paths: All that were followed.
-        is_cut: Whether there are more.
-
     Attributes:
-        error: Why it fails for certain; None if it may not.
         possible_errors: Those that unknown values may lead to.
         counted: What holds of all these is certain. On the others the request ends because a call fails or is late,
             which can happen to every call.
@@ -211,12 +196,7 @@ class Study:
 
 
 class Studies:
-    """Studies the nodes of a graph for one request.
-
-    Args:
-        plan: The graph.
-        question: The request.
-    """
+    """Studies the nodes of a graph for one request."""
 
     def __init__(self, plan: GraphPlan, question: Question) -> None:
         self._environment = environment = Environment(question.evaluator, self._outcome, question.gives)

@@ -101,7 +101,7 @@ def test_a_step_that_is_skipped_gives_its_default():
 def test_a_batch_where_one_row_is_needed():
     """A shape alone tells that text() will fail: the message is the router's."""
     root = explained(good("sentiment"), shapes=[("TEXT", "2,1")])
-    assert "text() reads one row, got shape [2, 1]" in root.failure.message
+    assert "text() reads one row, got shape [2, 1]" in root.failure
     assert ["'clf' fails: not reached"] == find(root, "post").why
 
 

@@ -273,11 +273,11 @@ class _FlowReader:
                 join.renamed[topic, tensor] = name
 
 
-def groups(references: Iterable[MessagePart]) -> dict[Topic, set[str]]:
-    """The messages that are read, with the tensors of each that are; none: all."""
-    found: dict[Topic, set[str]] = {}
+def groups(references: Iterable[MessagePart]) -> dict[Topic, dict[str, None]]:
+    """The messages that are read, with the tensors of each that are, in order; none: all."""
+    found: dict[Topic, dict[str, None]] = {}
     for reference in references:
-        found.setdefault(reference.topic, set()).update({reference.tensor} - {""})
+        found.setdefault(reference.topic, {}).update({reference.tensor: None} if reference.tensor else {})
     return found
 
 

@@ -368,7 +368,8 @@ class PipelineConversion(PipelineParts):
             tensor = known.get(name) or TensorType("FP32", (-1,), draft.max_batch_size > 0, False, "")
             inputs[name] = replace(tensor, is_optional=Origin(REQUEST, name) in presence.optional)
         draft.inputs = merged([inputs, asked])
-        draft.outputs = outputs = {}
+        outputs: dict[str, TensorType] = {}
+        draft.outputs = outputs
         for name in presence.names(flow.outputs):
             for origin in (found.tensor for found in presence.find(flow.outputs, name)):
                 given = self._outputs(origin.topic).get(origin.name)
