@@ -2,11 +2,9 @@
 
 from collections.abc import Callable, Mapping
 
-from weft.tools.draw.diagram import Group
-from weft.tools.draw.dot import render_dot
-from weft.tools.draw.mermaid import render_mermaid
-from weft.tools.draw.outline import render_text
+from weft.tools.draw.build import Group
 from weft.tools.draw.svg import render_svg
+from weft.tools.draw.texts import render_dot, render_mermaid, render_text
 
 #: The formats of drawings.
 FORMATS: Mapping[str, Callable[[Group], str]] = {

@@ -4,10 +4,19 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from xml.sax.saxutils import escape, quoteattr
 
-from weft.tools.draw.diagram import Group, Item, Role
-from weft.tools.draw.layout import LABEL_SIZE, PADDING, TEXT_SIZE, TITLE_SIZE, PlacedBox, Point, Route, lay_out
-from weft.tools.draw.measure import LINE_HEIGHT
-from weft.tools.draw.outline import render_text
+from weft.tools.draw.build import Group, Item, Role
+from weft.tools.draw.layout import (
+    LABEL_SIZE,
+    LINE_HEIGHT,
+    PADDING,
+    TEXT_SIZE,
+    TITLE_SIZE,
+    PlacedBox,
+    Point,
+    Route,
+    lay_out,
+)
+from weft.tools.draw.texts import render_text
 
 _MARGIN = 12.0
 _STYLE = f"""
