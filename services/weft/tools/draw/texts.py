@@ -125,11 +125,6 @@ _SPECIAL = re.compile(r"[\"#&<>`\\$]|%(?=[%{])|:(?! )|[\x00-\x1f\x7f]")
 _PAIRS = re.compile(r"(?<=\$)(?=\$)|(?<=\\)(?=n)|(?<=:)(?=fa-)")
 _JOINER = "\u2060"
 _MERMAID_SHAPES = {
-    Role.STEP: ("[\"", "\"]"),
-    Role.TENSORS: ("([\"", "\"])"),
-    Role.CHOICE: ("{{\"", "\"}}"),
-    Role.MERGE: ("(\"", "\")"),
-}
     Role.STEP: ('["', '"]'),
     Role.TENSORS: ('(["', '"])'),
     Role.CHOICE: ('{{"', '"}}'),
@@ -165,11 +160,7 @@ def _subgraph(group: Group, edges: list[Edge], indent: str) -> list[str]:
     title = "; ".join([f"{group.title} [{group.kind}]", *group.lines])  # of several lines boxes would cover the others
     lines = [f'{indent}subgraph {group.id}["{_label([title])}"]', f"{indent}    direction TB"]
     for item in group.items:
-        lines += (
-            _subgraph(item, edges, indent + "    ")
-            if isinstance(item, Group)
-            else [f"{indent}    {_box(item)}"]
-        )
+        lines += _subgraph(item, edges, indent + "    ") if isinstance(item, Group) else [f"{indent}    {_box(item)}"]
     lines += [f"{indent}    {_arrow(edge)}" for edge in group.edges]
     edges += group.edges
     return [*lines, f"{indent}end"]
