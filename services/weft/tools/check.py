@@ -59,7 +59,6 @@ def check(files: Sequence[Path], repository: Path | None, lock: LockCatalog | No
     """Errors and warnings of the files, file by file, in order of position; those that several graphs share, once.
 
     Args:
-        files: Graphs and model configurations.
         repository: Where models and nested graphs come from; None: for each graph from the repository that it is in,
             else ./model_repository. Its configurations are checked too, because a graph depends on them.
         lock: Where models come from instead. Nested graphs then come from the repository, else from the folders around

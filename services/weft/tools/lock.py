@@ -6,11 +6,10 @@ from pathlib import Path
 from google.protobuf import text_format
 from google.protobuf.message import Message
 
-from weft.base.signature import TensorSpec
+from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.text.pbtxt import Diagnostic, PbtxtError, parse
 from weft.base.versions import version_order
 from weft.router.repository.config import signature_of
-from weft.tools.catalog import StaticCatalog
 from weft_protos import graph_service_pb2 as pb
 
 HEADER = """\
@@ -25,7 +24,6 @@ def lock_text(models: Iterable[pb.ModelSignature], file: str, source: str) -> st
     """Content of a lock file.
 
     Args:
-        models: In the order of the file.
         file: Name of the file, for the header.
         source: Arguments of ``weft lock`` that lead to the services, for the header.
     """
@@ -65,11 +63,28 @@ def read_lock(path: Path) -> list[pb.ModelSignature]:
     return list(lock.model)
 
 
+class StaticCatalog:
+    """Models that never change: what lock files and repositories have in common."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, dict[int, tuple[str, ModelSignature]]] = {}
+
+    def add(self, name: str, version: int, target: str, signature: ModelSignature) -> None:
+        """Add a version of a model."""
+        self._models.setdefault(name, {})[version] = (target, signature)
+
+    def find(self, model_name: str, version: str) -> tuple[str, ModelSignature] | None:
+        """Target and signature of a model; version "" means the highest."""
+        versions = self._models.get(model_name, {})
+        return versions.get(version_order(version) if version else max(versions, default=0))
+
+    def names(self) -> list[str]:
+        """Every model name."""
+        return list(self._models)
+
+
 class LockCatalog(StaticCatalog):
     """The models of a lock file.
-
-    Args:
-        path: The file.
 
     Raises:
         OSError: It cannot be read.

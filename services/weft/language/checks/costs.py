@@ -33,7 +33,6 @@ class _AmplificationChecker:
         self._report = report
 
     def check(self, plan: NodePlan, node: NodeDefinition) -> None:
-        """Warn of the steps of a node, or else of those inside them."""
         definitions = {step.name: step for step in (*node.steps, *node.shadows)}
         for step in (*plan.steps, *plan.shadows):
             definition = definitions[step.name]
@@ -96,7 +95,6 @@ class _Span(NamedTuple):
     is_bounded: bool = True
 
     def then(self, other: "_Span") -> "_Span":
-        """This path, then the other."""
         return _Span(self.total_ms + other.total_ms, self.parts + other.parts, self.is_bounded and other.is_bounded)
 
     def within(self, limit_ms: int, path: str) -> "_Span":
@@ -150,7 +148,6 @@ class _LatencyChecker:
         return span.then(self._step_span(plan.fallback, step.fallback if step else None))
 
     def compare(self, span: _Span, limit_ms: int, owner: str, path: str) -> None:
-        """Warn if the path may take more than ``limit_ms``, once for each place."""
         if not 0 < limit_ms < span.total_ms or path in self._reported:
             return
         self._reported.add(path)
@@ -168,13 +165,11 @@ class _LatencyChecker:
 
 
 def _longest(spans: Sequence[_Span]) -> _Span:
-    """The longest of alternatives, or of parallel steps."""
     longest = max(spans, key=lambda span: span.total_ms, default=_Span())
     return longest._replace(is_bounded=all(span.is_bounded for span in spans))
 
 
 def _longest_path(followers: Sequence[Sequence[int]], spans: Sequence[_Span]) -> _Span:
-    """The longest path through the steps of a node."""
     ends: dict[int, _Span] = {}
     before: dict[int, list[int]] = {i: [] for i in range(len(spans))}
     for i, each in enumerate(followers):

@@ -40,7 +40,6 @@ class NameTable:
     """Names of every node, each worked out once.
 
     Args:
-        kinds: Those that a node may be, by name.
         report: Receives unknown names in maps (G006) and tensors with two producers (G005).
     """
 

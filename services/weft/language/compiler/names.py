@@ -19,7 +19,6 @@ class Wire(NamedTuple):
     """One input of a step's target.
 
     Attributes:
-        is_required: Whether the tensor must exist.
         producer: Index of the step that gives the tensor; None for an input of the node.
         is_needed: Whether the target cannot run without it.
     """
@@ -51,12 +50,9 @@ class StepNames:
 
     Attributes:
         outputs: Target output -> tensor of the node; empty for a shadow.
-        is_open: It may give more than ``outputs``.
         wires: Where the target's inputs come from.
         reads: Tensors of the node that the step, its conditions and its fallback read -> the step that gives each; None
             for an input of the node.
-        asks: Steps whose ``ok`` its conditions read.
-        follows: Steps that it is ``after``.
     """
 
     target: Target
@@ -96,8 +92,6 @@ class NodeNames(TargetNames):
         producers: Of a pipeline: tensor -> the steps that give it, ascending; several only in an ordered sequence.
         overwritten: Of a pipeline: tensors that are inputs of the node and outputs of a step. Steps behind that one, as
             declared, see what it gives; the others, itself among them, what the node is given.
-        conditions: By path, every condition of the node, its steps and their fallbacks.
-        read: Tensors that something in the node reads.
         lacking: Of alternatives: tensor that some offer -> names of the steps that do not.
     """
 
@@ -211,7 +205,6 @@ def step_conditions(file: GraphFile, step: StepDefinition) -> list[tuple[str, st
 
 
 def _policy_conditions(file: GraphFile, policy: pb.Policy, path: str) -> list[tuple[str, str]]:
-    """The same of a policy message."""
     return [
         (kind.condition_path(path), getattr(getattr(policy, kind.field), kind.condition_field))
         for kind in file.policies.values()

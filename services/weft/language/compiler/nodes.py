@@ -49,20 +49,11 @@ class NodeKind(KindNames):
     def build(
         self, builder: "NodeBuilder", scope: Scope, declared: Mapping[str, TensorType]
     ) -> tuple[NodePlan | None, dict[str, TensorType]]:
-        """Compile a node: its plan, None where an error was reported, and types of what it gives.
-
-        Args:
-            scope: The node, its inputs filled in.
-            declared: Outputs that it declares.
-        """
+        """Compile a node: its plan, None where an error was reported, and types of what it gives."""
 
 
 class NodeBuilder(StepBuilder):
-    """Compiles nodes of every kind.
-
-    Args:
-        kinds: Those that a node may be, by name.
-    """
+    """Compiles nodes of every kind."""
 
     cache: PolicyPlan | None = None
 
@@ -116,7 +107,6 @@ class NodeBuilder(StepBuilder):
         return BuiltNode(plan, outputs, scope.responses)
 
     def _check_streams(self, scope: Scope, kind: NodeKind) -> None:
-        """Report steps that stream in a node that gives one response."""
         file, node = scope.file, scope.node
         why = kind.why_no_stream(node)
         for index in sorted(scope.streaming) if why else ():

@@ -56,7 +56,6 @@ class StepBuilder(UseBuilder, ABC):
         """Compile step ``index`` of a node.
 
         Args:
-            slots: For its outputs, by tensor of the node; others are left out.
             required: Its outputs that the node itself cannot do without.
             is_whole: A node in its place gives all of its outputs, whatever is read.
         """
@@ -105,7 +104,6 @@ class StepBuilder(UseBuilder, ABC):
 
         Args:
             certain: What its ``when``, or that of the step that it stands in for, proves.
-            defaulted: Tensors that have a default where it stands in.
         """
         message = step.message
         defaulted |= {default.output for default in message.default}
@@ -292,7 +290,6 @@ class StepBuilder(UseBuilder, ABC):
     def _policies(
         self, scope: Scope, step: StepDefinition, given: GivenPolicies, certain: Mapping[str, TensorType]
     ) -> tuple[PolicyPlan, ...]:
-        """What the policies say of a step, in the order of their table."""
         plans = []
         for kind in scope.file.policies.values():
             path = kind.condition_path(f"{step.path}.policy")

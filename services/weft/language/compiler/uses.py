@@ -160,10 +160,6 @@ class UseBuilder:
     ) -> CelCondition | None:
         """Compile a condition of the node.
 
-        Args:
-            certain: What ``narrowing`` says of its step.
-            outputs: What it sees as ``outputs``.
-
         Returns:
             None where an error was reported, or there is none at ``path``.
         """

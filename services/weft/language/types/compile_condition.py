@@ -185,7 +185,6 @@ def _aimed(fault: Fault, visible: Mapping[str, VisibleBindings]) -> Fault:
 def _name_faults(
     expression: Expression, purpose: Purpose, visible: Mapping[str, VisibleBindings], seen_by: Mapping[str, str]
 ) -> list[Fault]:
-    """Names and elements that are not there, and reductions of tensors that do not have what they read."""
     faults = []
     for space, name, at in expression.references:
         what = "step" if space == "steps" else "tensor"

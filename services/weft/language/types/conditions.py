@@ -44,7 +44,6 @@ def reading(use: Use, num_dims: int, index: tuple[int, ...] = ()) -> Read:
 
     Args:
         use: ``VALUE`` gives a list, nested as the dims are, or one element; ``SIZE`` the first dim.
-        num_dims: Number of dims without the batch dimension, which a tensor may have or not have.
         index: Of ``VALUE``: the part that is read; no other element is decoded. At most ``num_dims`` numbers.
     """
     takes_all_rows = use in (Use.MAX, Use.MIN, Use.MEAN)
@@ -226,12 +225,7 @@ Fill = Callable[[Values, dict[str, str], RequestScope], None]
 
 
 class Purpose(NamedTuple):
-    """What a condition is for.
-
-    Attributes:
-        name: Its field, for messages.
-        allowed: CEL types of its value.
-    """
+    """What a condition is for."""
 
     name: str
     allowed: tuple[str, ...] = ("bool",)
@@ -255,7 +249,6 @@ class CelCondition:
     """A compiled condition; safe to use for any number of requests on one event loop.
 
     Attributes:
-        tensors: Bindings of the tensors that it reads, and of the ``steps.NAME.ok``, under that text.
         type_name: CEL type of its value: bool, string, int or dyn.
     """
 

@@ -103,14 +103,10 @@ class Expression:
     Attributes:
         rewritten: The text for CEL.
         variables: Those that ``rewritten`` uses in place of tensors and ``get``.
-        references: Every tensor and every step, in order.
-        elements: Every ``inputs.X[3]``, in order.
         unproved: Those of ``references`` that may be read although no test has shown the tensor to be there.
         narrowed: Inputs that are there whenever the whole expression is true.
-        narrowed_outputs: Outputs of which the same holds.
         answered: Steps that gave an answer whenever the whole expression is true.
         maps: ``parameters`` or ``headers`` where used as a whole.
-        entries: Every ``parameters.x`` or ``headers["x"]`` that is read, in order.
         asked: (map, key) of the entries that ``has()`` or ``in`` asks for.
         constant: True or False where the text is just that.
     """
