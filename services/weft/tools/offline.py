@@ -87,6 +87,12 @@ def graphs_around(path: Path) -> GraphRepository | None:
     return None
 
 
+def graphs_of(repository: Path) -> GraphRepository | None:
+    """The graphs of a repository, if it has a folder of them."""
+    folder = repository / GRAPH_FOLDER
+    return GraphRepository(folder) if folder.is_dir() else None
+
+
 def repository_of(graph: Path) -> Path | None:
     """The repository that a graph's file is in, else ./model_repository; None: there is neither."""
     for folders in (graph.parents, graph.resolve().parents):  # the first as the caller spells it

@@ -165,7 +165,13 @@ class _ExpressionReader:
             expression.constant = self._tokens[0].text == "true"
         index = 0
         while index < len(self._tokens):
-            index = self._name(index) if self._starts_name(index) else self._symbol(index)
+            token = self._tokens[index]
+            if token.kind == "name" and (index == 0 or self._tokens[index - 1].text != "."):
+                index = self._name(index)
+            elif token.kind == "symbol" and token.text in _FOREIGN:
+                index = self._foreign(index)
+            else:
+                index += 1
         proof = prove([token.text for token in self._tokens], self._tests, self._uses)
         expression.unproved = {self._used[start] for start in proof.open}
         expression.narrowed = {fact.name for fact in proof.if_true if fact.space == "inputs"}
@@ -176,25 +182,11 @@ class _ExpressionReader:
         return expression
 
     def _at(self, index: int) -> ConditionToken:
-        return (
-            self._tokens[index]
-            if index < len(self._tokens)
-            else ConditionToken("end", "", len(self._expression.source))
-        )
-
-    def _starts_name(self, index: int) -> bool:
-        return self._at(index).kind == "name" and (index == 0 or self._at(index - 1).text != ".")
+        is_inside = index < len(self._tokens)
+        return self._tokens[index] if is_inside else ConditionToken("end", "", len(self._expression.source))
 
     def _fault(self, index: int, message: str, *, tensor: str = "") -> int:
-        """Note what is wrong at a token; the index to go on from."""
         self._expression.faults.append(Fault(self._at(index).start, message, tensor))
-        return index + 1
-
-    def _symbol(self, index: int) -> int:
-        """Read a token that starts no name; the index after it."""
-        token = self._at(index)
-        if token.kind == "symbol" and token.text in _FOREIGN:
-            return self._foreign(index)
         return index + 1
 
     def _foreign(self, index: int) -> int:
@@ -275,7 +267,6 @@ class _ExpressionReader:
         return tuple(numbers), index
 
     def _is_tensor_alone(self, index: int) -> bool:
-        """Whether a tensor, all of it, and a closing bracket stand at ``index``."""
         name, after = self._literal(index + 1)
         return self._at(index).text in TENSORS and name is not None and self._at(after).text == ")"
 
@@ -384,7 +375,6 @@ def _replaced(source: str, replacements: list[tuple[int, int, str]]) -> str:
 
 
 def _open_parentheses(tokens: Sequence[ConditionToken]) -> set[int]:
-    """Indexes of the parentheses that are not closed."""
     found: list[int] = []
     for i, token in enumerate(tokens):
         if token.text == "(":

@@ -200,7 +200,6 @@ class Body:
         return f"{guard}{reference}.exists(e, {test_of})"
 
     def _guard(self, place: JsonPath) -> str:
-        """The test that a tensor is present, if it may be absent."""
         known = self._known(place.tensor)
         return f"has({self._reference(place.tensor)}) && " if known is not None and known.is_optional else ""
 

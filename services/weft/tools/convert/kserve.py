@@ -193,7 +193,6 @@ class _KserveConversion:
         node.steps.append(step)
 
     def _model_at(self, step: DraftStep, value: YamlValue) -> str:
-        """The model that answers at a URL."""
         url = value.text
         parts = urlsplit(url) if "[" not in url else urlsplit("")
         found = _URL_MODEL.fullmatch(parts.path)
@@ -295,7 +294,6 @@ class _KserveConversion:
             step.proceed = step.proceed if step is node.steps[0] else None
 
     def _part(self, node: DraftNode, part: list[DraftStep], start: int) -> DraftStep:
-        """The steps as one: itself, or a node of its own."""
         if len(part) == 1:
             return part[0]
         for step in part:

@@ -354,7 +354,6 @@ class _SeldonConversion:
         return step
 
     def _as_step(self, chain: list[DraftStep], name: str, value: YamlValue) -> DraftStep:
-        """The chain as one step: itself, or a node of its own."""
         if len(chain) == 1:
             return chain[0]
         node = self._new_node(name, SEQUENCE, value)

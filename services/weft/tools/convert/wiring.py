@@ -274,7 +274,6 @@ def unused(name: str, taken: set[str]) -> str:
 
 
 def _last(node: DraftNode) -> int:
-    """The step of a sequence that answers."""
     return max((i for i, step in enumerate(node.steps) if not step.shadow_percent), default=0)
 
 
@@ -298,7 +297,6 @@ def _own_inputs(steps: list[DraftStep], interfaces: list[Interface]) -> dict[str
 def _custom(
     combiner: DraftStep, interface: Interface | None, offered: Tensors
 ) -> tuple[list[DraftCombine], dict[str, TensorType]]:
-    """A combine for each output of the model that combines."""
     if interface is None or not offered:
         return [], {}
     source = next(iter(offered))

@@ -4,9 +4,16 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from weft.language.description import slot_name, target_text
+from weft.language.description import (
+    default_texts,
+    limit_texts,
+    policy_texts,
+    shortened,
+    slot_name,
+    target_text,
+    tensor_text,
+)
 from weft.language.plan import CallPlan, Description, End, GraphPlan, NodePlan, StepPlan, TensorUse
-from weft.tools.wording import default_texts, limit_texts, policy_texts, shortened, tensor_text
 
 
 class Role(Enum):

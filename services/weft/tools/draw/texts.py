@@ -31,7 +31,6 @@ def _lines(box: Item | Group, head: str, indent: str, sources: list[str]) -> lis
 
 
 def _source(edge: Edge, title: str) -> str:
-    """Where a tensor comes from."""
     return f"from {title}{_SUFFIXES[edge.stroke]}{': ' * bool(edge.lines)}{'; '.join(edge.lines)}"
 
 

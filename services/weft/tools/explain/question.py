@@ -135,7 +135,6 @@ def _shape(text: str, spec: TensorSpec) -> tuple[int, ...]:
 
 
 def _num_rows(given: Mapping[str, WireTensor], signature: ModelSignature) -> int | None:
-    """Rows of the batch, which all inputs agree on."""
     if signature.max_batch_size <= 0:
         return None
     counts = {name: tensor.shape[0] for name, tensor in given.items()}
@@ -151,7 +150,6 @@ def _num_rows(given: Mapping[str, WireTensor], signature: ModelSignature) -> int
 
 
 def _outputs(names: Sequence[str], plan: GraphPlan) -> tuple[str, ...]:
-    """Outputs of the graph, or ``<step>/<tensor>``. Raises InvalidArgumentError where there is no such output."""
     graph, known = plan.signature.name, [spec.name for spec in plan.signature.outputs]
     requested = tuple(RequestedOutput(name, {}) for name in names)
     for name, _ in Intermediates(plan.root, known).own_outputs(requested, graph):
@@ -161,7 +159,6 @@ def _outputs(names: Sequence[str], plan: GraphPlan) -> tuple[str, ...]:
 
 
 def _gives(texts: RequestTexts, plan: GraphPlan) -> dict[str, bool]:
-    """What is known of optional outputs. Raises InvalidArgumentError where no model may leave such an output out."""
     root = plan.root
     paths = {
         f"{step.path.removeprefix(root.path).removeprefix('/')}/{spec.name}": f"{step.path}/{spec.name}"

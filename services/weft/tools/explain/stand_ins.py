@@ -197,7 +197,6 @@ class StandInNode(Node):
             run.frame[slot] = self._settled(name, outcome.outputs[slot])
 
     def _settled(self, name: str, tensor: WireTensor | None) -> WireTensor | None:
-        """An output of the node: it is there, or it is not."""
         if not isinstance(tensor, Unknown) or not tensor.known.may_be_absent:
             return tensor
         if self._place.lacks(name, tensor.known.origins):
@@ -257,7 +256,6 @@ class OpenCondition:
             path.rounds.append(len(path.calls))
 
     def _values(self, verdicts: Sequence[Verdict]) -> list[Any]:
-        """A value for each verdict; those that are not known are the same."""
         failing = next((verdict for verdict in verdicts if verdict.fails), None)
         if failing is not None:
             raise InvalidArgumentError(failing.error)

@@ -308,7 +308,6 @@ def _given(path: ExecutionPath, slot: int, node: NodePlan) -> WireTensor | None:
 
 
 def _facts(path: ExecutionPath) -> set[Hashable]:
-    """What a path shows."""
     facts: set[Hashable] = {("error", path.error.message) if path.error else "ends"}
     facts.update(("runs", step.name, step.status, step.is_missing) for step in path.record.steps)
     facts.update(("cancelled", name) for name in path.cancelled)

@@ -6,18 +6,17 @@ from dataclasses import fields
 from itertools import takewhile
 
 from weft.base.errors import WeftError
-from weft.language.description import cases_text, condition_text
+from weft.language.description import cases_text, condition_text, limit_texts
 from weft.language.plan import Condition, GraphPlan, NodePlan, StepPlan
 from weft.router.reporting.path import StepRecord
 from weft.router.requests import ROUTE_HEADER
 from weft.router.steps import ConditionFailedError
-from weft.tools.explain.entry import ExplainedStep, LeftOut, StepOutcome, make_unsure
 from weft.tools.explain.evaluator import Unknown, Verdict, conditions_in
 from weft.tools.explain.paths import LATE, MAX_PATHS, ORDER, STREAM, Evaluation
 from weft.tools.explain.question import Question, least
+from weft.tools.explain.render import ExplainedStep, LeftOut, StepOutcome, make_unsure
 from weft.tools.explain.stand_ins import AGAIN
 from weft.tools.explain.study import Studies, Study
-from weft.tools.wording import limit_texts
 
 #: What stands before a condition, where that is not the name of its field.
 _WORDS = {"sticky_by": "sticky by", "accept": "accepted if", AGAIN: "again while"}
@@ -121,7 +120,6 @@ def _rows_by_value(evaluations: Sequence[Evaluation]) -> dict[object, set[int]]:
 
 
 def _ranges(rows: Sequence[int]) -> str:
-    """``rows 0-2, 5``."""
     parts: list[list[int]] = []
     for row in rows:
         if parts and row == parts[-1][1] + 1:
@@ -230,7 +228,6 @@ class _Tree:
         *,
         is_fallback: bool = False,
     ) -> ExplainedStep:
-        """The entry of a step, or of a fallback, with those runs."""
         has_run = [bool(records) for records in runs]
         plain = [
             records[-1] for path, records in zip(study.paths, runs, strict=True) if records and not path.has_trouble
@@ -260,7 +257,6 @@ class _Tree:
         return entry
 
     def _inside(self, entry: ExplainedStep, step: StepPlan, study: Study, limit: float | None) -> None:
-        """What the node does that runs in the place of a step."""
         if isinstance(step.action, NodePlan):
             entry.node = step.action
             entry.deadline_ms = least(limit, step.action.timeout_ms)
@@ -299,7 +295,6 @@ class _Tree:
         return ExplainedStep.of(step, StepOutcome.SKIPPED, why)
 
     def _say(self, entry: ExplainedStep, node: NodePlan, study: Study) -> None:
-        """How the node chooses and combines."""
         description, names = node.describe(), [step.name for step in node.steps]
         pinned = self._question.pins.get(node.name)
         is_drawn = any(path.is_drawn for path in study.paths)
@@ -358,7 +353,6 @@ def _message(error: WeftError) -> str:
 
 
 def _tried(record: StepRecord, fallback: StepPlan) -> list[StepRecord]:
-    """The runs of a fallback after that of a step."""
     return [] if record.fallbacks is None else [one for one in record.fallbacks.steps if one.name == fallback.name]
 
 

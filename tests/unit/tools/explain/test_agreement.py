@@ -34,10 +34,9 @@ from weft.router.executor import GraphExecutor
 from weft.router.operators.splitter import SplitterPlan
 from weft.router.reporting.path import PATH_HEADER
 from weft.router.runtime import Runtime
-from weft.tools.explain.entry import ExplainedStep, StepOutcome
 from weft.tools.explain.evaluator import Evaluator, Known
 from weft.tools.explain.question import Question
-from weft.tools.explain.render import count_calls
+from weft.tools.explain.render import ExplainedStep, StepOutcome, count_calls
 from weft.tools.explain.tree import explain
 
 WORDS = ["de", "en", "nl", "x", "a" * 4500]

@@ -3,7 +3,7 @@
 from tests.unit.tools.explain.explanation import FAILS, MAYBE, RUNS, SHORT, SKIPPED, explained, fates, find, switch
 from tests.unit.tools.graphs import CUSTOM, good, text_graph
 
-from weft.tools.explain.entry import StepOutcome
+from weft.tools.explain.render import StepOutcome
 
 
 def test_a_switch_that_depends_on_a_model_is_open():

@@ -5,8 +5,7 @@ from tests.unit.tools.explain.explanation import FAILS, MAYBE, RUNS, SKIPPED, ex
 from tests.unit.tools.graphs import LOOP, good, text_graph
 
 from weft.base.errors import InvalidArgumentError
-from weft.tools.explain.entry import StepOutcome
-from weft.tools.explain.render import render_text
+from weft.tools.explain.render import StepOutcome, render_text
 
 
 def test_a_loop_may_go_round():

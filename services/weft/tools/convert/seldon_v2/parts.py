@@ -135,14 +135,12 @@ class PipelineParts:
         return interface.outputs if interface is not None else {}
 
     def _place(self, topic: Topic) -> YamlValue:
-        """Where the file has a step, or names another pipeline."""
         if topic.step:
             return self._joins[topic.sink].value
         read = (part for join in self._joins.values() for part in join.parts)
         return next((part.value for part in read if part.topic == topic), self._flow.value)
 
     def _calls(self, order: list[Topic]) -> list[Topic]:
-        """Answers of all steps, and of graphs that the pipeline reads, in order."""
         calls: dict[Topic, None] = {}
         for sink in order:
             for topic in self._topics[sink]:
@@ -158,7 +156,6 @@ class PipelineParts:
         return list(calls)
 
     def _live(self, topic: Topic) -> set[Topic]:
-        """What the answer is made of."""
         return reached([topic], lambda one: self._topics.get(one.sink, []))
 
     def _readers(self) -> dict[Topic, set[Topic]]:

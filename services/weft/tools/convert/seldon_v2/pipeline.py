@@ -91,7 +91,6 @@ class PipelineConversion(PipelineParts):
         self._declare(branches)
 
     def _step(self, topic: Topic, inside: tuple[Topic, ...] = ()) -> DraftStep:
-        """A call, with what it reads and when."""
         presence, sink = self._presence, topic.sink
         join = self._joins.get(sink) if topic.step else None
         label = self._labels[topic]
@@ -310,7 +309,6 @@ class PipelineConversion(PipelineParts):
         return join is not None and topic in sources and (join.kind == "inner" or len(sources) == 1)
 
     def _first_step(self, branches: dict[Topic, list[Topic]]) -> DraftStep:
-        """The branches of which the first to answer answers."""
         presence, node = self._presence, self._node("answer", ENSEMBLE)
         node.combines = [DraftCombine(name, "FIRST") for name in presence.names(self._flow.outputs)]
         if not node.combines:
@@ -351,7 +349,6 @@ class PipelineConversion(PipelineParts):
         return copies
 
     def _declare(self, branches: dict[Topic, list[Topic]]) -> None:
-        """Inputs and outputs of the graph."""
         draft, flow, source, presence = self._draft, self._flow, self._source, self._presence
         join = self._joins[flow.outputs]
         self._say_window(flow.name, join, draft.remarks)
