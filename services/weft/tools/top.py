@@ -272,9 +272,8 @@ def _model(row: ModelRow) -> Sequence[str]:
     # without characters that move the cursor
     name = "".join(character if character.isprintable() else "?" for character in row.model)
     name += " (degraded)" if row.is_degraded else ""
-    values = (row.requests_per_s, row.failures_per_s, row.queue_size, row.num_inflight)
-    values = (*values, row.p50_ms, row.p99_ms, row.queue_p99_ms)
-    texts = map(_number, values, (1, 1, 0, 0, 1, 1, 1))
+    counts = (row.requests_per_s, row.failures_per_s, row.queue_size, row.num_inflight)
+    texts = map(_number, (*counts, row.p50_ms, row.p99_ms, row.queue_p99_ms), (1, 1, 0, 0, 1, 1, 1))
     return (row.service, row.kind, name, row.version, row.priority or "-", *texts)
 
 

@@ -98,14 +98,14 @@ class NameTable:
         declares = is_root or bool(owner.input)
         names.overwritten = self._overwritten(file, names, owner.input if declares else None)
         while True:
-            for i, step in enumerate(names.steps):
-                self._note_reads(file, node, names, step, i)
+            for i, own in enumerate(names.steps):
+                self._note_reads(file, node, names, own, i)
             found = set() if declares else names.read_in_rings(node) - names.overwritten
             if not found:
                 break
             names.overwritten |= found
-        for step in names.shadows:
-            self._note_reads(file, node, names, step, 0)
+        for own in names.shadows:
+            self._note_reads(file, node, names, own, 0)
         if kind is not None:
             names.customs = {key: self._custom(file, kind, node, key) for key in node.customs}
         names.read = tensors_read(node, kind, names)
@@ -120,7 +120,7 @@ class NameTable:
                 step = node.steps[index]
                 text = f"tensor '{tensor}' is an input of the node and an output of step '{step.name}'; {_RENAME}"
                 self._report.error("G005", file, output_path(file, step, tensor), text)
-        if any(step.is_open for step in names.steps) and not owner.output:
+        if any(own.is_open for own in names.steps) and not owner.output:
             names.is_open = True
         names.outputs = tuple(spec.name for spec in owner.output)
         if not names.outputs and kind is not None:
