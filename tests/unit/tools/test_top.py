@@ -16,9 +16,7 @@ import pytest
 
 from weft.base.statistics import LatencyHistogram, ModelStatistics
 from weft.cli.__main__ import main
-from weft.tools.top.frame import ModelRow, frame_of, quantiles_ms
-from weft.tools.top.render import frame_text
-from weft.tools.top.scrape import Page, scrape
+from weft.tools.top import ModelRow, Page, frame_of, frame_text, quantiles_ms, scrape
 from weft.v2.server.metrics import start_metrics_server
 
 INFINITE = float("inf")
