@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 if TYPE_CHECKING:
-    from weft.jobs.job import Progress as JobProgress
+    from weft.jobs.batch import Progress as JobProgress
 
 _HOUR_S = 3600.0
 

@@ -15,18 +15,15 @@ import pyarrow as pa
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.base.observing.logs import get_logger
-from weft.jobs.readers import READERS, FileLook, FilePart, check_columns, is_compressed
+from weft.jobs.readers import PATH_COLUMN, READERS, ROW_FILE, FileLook, FilePart, FileReader, is_compressed
 
 _log = get_logger("weft.jobs")
 
 #: Format by suffix; a suffix of compression may follow that of JSON Lines and CSV.
 FORMATS = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
-#: Suffixes of files that are a row each, and its columns.
+#: Suffixes of files that are a row each.
 _ROW_FILES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".wav", ".flac", ".mp3", ".pdf")
-PATH_COLUMN, CONTENT_COLUMN = "path", "content"
-ROW_FILE = "file"
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
-_HASHED_AT_ONCE_BYTES = 1 << 20
 #: Files that cannot be read whose reasons a message has.
 _MAX_TOLD = 10
 
@@ -96,9 +93,8 @@ class ShardSpan(NamedTuple):
 class Dataset:
     """Files that match a path, in the order of their names.
 
-    Args:
-        path: A file, a folder, or a pattern; with a protocol such as ``s3://`` where fsspec knows it.
-        format: Format of all files; "": as their suffixes say.
+    The path is a file, a folder, or a pattern; with a protocol such as ``s3://`` where fsspec knows it. All files have
+    the format, or, where that is "", the one that their suffixes say.
 
     Attributes:
         files: The files, at least one.
@@ -115,7 +111,8 @@ class Dataset:
             self._system, plain = fsspec.core.url_to_fs(path)
         except (ImportError, ValueError) as error:
             raise InvalidArgumentError(f"--input '{path}': {error}") from None
-        self._is_local = "file" in self._protocols()
+        protocol = self._system.protocol
+        self._is_local = "file" in ((protocol,) if isinstance(protocol, str) else protocol)
         paths = self._paths(plain)
         if not paths:
             raise NotFoundError(f"--input '{path}' matches no file")
@@ -131,11 +128,9 @@ class Dataset:
         return all(file.format == ROW_FILE for file in self.files)
 
     def look(self, columns: Sequence[str], *, skips_bad: bool = False) -> FileLook:
-        """Look at the begin of every file, before a row of any is worked on.
+        """Look at the begin of every file for the columns that will be read, before a row of any is worked on.
 
-        Args:
-            columns: Those that will be read.
-            skips_bad: Leave files out that cannot be read, and the rest of those that turn out to be damaged.
+        With ``skips_bad`` files that cannot be read are left out, and the rest of those that turn out to be damaged.
 
         Returns:
             Types of the columns over all files, text where these differ, and the memory of a row of the largest file.
@@ -148,7 +143,7 @@ class Dataset:
         looks: dict[str, FileLook] = {}
         for file in self.files:
             try:
-                looks[file.path] = self._look(file, columns)
+                looks[file.path] = READERS[file.format](self._system, [file.path]).look(columns)
             except InvalidArgumentError as error:
                 self.bad_files[file.path] = error.message
         if not looks:
@@ -163,13 +158,6 @@ class Dataset:
         self.files, self._sizes = [self.files[place] for place in kept], [self._sizes[place] for place in kept]
         types = {name: _common_type([look.types[name] for look in looks.values()]) for name in columns}
         return FileLook(types, max(look.row_bytes for look in looks.values()))
-
-    def _look(self, file: DataFile, columns: Sequence[str]) -> FileLook:
-        if file.format != ROW_FILE:
-            return READERS[file.format].look(self._system, file.path, columns)
-        check_columns(file.path, (PATH_COLUMN, CONTENT_COLUMN), columns)
-        types = {PATH_COLUMN: pa.string(), CONTENT_COLUMN: pa.binary()}
-        return FileLook({name: types[name] for name in columns}, float(self._system.size(file.path) or 0))
 
     def num_shards(self, num_files: int, num_rows: int) -> int:
         """Shards of so many files at the begin."""
@@ -190,8 +178,6 @@ class Dataset:
         """Shards of ``num_rows`` rows; the last one of each file may have fewer.
 
         Args:
-            num_rows: Rows of a shard.
-            columns: Those to read.
             is_done: Whether nobody needs the columns of a shard, by its index. Such shards at the begin of a file are
                 only counted and have none, except those of a compressed file that is not done as a whole.
 
@@ -206,17 +192,17 @@ class Dataset:
             for span in done:
                 for rows in span.num_rows:
                     part = FilePart(rows, 0.0, {}, is_text=False, faults={})
-                    yield _shard(index, first_row, file.path, part, span.share * rows / sum(span.num_rows))
+                    yield _shard(index, first_row, file, part, span.share * rows / sum(span.num_rows))
                     index += 1
                     first_row += rows
             if start is None:
                 continue
             before = sum(span.share for span in done) / (self._share(number) or 1.0)
-            for part, files in self._parts(number, num_rows, columns, start):
-                for one in files:
-                    self._check_unchanged(one)
+            for part in self._parts(number, num_rows, columns, start):
+                for path in _row_files(file, part) or (file.path,):
+                    self._check_unchanged(path)
                 share = max(part.fraction - before, 0.0) * self._share(number)
-                yield _shard(index, first_row, file.path, part, share, files)
+                yield _shard(index, first_row, file, part, share)
                 before = part.fraction
                 index += 1
                 first_row += part.num_rows
@@ -253,13 +239,13 @@ class Dataset:
         first_row = span.first_row
         parts = self._parts(span.file, max(span.num_rows), columns, span.start)
         for place, rows in enumerate(span.num_rows):
-            part, files = next(parts, (None, ()))
+            part = next(parts, None)
             if part is None and file.path in self.bad_files:
                 return
             if part is None or part.num_rows != rows:
                 raise InvalidArgumentError(f"'{file.path}' has other rows than when the job began")
             share = span.share * rows / sum(span.num_rows)
-            yield _shard(span.first_index + place, first_row, file.path, part, share, files)
+            yield _shard(span.first_index + place, first_row, file, part, share)
             first_row += rows
 
     def _pass_over(self, file: DataFile, error: InvalidArgumentError) -> None:
@@ -274,46 +260,30 @@ class Dataset:
         forms = [file.format for file in self.files]
         return [place for place, form in enumerate(forms) if form != ROW_FILE or not place or forms[place - 1] != form]
 
-    def _row_files(self, number: int) -> list[DataFile]:
-        """The adjacent files that are a row each, from this one on."""
-        return [*itertools.takewhile(lambda file: file.format == ROW_FILE, self.files[number:])]
+    def _reader(self, number: int) -> FileReader:
+        """Reads a file, or it and the adjacent ones that are a row each."""
+        return READERS[self.files[number].format](self._system, [file.path for file in self._unit(number)])
 
-    def _parts(
-        self, number: int, num_rows: int, columns: Sequence[str], start: int
-    ) -> Iterator[tuple[FilePart, Sequence[DataFile]]]:
-        """Parts of a file, or of adjacent ones that are a row each, and where they are from."""
+    def _unit(self, number: int) -> list[DataFile]:
         file = self.files[number]
-        if file.format == ROW_FILE:
-            rows = self._row_files(number)
-            for first in range(start, len(rows), num_rows):
-                some = rows[first : first + num_rows]
-                values = {PATH_COLUMN: [row.path for row in some]}
-                content = (
-                    {CONTENT_COLUMN: [self._system.cat_file(row.path) for row in some]}
-                    if (CONTENT_COLUMN in columns)
-                    else {}
-                )
-                yield FilePart(len(some), (first + len(some)) / len(rows), values | content, False, {}), some
-            return
+        if file.format != ROW_FILE:
+            return [file]
+        return [*itertools.takewhile(lambda other: other.format == ROW_FILE, self.files[number:])]
+
+    def _parts(self, number: int, num_rows: int, columns: Sequence[str], start: int) -> Iterator[FilePart]:
         try:
-            for part in READERS[file.format].parts(self._system, file.path, num_rows, columns, start):
-                yield part, (file,)
+            yield from self._reader(number).parts(num_rows, columns, start)
         except InvalidArgumentError as error:
-            self._pass_over(file, error)
+            self._pass_over(self.files[number], error)
 
     def _spans_of(self, number: int, num_rows: int, index: int, first_row: int) -> Iterator[ShardSpan]:
         """Spans of one file, the first with this index and number of its first row."""
         file = self.files[number]
-        if file.format == ROW_FILE:
-            total = len(self._row_files(number))
-            starts = [(min(num_rows, total - place), place) for place in range(0, total, num_rows)]
-        else:
-            starts = []
-            try:
-                # Where the file is damaged, those before that.
-                starts.extend(READERS[file.format].starts(self._system, file.path, num_rows))
-            except InvalidArgumentError as error:
-                self._pass_over(file, error)
+        starts: list[tuple[int, int]] = []
+        try:
+            starts.extend(self._reader(number).starts(num_rows))  # where the file is damaged, those before that
+        except InvalidArgumentError as error:
+            self._pass_over(file, error)
         rows_of_file = sum(rows for rows, _ in starts) or 1
         is_whole = file.format in ("jsonl", "csv") and is_compressed(file.path)
         together = len(starts) if is_whole else 1
@@ -339,7 +309,7 @@ class Dataset:
 
     def _share(self, number: int) -> float:
         """How much of the data set a file is."""
-        count = len(self._row_files(number)) or 1
+        count = len(self._unit(number))
         return sum(self._sizes[number : number + count]) / max(sum(self._sizes), 1)
 
     def _state(self, path: str) -> tuple[int, ...]:
@@ -349,11 +319,10 @@ class Dataset:
         found = os.stat(path)
         return found.st_ino, found.st_size, found.st_mtime_ns
 
-    def _check_unchanged(self, file: DataFile) -> None:
-        if self._state(file.path) != self._states[file.path]:
+    def _check_unchanged(self, path: str) -> None:
+        if self._state(path) != self._states[path]:
             raise InvalidArgumentError(
-                f"'{file.path}' has changed while the job ran; put it back and --resume, or begin again in another "
-                "folder"
+                f"'{path}' has changed while the job ran; put it back and --resume, or begin again in another folder"
             )
 
     def _paths(self, plain: str) -> list[str]:
@@ -362,7 +331,8 @@ class Dataset:
             return sorted(
                 each
                 for each in found
-                if _suffix(each) in (*FORMATS, *_ROW_FILES) and not _is_hidden(each[len(plain) :])
+                if _suffix(each) in (*FORMATS, *_ROW_FILES)
+                and not any(part.startswith((".", "_")) for part in each[len(plain) :].split("/"))
             )
         if self._system.exists(plain):
             return [plain]
@@ -371,22 +341,18 @@ class Dataset:
     def _digest(self, path: str) -> str:
         if not self._is_local:
             return str(self._system.ukey(path))
-        digest = hashlib.sha256()
-        with self._system.open(path, "rb") as stream:
-            while piece := stream.read(_HASHED_AT_ONCE_BYTES):
-                digest.update(piece)
-        return digest.hexdigest()
-
-    def _protocols(self) -> tuple[str, ...]:
-        protocol = self._system.protocol
-        return (protocol,) if isinstance(protocol, str) else tuple(protocol)
+        with open(path, "rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _shard(
-    index: int, first_row: int, path: str, part: FilePart, share: float, files: Sequence[DataFile] = ()
-) -> Shard:
-    own = tuple(file.path for file in files) if files and files[0].format == ROW_FILE else ()
-    return Shard(index, first_row, part.num_rows, path, part.columns, part.is_text, part.faults, share, own)
+def _shard(index: int, first_row: int, file: DataFile, part: FilePart, share: float) -> Shard:
+    files = _row_files(file, part)
+    return Shard(index, first_row, part.num_rows, file.path, part.columns, part.is_text, part.faults, share, files)
+
+
+def _row_files(file: DataFile, part: FilePart) -> tuple[str, ...]:
+    """Where each row is from, of files that are a row each."""
+    return tuple(part.columns.get(PATH_COLUMN, ())) if file.format == ROW_FILE else ()
 
 
 def _common_type(types: Sequence[pa.DataType | None]) -> pa.DataType:
@@ -413,7 +379,3 @@ def _suffix(path: str) -> str:
     for compression in _COMPRESSIONS:
         name = name.removesuffix(compression)
     return f".{name.rsplit('.', 1)[-1]}" if "." in name else ""
-
-
-def _is_hidden(path: str) -> bool:
-    return any(part.startswith((".", "_")) for part in path.split("/"))

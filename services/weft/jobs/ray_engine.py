@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 from weft.base.errors import InternalError, RemoteError, UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.jobs.atomic_files import held
-from weft.jobs.dataset import Dataset, Shard, ShardSpan
-from weft.jobs.job import (
+from weft.jobs.batch import (
     MAX_OPEN_SHARDS,
     BatchOptions,
     JobPlan,
@@ -31,6 +30,7 @@ from weft.jobs.job import (
     open_dataset,
     plan_job,
 )
+from weft.jobs.dataset import Dataset, Shard, ShardSpan
 from weft.jobs.output import MANIFEST, FailedRow, OutputFolder
 from weft.v2.client.v2_client import V2Client
 
@@ -83,22 +83,10 @@ class _SharedJob:
 class _SpanReport(NamedTuple):
     """What a worker says of a span, or why the job cannot go on: a status and a message."""
 
-    num_rows: int = 0
-    share: float = 0.0
-    num_failed: int = 0
+    done: Progress = Progress()
     first_failed: FailedRow | None = None
-    window: int = 0
     error: tuple[str, str] | None = None
     damage: tuple[str, str] | None = None  # a file that is passed over, and why
-
-    def plus(self, shard: Shard, failed: Sequence[FailedRow], window: int) -> "_SpanReport":
-        return self._replace(
-            num_rows=self.num_rows + shard.num_rows,
-            share=self.share + shard.share,
-            num_failed=self.num_failed + len(failed),
-            first_failed=self.first_failed or next(iter(failed), None),
-            window=window,
-        )
 
 
 def run_batch_on_ray(
@@ -112,14 +100,8 @@ def run_batch_on_ray(
     All machines must see the data set and the output under the same paths. Workers that die are replaced; a driver that
     dies ends them, and the job can be resumed by either engine.
 
-    Args:
-        open_client: Gives a client of a router, here and in each worker.
-        options: What to do; the workers share ``max_inflight``.
-        ray_options: Where.
-        on_progress: Called after each shard.
-
-    Returns:
-        How far it came, which is the end.
+    ``open_client`` gives a client of a router, here and in each worker; the workers share ``max_inflight``.
+    ``on_progress`` is called after each shard.
 
     Raises:
         WeftError: The job cannot begin, or go on.
@@ -131,7 +113,7 @@ def run_batch_on_ray(
         dataset, plan = open_dataset(options, plan)
         folder = OutputFolder(options.output, options.output_format, plan.layout.schema)
         begin_job(options, plan, dataset, folder)
-        progress = Progress(0, folder.num_failed(), 0, 0)
+        progress = Progress(num_failed=folder.num_failed())
         tasks = []
         for span in dataset.spans(plan.rows_per_shard):
             done = frozenset(place for place in range(len(span.num_rows)) if folder.is_done(span.first_index + place))
@@ -169,6 +151,7 @@ def _run(
     # What Ray prints, such as that a worker died, is no part of the command's answer.
     with redirect_stdout(sys.stderr), _cluster(ray_options.address):
         for report in _reports(job, tasks, ray_options.num_workers):
+            done = report.done
             if report.error:
                 raise RemoteError(*report.error)
             if report.damage:
@@ -176,10 +159,10 @@ def _run(
                 job.dataset.bad_files[path] = message
                 _log.warning("rows of '%s' are passed over: %s", path, message)
             if report.first_failed:
-                check_failures(job.options, progress.num_failed + report.num_failed - 1, [report.first_failed])
-            if not report.num_rows:
+                check_failures(job.options, progress.num_failed + done.num_failed - 1, [report.first_failed])
+            if not done.num_rows:
                 continue
-            progress = progress.plus(report.num_rows, report.share, num_failed=report.num_failed, window=report.window)
+            progress = progress.plus(done.num_rows, done.share, num_failed=done.num_failed, window=done.window)
             if on_progress is not None:
                 on_progress(progress)
     return progress
@@ -294,7 +277,9 @@ class _RayWorker:
             else:
                 self._begin(shard)
                 failed = await self._worker.run(shard)
-            report = report.plus(shard, failed, self._worker.window)
+            numbers = {"num_failed": len(failed), "window": self._worker.window}
+            done = report.done.plus(shard.num_rows, shard.share, **numbers)
+            report = report._replace(done=done, first_failed=report.first_failed or next(iter(failed), None))
         return report
 
     async def _start(self) -> ShardWorker:

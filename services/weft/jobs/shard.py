@@ -12,30 +12,22 @@ import pyarrow as pa
 
 from weft.base.errors import InternalError, InvalidArgumentError, WeftError
 from weft.base.signature import TensorSpec
-from weft.base.tensors import Array
-from weft.jobs.checkpoints import Answered, Journal
-from weft.jobs.columns import InputValues, write_column
+from weft.base.tensors import Array, WireTensor
 from weft.jobs.dataset import Shard
-from weft.jobs.layout import ROW, Layout
-from weft.jobs.output import FailedRow
+from weft.jobs.layout import ROW, InputValues, Layout, write_column
+from weft.jobs.output import Answered, FailedRow, Journal
 from weft.jobs.target import RowsFailed
 from weft.jobs.window import Place, Window
 
-#: Sends some rows of a shard's inputs, by their indices, as one request; calls the function if the server is busy.
-SendRows = Callable[[Mapping[str, InputValues], Sequence[int], Callable[[], None]], Awaitable[dict[str, Array]]]
-
+#: Sends one request and returns its outputs; raises RowsFailed, and calls the function if the server is busy.
+SendRequest = Callable[[Mapping[str, WireTensor], Callable[[], None]], Awaitable[dict[str, Array]]]
 
 #: A shard keeps what is answered so often, in seconds.
 CHECKPOINT_S = 15.0
 
 
 class ShardResult(NamedTuple):
-    """What a shard came to.
-
-    Attributes:
-        columns: Columns of the rows that were answered, by name, in the order of the rows.
-        failed: The other rows, in their order.
-    """
+    """What a shard came to: columns of the rows that were answered, by name, and the other rows; in their order."""
 
     columns: dict[str, pa.Array]
     failed: list[FailedRow]
@@ -43,7 +35,7 @@ class ShardResult(NamedTuple):
 
 class _ShardRun:
     def __init__(
-        self, shard: Shard, layout: Layout, send: SendRows, window: Window | None, journal: Journal | None
+        self, shard: Shard, layout: Layout, send: SendRequest, window: Window | None, journal: Journal | None
     ) -> None:
         self._shard = shard
         self._journal = journal
@@ -61,7 +53,9 @@ class _ShardRun:
         await asyncio.to_thread(self._read)
         requests = self._requests()
         if self._journal is not None:
-            requests = self._restore(requests, *await asyncio.to_thread(self._journal.read))
+            requests = self._restore(
+                requests, *await asyncio.to_thread(self._journal.checkpoints.read, self._shard.index)
+            )
         remaining = iter(requests)
         num_at_once = min(len(requests), self._window.maximum) if self._window is not None else len(requests)
         async with asyncio.TaskGroup() as group:
@@ -130,7 +124,6 @@ class _ShardRun:
         return list(requests)
 
     async def _answer(self, remaining: Iterator[Sequence[int]]) -> None:
-        """Take one request after another, until none is left."""
         async with contextlib.nullcontext() if self._window is None else self._window.place() as place:
             for rows in remaining:
                 await self._request(rows, place)
@@ -159,10 +152,10 @@ class _ShardRun:
 
     async def _outputs(self, rows: Sequence[int], place: Place | None) -> dict[str, Array]:
         if place is None:
-            return await self._send(self._inputs, rows, lambda: None)
+            return await self._send(self._layout.tensors(self._inputs, rows), lambda: None)
         await place.begin()
         try:
-            return await self._send(self._inputs, rows, place.refused)
+            return await self._send(self._layout.tensors(self._inputs, rows), place.refused)
         finally:
             place.end()
 
@@ -193,7 +186,6 @@ class _ShardRun:
         return ShardResult(columns, failed)
 
     def _kept_of(self, row: int) -> dict[str, Any]:
-        """The values of one row."""
         columns = ((name, self._shard.columns[name]) for name in self._layout.keep)
         return {name: column[row] if isinstance(column, list) else column[row].as_py() for name, column in columns}
 
@@ -219,15 +211,14 @@ class _ShardRun:
                 if self._layout.has_batch:
                     own = {name: value[place : place + 1] for name, value in outputs.items()}
                 try:
-                    write_column(spec, self._row_of(own.get(spec.name)), is_binary=False)
+                    value = own.get(spec.name)
+                    is_one = value is None or not self._layout.has_batch
+                    write_column(spec, [value] if is_one else value, is_binary=False)  # type: ignore[arg-type]
                 except InvalidArgumentError as error:
                     self._fail(row, error)
                 else:
                     left.append(Answered([row], own))
         self._answers = left
-
-    def _row_of(self, value: Array | None) -> Array | list[Array | None]:
-        return [value] if value is None or not self._layout.has_batch else value
 
 
 def _is_of(value: Any, type: pa.DataType) -> bool:  # Arrow's word
@@ -253,18 +244,22 @@ def _kept(column: Any, rows: Array, type: pa.DataType) -> pa.Array:
 
 
 async def run_shard(
-    shard: Shard, layout: Layout, send: SendRows, window: Window | None = None, journal: Journal | None = None
+    shard: Shard, layout: Layout, send: SendRequest, window: Window | None = None, journal: Journal | None = None
 ) -> ShardResult:
     """Answer every row of a shard, or say why it has no answer.
 
-    Args:
-        shard: The rows.
-        layout: What belongs where.
-        send: Sends some rows and returns their outputs; raises RowsFailed.
-        window: Of the requests in flight; None: all at once.
-        journal: Keeps answers before the shard is done; None: nobody does.
+    Without a window all requests are in flight at once; without a journal nobody keeps answers before the shard is
+    done.
 
     Raises:
         ExceptionGroup: ``send`` raised anything else.
     """
     return await _ShardRun(shard, layout, send, window, journal).run()
+
+
+def first_error(group: BaseExceptionGroup[Any]) -> Exception:
+    """The first error of nested groups."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error if isinstance(error, Exception) else InternalError(str(error))

@@ -13,9 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from weft.base.core import Parameters
 from weft.base.errors import InvalidArgumentError, UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
-from weft.base.tensors import Array
-from weft.jobs.brokers.broker import Address, Broker, Message, Publication
-from weft.jobs.columns import InputValues
+from weft.jobs.brokers import Address, Broker, Message, Publication
 from weft.jobs.dataset import Shard
 from weft.jobs.layout import ROW, Layout, make_layout
 from weft.jobs.output import FailedRow
@@ -77,11 +75,7 @@ class StreamOptions:
 
 
 class StreamMetrics:
-    """Counters of a stream in a registry of its own.
-
-    Attributes:
-        registry: What is served on the metrics port.
-    """
+    """Counters of a stream in a registry of its own, which is served on the metrics port."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -120,9 +114,7 @@ class StreamMetrics:
 class MessageStream:
     """At least once: a message is acknowledged after its answer, or its dead letter, is written.
 
-    Args:
-        source: Broker of ``options.source``, not connected.
-        target: Broker of ``options.target``, not connected; may be the same object.
+    The brokers of ``options.source`` and ``options.target``, which may be the same object, are not connected.
     """
 
     def __init__(
@@ -267,7 +259,7 @@ class MessageStream:
         for row, message in enumerate(messages):
             if message.num_deliveries > self._options.max_deliveries:
                 shard.faults[row] = f"delivered {message.num_deliveries} times without an answer"
-        result = await run_shard(shard, self._layout, self._send)
+        result = await run_shard(shard, self._layout, self._graph.infer)
         failed = {each.row: each for each in result.failed}
         values = shard.columns.get(self._options.order_by, [None] * len(messages))
         answers = {
@@ -311,11 +303,6 @@ class MessageStream:
             known = {name: headers[name] for name in ("weft-status", "weft-source")}
             bare = Publication(message.id, b"", known, message.key)
             await self._insist(lambda: self._source.publish(topic, [bare]))
-
-    async def _send(
-        self, inputs: Mapping[str, InputValues], rows: Sequence[int], on_busy: Callable[[], None]
-    ) -> dict[str, Array]:
-        return await self._graph.infer(self._layout.tensors(inputs, rows), on_busy)
 
     async def _insist(self, act: Callable[[], Awaitable[_T]]) -> _T:
         """Do what the broker must do, as often as it takes while it is away."""

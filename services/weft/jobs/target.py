@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from weft.base.core import InferCall, InferResult, Parameters, RequestedOutput
+from weft.base.core import InferCall, Parameters, RequestedOutput
 from weft.base.errors import InvalidArgumentError, RemoteError, WeftError
 from weft.base.signature import ModelSignature, answering_part
 from weft.base.tensors import Array, WireTensor, decode
@@ -36,12 +36,7 @@ class Identity(NamedTuple):
 
 
 class RowsFailed(Exception):  # noqa: N818  # caught within this package
-    """A request failed for what is in it.
-
-    Attributes:
-        error: What the server said.
-        path: Way through the graph as far as it came.
-    """
+    """A request failed for what is in it, after a path through the graph, as far as it came."""
 
     def __init__(self, error: WeftError, path: str) -> None:
         super().__init__(error.message)
@@ -152,11 +147,7 @@ class JobTarget:
         return priority > 0
 
     async def infer(self, inputs: Mapping[str, WireTensor], on_busy: Callable[[], None]) -> dict[str, Array]:
-        """The outputs of one request, by name.
-
-        Args:
-            inputs: By name.
-            on_busy: Called when the server refuses for its load.
+        """The outputs of one request, by name; ``on_busy`` is called when the server refuses for its load.
 
         Raises:
             RowsFailed: The request is at fault, or failed as often as it may.
@@ -166,7 +157,10 @@ class JobTarget:
         while True:
             call = InferCall(self._name, self._version, "", dict(self._parameters), dict(inputs), self._outputs)
             try:
-                outputs = _decoded(await self._client.infer(call, timeout_s=self._timeout_s))
+                result = await self._client.infer(call, timeout_s=self._timeout_s)
+                if result.error is not None:
+                    raise result.error
+                outputs = {name: decode(tensor, name=name) for name, tensor in result.outputs.items()}
             except WeftError as error:
                 if error.code in _FATAL and error.code not in self._busy:
                     raise
@@ -184,9 +178,3 @@ class JobTarget:
                 continue
             self._last_answer_s = self._clock_s()
             return outputs
-
-
-def _decoded(result: InferResult) -> dict[str, Array]:
-    if result.error is not None:
-        raise result.error
-    return {name: decode(tensor, name=name) for name, tensor in result.outputs.items()}

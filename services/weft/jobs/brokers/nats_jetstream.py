@@ -14,7 +14,7 @@ from nats.js.errors import NotFoundError as NoSuchStreamError
 from typing_extensions import override
 
 from weft.base.errors import InvalidArgumentError, NotFoundError, UnavailableError
-from weft.jobs.brokers.broker import Address, Broker, Message, Publication
+from weft.jobs.brokers import Address, Broker, Message, Publication
 
 _CALL_TIMEOUT_S = 5.0
 _RECONNECT_WAIT_S = 1

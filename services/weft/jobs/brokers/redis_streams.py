@@ -12,7 +12,7 @@ from redis.exceptions import RedisError, ResponseError
 from typing_extensions import override
 
 from weft.base.errors import NotFoundError, UnavailableError
-from weft.jobs.brokers.broker import Address, Broker, Message, Publication
+from weft.jobs.brokers import Address, Broker, Message, Publication
 
 #: Field of an entry that is the message; all others are headers.
 PAYLOAD = "payload"
