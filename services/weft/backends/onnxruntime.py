@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.backends.completion import completed
-from weft.backends.contract import FileTensor, check_inputs, check_outputs
+from weft.backends.contract import FileTensor, check_inputs, check_outputs, completed
 from weft.backends.gpu import PinnedPool, is_pinning_enabled, make_pinned_pool, use_cpu_instead
 from weft.base.errors import InvalidArgumentError, UnsupportedError
 from weft.base.observing.logs import get_logger

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.backends.completion import DEFAULT_MAX_BATCH_SIZE, completed
-from weft.backends.contract import FileTensor, check_inputs, check_outputs
+from weft.backends.contract import DEFAULT_MAX_BATCH_SIZE, FileTensor, check_inputs, check_outputs, completed
 from weft.backends.gpu import is_pinning_enabled, use_cpu_instead
 from weft.backends.pt2 import load_program
 from weft.base.errors import InvalidArgumentError

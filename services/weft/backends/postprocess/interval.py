@@ -7,7 +7,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from weft.backends.postprocess.links import LINKS, positive
+from weft.backends.postprocess.distribution import LINKS, positive
 from weft.base.errors import InvalidArgumentError
 from weft.base.tensors import Array
 from weft.serving.backends.arrays import array_file

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from weft.backends.postprocess.ranking import label_filename, read_labels
+from weft.backends.postprocess.classifier import label_filename, read_labels
 from weft.base.errors import InvalidArgumentError
 from weft.base.signature import TensorSpec
 from weft.base.tensors import Array
