@@ -1,4 +1,4 @@
-"""Tensors of a model's file: compared with those of the configuration, or put there where it leaves them out."""
+"""What a configuration declares: compared with what a backend takes or a model's file has, or completed from that."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -7,16 +7,49 @@ from typing import Any, NamedTuple
 from weft.base.errors import InvalidArgumentError
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import DATATYPES
+from weft.serving.backends.base import ModelContext
+from weft.serving.backends.loading import Dims, check_tensor
 
 #: Of a model that can be batched and does not say how large its batches may be, as in Triton Inference Server.
 DEFAULT_MAX_BATCH_SIZE = 4
+
+
+def inputs_among(
+    model: ModelContext, of: str, required: Sequence[str], optional: Sequence[str] = ()
+) -> dict[str, TensorSpec]:
+    """The declared inputs, by name: all that ``of`` requires, and perhaps optional ones.
+
+    Raises:
+        InvalidArgumentError: There are others.
+    """
+    inputs = {spec.name: spec for spec in model.signature.inputs}
+    if inputs.keys() - set(optional) != set(required):
+        also = f" and may have {optional[0]} beside" if optional else ""
+        raise model.fault(
+            "input",
+            f"model '{model.signature.name}': {of} must have the inputs {', '.join(required)}{also}, got "
+            f"{', '.join(inputs)}",
+        )
+    return inputs
+
+
+def only_output(model: ModelContext, datatypes: Sequence[str], dims: Dims) -> TensorSpec:
+    """The one declared output, checked by ``check_tensor``.
+
+    Raises:
+        InvalidArgumentError: There are several, or it is declared otherwise.
+    """
+    outputs = model.signature.outputs
+    if len(outputs) != 1:
+        text = f"model '{model.signature.name}' must have exactly one output, got {len(outputs)}"
+        raise model.fault("output", text)
+    return check_tensor(model, outputs[0], datatypes, dims)
 
 
 class FileTensor(NamedTuple):
     """One input or output of a model file.
 
     Attributes:
-        name: Tensor name.
         datatype: V2 datatype, or the file's own name for one that V2 lacks.
         shape: Including the batch dimension; -1 is any size. None: not specified in the file.
     """

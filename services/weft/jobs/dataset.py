@@ -30,12 +30,9 @@ _MAX_TOLD = 10
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of a data set.
+    """A file of a data set, of a format of ``READERS``.
 
-    Attributes:
-        path: As its file system names it.
-        format: ``parquet``, ``jsonl``, ``csv``, or ``file`` for one that is a row.
-        digest: sha256 of a local file; of one in an object store, what that says of its content.
+    The digest is the sha256 of a local file; of one in an object store, what that says of its content.
     """
 
     path: str
@@ -124,7 +121,7 @@ class Dataset:
 
     @property
     def is_of_row_files(self) -> bool:
-        """Whether each file is a row, with the columns ``path`` and ``content``."""
+        """Whether each file is a row."""
         return all(file.format == ROW_FILE for file in self.files)
 
     def look(self, columns: Sequence[str], *, skips_bad: bool = False) -> FileLook:
@@ -308,7 +305,6 @@ class Dataset:
         return done, None
 
     def _share(self, number: int) -> float:
-        """How much of the data set a file is."""
         count = len(self._unit(number))
         return sum(self._sizes[number : number + count]) / max(sum(self._sizes), 1)
 
@@ -356,7 +352,6 @@ def _row_files(file: DataFile, part: FilePart) -> tuple[str, ...]:
 
 
 def _common_type(types: Sequence[pa.DataType | None]) -> pa.DataType:
-    """One type for all values; text if there is none."""
     plain = [type.value_type if pa.types.is_dictionary(type) else type for type in types if type is not None]
     try:
         fields = [pa.schema([("", type)]) for type in plain]

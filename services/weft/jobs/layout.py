@@ -36,12 +36,10 @@ ROW = "row"
 
 @dataclass(frozen=True)
 class InputValues:
-    """Values of one input for some rows.
+    """Values of one input for some rows, and why a row has none, by its index.
 
-    Attributes:
-        values: One array a row, of the input's shape without the batch dimension; None where the row has none that
-            fits. An array ``[n, ...]`` if every row has one, all of the same shape.
-        faults: Why a row has none, by its index.
+    One array a row, of the input's shape without the batch dimension; None where the row has none that fits. An array
+    ``[n, ...]`` if every row has one, all of the same shape.
     """
 
     values: Array | list[Array | None]
@@ -277,8 +275,7 @@ class Layout:
     Attributes:
         inputs: The inputs that columns fill.
         column_of: Column of each input, by its name; several with commas between them, each a scalar.
-        outputs: The outputs that are written.
-        binary: Those of BYTES that stay bytes; the others are UTF-8 text.
+        binary: Outputs of BYTES that stay bytes; the others are UTF-8 text.
         keep: Columns of the data set that are written beside them, with their types.
         has_batch: A request has a batch dimension.
         rows_per_request: Rows of one request; 1 without a batch dimension.

@@ -70,8 +70,6 @@ class _SpanTask(NamedTuple):
 
 @dataclass(frozen=True)
 class _SharedJob:
-    """All that a worker is told."""
-
     options: BatchOptions
     manifest: bytes
     plan: JobPlan
@@ -108,7 +106,12 @@ def run_batch_on_ray(
         OSError: A file cannot be read or written.
     """
     options = replace(options, output=options.output.resolve())
-    plan = asyncio.run(_plan(open_client, options))
+
+    async def make_plan() -> JobPlan:
+        async with open_client() as client:
+            return (await plan_job(client, options))[1]
+
+    plan = asyncio.run(make_plan())
     with held(options.output):
         dataset, plan = open_dataset(options, plan)
         folder = OutputFolder(options.output, options.output_format, plan.layout.schema)
@@ -134,11 +137,6 @@ def run_batch_on_ray(
         progress = _run(job, tasks, ray_options, progress, on_progress)
         folder.remove_unfinished()
         return progress._replace(num_bad_files=len(dataset.bad_files))
-
-
-async def _plan(open_client: OpenClient, options: BatchOptions) -> JobPlan:
-    async with open_client() as client:
-        return (await plan_job(client, options))[1]
 
 
 def _run(
@@ -201,7 +199,6 @@ def _check_address(address: str) -> None:
 
 
 def _reports(job: _SharedJob, tasks: Sequence[_SpanTask], num_workers: int) -> Iterator[_SpanReport]:
-    """What the workers say of each task, in the order in which they are done."""
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
     if not nodes:
         raise UnavailableError("no node of the Ray cluster has a CPU for a worker; add one")

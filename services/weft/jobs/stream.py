@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,20 +40,16 @@ class StreamOptions:
 
     Attributes:
         graph: Graph or model; NAME/VERSION for one version.
-        source: Where messages come from.
-        target: Where answers go.
         dead_letters: Where messages go that have no answer; on the broker of ``source``.
         order_by: Field of the messages: those with an equal value are answered one after another, in their order; "":
             in any order.
         column_of: Field of an input, where it has another name.
         outputs: Those to write; none: all.
         keep: Fields of a message to write beside its answer.
-        parameters: Of every request.
         rows_per_request: Messages of one request at most; 0: the largest batch of the graph.
         max_inflight: Messages that were received and are not acknowledged, at most.
         max_deliveries: A message that was delivered more often goes to the dead letters unseen: it may be what ends its
             consumers.
-        timeout_s: Of one request.
         grace_s: How long requests in work may take once the stream is to end.
         ack_wait_s: After so long without a sign of life the broker delivers a message again.
     """
@@ -78,37 +75,20 @@ class StreamMetrics:
     """Counters of a stream in a registry of its own, which is served on the metrics port."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self._received = Counter("weft_stream_received_total", "Messages received", registry=self.registry)
-        self._again = Counter(
-            "weft_stream_redelivered_total", "Messages received that had been delivered before", registry=self.registry
+        registry = self.registry = CollectorRegistry()
+        self.received = Counter("weft_stream_received_total", "Messages received", registry=registry)
+        self.redelivered = Counter(
+            "weft_stream_redelivered_total", "Messages received that had been delivered before", registry=registry
         )
-        self._done = Counter(
-            "weft_stream_messages_total", "Messages acknowledged, by outcome", ["outcome"], registry=self.registry
+        done = Counter(
+            "weft_stream_messages_total", "Messages acknowledged, by outcome", ["outcome"], registry=registry
         )
-        self._lag = Gauge("weft_stream_lag_messages", "Messages not acknowledged; NaN: unknown", registry=self.registry)
-        self._inflight = Gauge("weft_stream_inflight_messages", "Messages in work", registry=self.registry)
-        self._seconds = Histogram(
-            "weft_stream_request_seconds", "From the start of a request to its acknowledgement", registry=self.registry
+        self.answered, self.dead = done.labels("answered"), done.labels("dead")
+        self.lag = Gauge("weft_stream_lag_messages", "Messages not acknowledged; NaN: unknown", registry=registry)
+        self.inflight = Gauge("weft_stream_inflight_messages", "Messages in work", registry=registry)
+        self.request_s = Histogram(
+            "weft_stream_request_seconds", "From the start of a request to its acknowledgement", registry=registry
         )
-        for outcome in ("answered", "dead"):
-            self._done.labels(outcome)
-
-    def received(self, messages: Sequence[Message]) -> None:
-        """Messages came."""
-        self._received.inc(len(messages))
-        self._again.inc(sum(message.num_deliveries > 1 for message in messages))
-
-    def answered(self, num_answered: int, num_dead: int, duration_s: float) -> None:
-        """Messages were acknowledged."""
-        self._done.labels("answered").inc(num_answered)
-        self._done.labels("dead").inc(num_dead)
-        self._seconds.observe(duration_s)
-
-    def observe_lag(self, num_messages: int | None, num_inflight: int) -> None:
-        """What is left to do; None: the broker does not say."""
-        self._lag.set(float("nan") if num_messages is None else num_messages)
-        self._inflight.set(num_inflight)
 
 
 class MessageStream:
@@ -217,7 +197,8 @@ class MessageStream:
                     await self._is_ending.wait()
 
     def _start(self, messages: Sequence[Message]) -> None:
-        self._metrics.received(messages)
+        self._metrics.received.inc(len(messages))
+        self._metrics.redelivered.inc(sum(message.num_deliveries > 1 for message in messages))
         self._inflight.update({message.id: message for message in messages})
         shard = _shard_of(messages, self._layout, self._options.order_by)
         keys = {str(key) for key in shard.columns[self._options.order_by]} if self._options.order_by else set()
@@ -270,7 +251,9 @@ class MessageStream:
         for row in sorted(failed):
             await self._publish_dead(messages[row], failed[row])
         await self._insist(lambda: self._source.acknowledge(messages))
-        self._metrics.answered(len(messages) - len(failed), len(failed), time.perf_counter() - start_s)
+        self._metrics.answered.inc(len(messages) - len(failed))
+        self._metrics.dead.inc(len(failed))
+        self._metrics.request_s.observe(time.perf_counter() - start_s)
 
     async def _publish_answers(self, answers: Mapping[int, Publication]) -> dict[int, FailedRow]:
         """Publish the answers of rows, in their order; returns those that are larger than the broker takes."""
@@ -305,7 +288,6 @@ class MessageStream:
             await self._insist(lambda: self._source.publish(topic, [bare]))
 
     async def _insist(self, act: Callable[[], Awaitable[_T]]) -> _T:
-        """Do what the broker must do, as often as it takes while it is away."""
         while True:
             try:
                 return await act()
@@ -324,13 +306,14 @@ class MessageStream:
     async def _watch_lag(self) -> None:
         while True:
             try:
-                self._metrics.observe_lag(await self._source.lag(), len(self._inflight))
+                lag = await self._source.lag()
             except UnavailableError:
-                self._metrics.observe_lag(None, len(self._inflight))
+                lag = None
+            self._metrics.lag.set(math.nan if lag is None else lag)
+            self._metrics.inflight.set(len(self._inflight))
             await asyncio.sleep(_LAG_INTERVAL_S)
 
     async def _drain(self) -> None:
-        """Finish what is in work; what is not finished in time is given back."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._options.grace_s)
         left = list(self._inflight.values())

@@ -193,12 +193,7 @@ class SigmoidBackend(ClassifierBackend):
 def top_k(values: Array, k: int) -> Array:
     """Indices of the ``k`` largest values of each row, largest first; among equals the lower index first.
 
-    Args:
-        values: float32 ``[num_rows, num_classes]``, none below 0 and none NaN.
-        k: 1 to num_classes.
-
-    Returns:
-        int64 ``[num_rows, k]``.
+    From float32 ``[num_rows, num_classes]``, none below 0 and none NaN, to int64 ``[num_rows, k]``.
     """
     if k == 1:
         best: Array = values.argmax(axis=1)[:, None]
@@ -224,13 +219,9 @@ def label_filename(model: ModelContext) -> str:
 
 
 def read_labels(model: ModelContext, filename: str, num_classes: int, name: str) -> Array:
-    """Labels as an object array of bytes, one per class, followed by ``b""`` for index -1.
+    """Labels as an object array of bytes, one per class of the input ``name``, followed by ``b""`` for index -1.
 
-    Args:
-        model: The file is in its folder or in its version folder.
-        filename: One label per line, UTF-8.
-        num_classes: As declared; -1 is rejected.
-        name: The input with the classes, for errors.
+    The file, in the folder of the model or of its version, has one label per line, UTF-8.
 
     Raises:
         InvalidArgumentError: The file has another number of lines.

@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from weft.backends.contract import only_output
 from weft.base.errors import InvalidArgumentError
 from weft.base.tensors import Array
 from weft.serving.backends.base import ModelContext
-from weft.serving.backends.loading import check_tensor, model_file, only_input, require
+from weft.serving.backends.loading import model_file, only_input, require
 from weft.serving.backends.parameters import ParameterReader
 from weft.serving.backends.rows import RowBackend, check_rows
 from weft.serving.detokenizer import StopStrings
@@ -38,12 +39,7 @@ class DetokenizeBackend(RowBackend):
     def load(self) -> None:
         """Read the tokenizer and the parameters."""
         self._input = only_input(self.model, ("INT64", "INT32"), (None,)).name
-        outputs = self.model.signature.outputs
-        if len(outputs) != 1:
-            raise self.model.fault(
-                "output", f"model '{self.model.signature.name}' must have exactly one output, got {len(outputs)}"
-            )
-        self._output = check_tensor(self.model, outputs[0], ("BYTES",), (1,)).name
+        self._output = only_output(self.model, ("BYTES",), (1,)).name
         parameters = ParameterReader(self.model)
         self._skips_special_tokens = parameters.flag("skip_special_tokens", True)
         text = parameters.text("stop", "[]")

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from weft.backends.contract import only_output
 from weft.backends.postprocess.detokenize import read_tokenizer
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.tensors import Array
@@ -120,10 +121,7 @@ class DetokenizeStreamBackend(Backend):
         if missing := _NEEDED - {spec.name for spec in signature.inputs}:
             text = f"model '{signature.name}' lacks the inputs {', '.join(sorted(missing))}"
             raise self.model.fault("input", text)
-        if len(signature.outputs) != 1:
-            text = f"model '{signature.name}' must have exactly one output, got {len(signature.outputs)}"
-            raise self.model.fault("output", text)
-        self._output = check_tensor(self.model, signature.outputs[0], ("BYTES",), (1,)).name
+        self._output = only_output(self.model, ("BYTES",), (1,)).name
 
 
 class TextOptions(NamedTuple):
@@ -143,11 +141,7 @@ class TextOptions(NamedTuple):
 
     @classmethod
     def from_json(cls, text: bytes) -> "TextOptions":
-        """Parse the options in ``sampling_parameters``.
-
-        Raises:
-            InvalidArgumentError: ``text`` is not a JSON object, or a member is invalid.
-        """
+        """Parse ``sampling_parameters``. Raises as ``from_members``, and where they are no JSON object."""
         try:
             members = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -158,11 +152,7 @@ class TextOptions(NamedTuple):
 
     @classmethod
     def from_members(cls, members: Mapping[str, Any]) -> "TextOptions":
-        """Select and validate the options among ``members``; others belong to the model.
-
-        Raises:
-            InvalidArgumentError: A member is invalid.
-        """
+        """The options among ``members``; others belong to the model. Raises InvalidArgumentError."""
         if members.get("n", 1) != 1:
             raise InvalidArgumentError(
                 f"'n' must be 1 where the text is made of token ids alone, got {_shown(members['n'])}; send the "
@@ -240,10 +230,7 @@ class DecodeContext(NamedTuple):
 class GeneratedText:
     """The text of a generation up to its first stop string.
 
-    Args:
-        detokenizer: Detokenizer of the model.
-        options: Text options of the request.
-        context: Ids before the new ones; a complete stop string in their text has ended the generation.
+    A complete stop string in the text of the context, the ids before the new ones, has ended the generation.
     """
 
     def __init__(self, detokenizer: Detokenizer, options: TextOptions, context: DecodeContext) -> None:
@@ -274,7 +261,7 @@ class GeneratedText:
         return "" if self.is_stopped else self._checked(self._text.finish()) + self._stop.finish()
 
     def _split(self, ids: list[int]) -> tuple[list[int], list[int]]:
-        """Split off the ids within ``min_tokens``, in which no stop string may end."""
+        """Split off the ids within ``min_tokens``."""
         exempt, rest = ids[: self._num_exempt], ids[self._num_exempt :]
         self._num_exempt -= len(exempt)
         return exempt, rest
@@ -293,15 +280,7 @@ def new_text(
     is_last: bool,
     is_ended: bool,
 ) -> str:
-    """The text that ``ids`` add.
-
-    Args:
-        detokenizer: Detokenizer of the model.
-        context: Ids before the new ones.
-        ids: The new ids.
-        options: Text options of the request.
-        is_last: Whether they are the last ids.
-        is_ended: Whether a stop string or a stop token ended the generation.
+    """The text that ``ids`` add to the context; ``is_ended``: a stop string or a stop token ended the generation.
 
     Raises:
         InvalidArgumentError: The text depends on missing ids.
@@ -323,7 +302,7 @@ def new_text(
 def _new_text(
     detokenizer: Detokenizer, context: DecodeContext, ids: list[int], options: TextOptions, *, is_last: bool
 ) -> tuple[str, bool]:
-    """The text that ``ids`` add, and whether a stop string has ended it, now or earlier."""
+    """Also whether a stop string has ended the text, now or earlier."""
     text = GeneratedText(detokenizer, options, context)
     added = text.push(ids)
     if is_last:

@@ -4,7 +4,6 @@ import numpy as np
 
 from weft.backends.postprocess.classifier import label_filename, read_labels
 from weft.base.errors import InvalidArgumentError
-from weft.base.signature import TensorSpec
 from weft.base.tensors import Array
 from weft.serving.backends.base import Batch
 from weft.serving.backends.loading import check_tensor, outputs_among
@@ -133,7 +132,9 @@ class NmsBackend(RowBackend):
         )
         box, classes, values = self._candidates(scores)
         candidates = np.take_along_axis(boxes, box[:, :, None], axis=1)
-        candidates = xyxy_from_cxcywh(candidates) if self._has_centers else candidates
+        if self._has_centers:
+            middle, half = candidates[..., :2], candidates[..., 2:] / 2
+            candidates = np.concatenate([middle - half, middle + half], axis=-1)
         groups = np.zeros_like(classes) if self._is_class_agnostic else classes
         keeps = non_max_suppression(
             candidates,
@@ -214,7 +215,7 @@ class NmsBackend(RowBackend):
         check_tensor(self.model, inputs[_BOXES], _FLOATS, (None, 4))
         if _TRANSFORM in inputs:
             check_tensor(self.model, inputs[_TRANSFORM], ("FP32",), (4,))
-        scores: TensorSpec = inputs[_SCORES]
+        scores = inputs[_SCORES]
         check_tensor(self.model, scores, _FLOATS, (None,) if len(scores.dims) == 1 else (None, None))
         self._num_classes = 1 if len(scores.dims) == 1 else scores.dims[1]
 
@@ -227,14 +228,8 @@ def _padded(array: Array, length: int, value: int) -> Array:
     return np.pad(array, [(0, 0), (0, missing), *[(0, 0)] * (array.ndim - 2)], constant_values=value)
 
 
-def xyxy_from_cxcywh(boxes: Array) -> Array:
-    """Convert ``cxcywh`` to ``xyxy``, both ``[..., 4]``."""
-    half = boxes[..., 2:] / 2
-    return np.concatenate([boxes[..., :2] - half, boxes[..., :2] + half], axis=-1)
-
-
 def non_max_suppression(boxes: Array, groups: Array, is_valid: Array, *, iou_threshold: float, limit: int) -> Array:
-    """Greedy non-maximum suppression: which boxes are kept.
+    """Greedy non-maximum suppression: which boxes are kept, bool ``[num_rows, K]``.
 
     From first to last, a box is kept unless its overlap with a kept one of its group exceeds the threshold.
 
@@ -244,9 +239,6 @@ def non_max_suppression(boxes: Array, groups: Array, is_valid: Array, *, iou_thr
         is_valid: bool ``[num_rows, K]``; invalid boxes are neither kept nor suppress others.
         iou_threshold: Overlap is area of the intersection by area of the union; 0 if both are empty.
         limit: Results are correct up to this many kept boxes per row, and arbitrary behind them.
-
-    Returns:
-        bool ``[num_rows, K]``.
     """
     step = max(1, _MAX_PAIRS // (_BLOCK * max(_BLOCK, limit)))
     keeps = np.zeros_like(is_valid)
@@ -282,17 +274,11 @@ def _suppress_rows(
 
 
 def _greedy(suppresses: Array, is_open: Array) -> Array:
-    """The unique selection in which an open box is kept iff no kept box before it suppresses it.
+    """The unique selection, bool ``[num_rows, i]``: an open box is kept iff no kept box before it suppresses it.
 
-    Fixed-point iteration: each round settles all boxes whose suppressors are settled, so the number of rounds is the
-    length of the longest chain of suppressions, usually three or four.
-
-    Args:
-        suppresses: bool ``[num_rows, j, i]``: whether j, if kept, suppresses i; only for j before i.
-        is_open: bool ``[num_rows, i]``.
-
-    Returns:
-        bool ``[num_rows, i]``.
+    ``suppresses`` is bool ``[num_rows, j, i]``, only for j before i. Fixed-point iteration: each round settles all
+    boxes whose suppressors are settled, so the number of rounds is the length of the longest chain of suppressions,
+    usually three or four.
     """
     keeps = is_open
     while True:

@@ -35,13 +35,9 @@ _MAX_INTERMEDIATE_PIXELS = 2**24
 
 
 class ImageDecoder:
-    """Decodes files of a few formats.
+    """Decodes files of a few formats of ``FORMATS``; other data never reaches a decoder.
 
-    Args:
-        formats: Some of ``FORMATS``; other data never reaches a decoder.
-        max_encoded_bytes: Size limit of a file.
-        max_pixels: Limit of width times height, as declared in the header.
-        applies_orientation: Whether to apply the EXIF orientation.
+    ``max_pixels`` limits width times height, as declared in the header; the EXIF orientation may be applied.
     """
 
     def __init__(

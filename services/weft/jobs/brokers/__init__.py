@@ -49,11 +49,7 @@ class Address(NamedTuple):
         return f"{self.scheme}://{self.hosts}"
 
     def credentials(self) -> tuple[str | None, str | None]:
-        """User and password, each None if there is none.
-
-        Raises:
-            InvalidArgumentError: The file of the password cannot be read.
-        """
+        """User and password, each None if there is none. Raises as ``secret``."""
         user, _, password = (unquote(each) for each in urlsplit(self.server).netloc.rpartition("@")[0].partition(":"))
         return user or None, password or self.secret()
 
@@ -95,9 +91,8 @@ class Message:
 class Publication(NamedTuple):
     """A message to write.
 
-    Attributes:
-        id: The same for each attempt to write it, which tells the broker of a duplicate.
-        key: Messages of one key stay in order at brokers with partitions; None: any partition.
+    Its id is the same for each attempt to write it, which tells the broker of a duplicate. Messages of one key stay in
+    order at brokers with partitions; None is any partition.
     """
 
     id: str

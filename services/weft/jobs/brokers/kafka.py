@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import ssl
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -48,15 +48,9 @@ _MAX_BITS, _MAX_RUNS = 8192, 32
 class PartitionProgress:
     """What a group has done of a partition, as a commit says it: an offset, and a text that the broker keeps.
 
-    The offset is that of the first unfinished message. The text says which messages behind it are answered, so that
-    they do not come again, and how often the others were delivered.
-
-    Args:
-        offset: That was committed; -1: none.
-        text: That was committed with it; one that another client wrote says nothing.
-
-    Attributes:
-        is_changed: There is something to commit.
+    The offset is that of the first unfinished message, -1 if none was committed. The text says which messages behind it
+    are answered, so that they do not come again, and how often the others were delivered; one that another client wrote
+    says nothing.
     """
 
     def __init__(self, offset: int = -1, text: str = "") -> None:
@@ -128,12 +122,8 @@ class KafkaBroker(Broker, ConsumerRebalanceListener):  # type: ignore[misc]  # t
     """A connection to Kafka brokers; see ``Broker``.
 
     When the partitions of a group are shared out anew, messages in work are finished first, so that their order holds;
-    what is not finished within 0.7 of the session timeout comes again, here or at another consumer.
-
-    Args:
-        address: ``kafka://HOST:PORT`` or ``kafka+ssl://HOST:PORT``, several hosts separated by commas.
-        group: Consumer group.
-        ack_wait_s: Session timeout of the consumer, of 6 s at least.
+    what is not finished within 0.7 of the session timeout, which is ``ack_wait_s``, comes again, here or at another
+    consumer. An address is ``kafka://HOST:PORT`` or ``kafka+ssl://HOST:PORT``, several hosts separated by commas.
 
     Raises:
         InvalidArgumentError: Options do not fit each other, or a file cannot be read.
@@ -397,7 +387,6 @@ def _message(record: Any, num_deliveries: int) -> Message:
 
 
 def _security(address: Address) -> dict[str, Any]:
-    """Arguments of the client for what an address says of TLS and the user."""
     options = address.options
     user, password = address.credentials()
     mechanism = options.get("sasl")
@@ -415,14 +404,15 @@ def _security(address: Address) -> dict[str, Any]:
         raise InvalidArgumentError(f"{min(given)} of {address.name} needs TLS: kafka+ssl://")
     return {
         "security_protocol": ("SASL_" if mechanism else "") + ("SSL" if is_encrypted else "PLAINTEXT"),
-        "ssl_context": _tls(options, address) if is_encrypted else None,
+        "ssl_context": _tls(address) if is_encrypted else None,
         "sasl_mechanism": mechanism or "PLAIN",
         "sasl_plain_username": user,
         "sasl_plain_password": password,
     }
 
 
-def _tls(options: Mapping[str, str], address: Address) -> ssl.SSLContext:
+def _tls(address: Address) -> ssl.SSLContext:
+    options = address.options
     try:
         context = ssl.create_default_context(cafile=options.get("ca"))
         if "cert" in options:

@@ -22,14 +22,9 @@ _DUPLICATE_HEADER = "Nats-Msg-Id"
 
 
 class NatsBroker(Broker):
-    """A connection to a NATS server; see ``Broker``.
+    """A connection to a NATS server, whose group is a durable consumer; see ``Broker``.
 
     A message that is published twice within the duplicate window of its stream, two minutes by default, is stored once.
-
-    Args:
-        address: ``nats://HOST:PORT`` or ``tls://HOST:PORT``.
-        group: Name of the durable consumer.
-        ack_wait_s: After so long without a sign of life a message is delivered again.
     """
 
     def __init__(self, address: Address, group: str, ack_wait_s: float) -> None:

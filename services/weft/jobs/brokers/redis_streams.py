@@ -61,12 +61,7 @@ class RedisBroker(Broker):
     """A connection to a Redis server; see ``Broker``.
 
     Entries have the field ``payload``; other fields are headers. Redis keeps what it acknowledged only with
-    ``appendonly yes``, and it knows no duplicates.
-
-    Args:
-        address: ``redis://HOST:PORT`` or ``rediss://HOST:PORT``.
-        group: Name of the consumer group, which is made at the first entry of the stream if it is missing.
-        ack_wait_s: After so long without a sign of life another consumer takes a message.
+    ``appendonly yes``, and it knows no duplicates. The group is made at the first entry of the stream if it is missing.
     """
 
     OPTIONS = MappingProxyType({"trim": ("yes", "no")})
