@@ -43,24 +43,18 @@ class BatchOptions:
 
     Attributes:
         graph: Graph or model; NAME/VERSION for one version.
-        input: Path or pattern of the data set.
-        output: Folder of the results.
-        resume: Go on with the job there.
         format: Of the data set; "": by suffix.
         output_format: ``parquet`` or ``jsonl``.
         column_of: Column of an input, where it has another name; an optional input is filled only if it is here.
         outputs: Those to write; none: all.
         binary: Outputs of BYTES that are no text.
         keep: Columns of the data set to write beside the answers.
-        parameters: Of every request.
         is_alone: Nobody else uses the mesh, so no request gives way to others.
         rows_per_request: 0: as the job to resume has it, else the largest batch of the graph, or 1; at most 4
             where models have priorities, since a request that runs makes others wait, whatever their priority.
         rows_per_shard: Rows of a file of the output. 0: as the job to resume has it, else 8192, fewer of large rows.
         skip_bad_files: Pass over files that cannot be read, and over the rest of those that are damaged.
-        max_inflight: Requests in flight at most.
         max_failures: The job ends once more rows have failed; None: never for that.
-        timeout_s: Of one request.
         patience_s: How long the mesh may be busy or away before the job ends.
     """
 
@@ -90,9 +84,7 @@ class Progress(NamedTuple):
 
     Attributes:
         num_rows: Rows that are written, as answers or failures.
-        num_failed: Those that failed.
         num_skipped: Rows that were done before the job was resumed.
-        window: Requests that may be in flight.
         share: How much of the data set is written, from 0 to 1; about, by the bytes that were read.
         share_skipped: How much of it was done before the job was resumed.
         num_open: Rows of shards in work that are answered.

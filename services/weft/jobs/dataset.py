@@ -48,7 +48,6 @@ class Shard:
         index: Counts the shards of the data set.
         first_row: Number of its first row in the data set.
         num_rows: At least 1.
-        file: Where it is from.
         columns: A list of values, or a column of Arrow, by name.
         is_text: Every value is text.
         faults: Rows that could not be read, counted from 0, and why. Their columns hold None.

@@ -273,11 +273,9 @@ class Layout:
     """How columns and tensors belong together.
 
     Attributes:
-        inputs: The inputs that columns fill.
         column_of: Column of each input, by its name; several with commas between them, each a scalar.
         binary: Outputs of BYTES that stay bytes; the others are UTF-8 text.
         keep: Columns of the data set that are written beside them, with their types.
-        has_batch: A request has a batch dimension.
         rows_per_request: Rows of one request; 1 without a batch dimension.
         kept_types: Types of ``keep``, by name; others than these are text, and values that are none JSON.
     """

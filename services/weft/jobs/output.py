@@ -41,9 +41,7 @@ class FailedRow(NamedTuple):
 
     Attributes:
         row: Its number in the data set.
-        file: Where it is from.
         status: Name of a gRPC status code.
-        message: What was wrong.
         path: Way through the graph as far as it came; "" where that is not known.
         kept: Its values of the columns that are kept, if any are.
     """

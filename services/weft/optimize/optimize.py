@@ -50,7 +50,6 @@ class OptimizeOptions:
     """What to optimise, and how to judge it.
 
     Attributes:
-        model: Its name.
         data: Path or pattern of the user's data.
         max_loss: What the upper end of the loss's interval may be, as a share.
         version: Of the model; None: the highest that is served.
@@ -68,8 +67,6 @@ class OptimizeOptions:
         num_rounds: In which each cost is measured, a candidate and the original in turn.
         objective: What the new version has to be faster in: ``latency``, the time of a request with one row, or
             ``throughput``, rows a second where requests have 32 rows, or as many as the graph takes.
-        timeout_s: Of a request.
-        is_dry_run: Nothing is written.
         log: Gets what the services log; None: nowhere.
     """
 

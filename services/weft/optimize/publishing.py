@@ -58,12 +58,6 @@ def publish(folder: Path, version: int, files: Path, config_text: str) -> None:
     Then ``config.pbtxt`` gets its new text and the folder its name, each in one step. If the second fails, the first is
     taken back.
 
-    Args:
-        folder: Of the model; held.
-        version: A number that is free.
-        files: Folder with the files of the version.
-        config_text: New text of ``config.pbtxt``.
-
     Raises:
         AlreadyExistsError: The version exists.
         OSError: The files cannot be written; the model is as it was.

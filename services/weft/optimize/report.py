@@ -18,10 +18,8 @@ class CandidateReport:
     """What was found of one candidate.
 
     Attributes:
-        method: That made it.
         state: ``passes`` the gate; ``refused`` by it; ``unsuitable``: the method does not apply; ``failed``.
         reason: Why it does not pass; "" if it does.
-        notes: What the method did.
         size_bytes: Of its weights.
         loss: None if it was not judged.
         costs: By rows of a request.
@@ -49,13 +47,11 @@ class Report:
     Attributes:
         graph: That the data went through; "" if straight to the model.
         metric, meaning: How answers were compared, and what a loss is.
-        max_loss: Limit of the loss.
         objective: What the new version has to be faster in.
         num_unanswered_rows: Held-out rows that the original does not answer; they are not judged.
         seed: Of the split and of the interval.
         size_bytes: Of the original's weights.
         costs: Of the original, by rows of a request.
-        candidates: In the order of the methods.
         picked: Method of the best candidate; "" if there is none.
         why_none: Why nothing was picked; "" if something was.
         written: Number of the new version; 0 if none was written.

@@ -29,7 +29,6 @@ class DataRows:
     Attributes:
         columns: Values by column, as Python has them; all of one length.
         is_text: Every value is text, as in CSV.
-        path: Where they are from.
     """
 
     columns: Mapping[str, Sequence[Any]]
@@ -54,7 +53,6 @@ class SplitData:
         held_out: Rows for the judgement.
         num_rows: Of the whole data set that could be read.
         num_unreadable: Of those that could not.
-        sha256: Of its files.
     """
 
     calibration: DataRows
@@ -73,10 +71,8 @@ def read_rows(
     than are asked for, a quarter at most calibrates and the rest is held out.
 
     Args:
-        path: File, folder or pattern, as of ``Dataset``.
         num_calibration: Rows that calibrate, at most.
         num_held_out: Rows that are held out, at most.
-        seed: The same one gives the same rows.
         format: Of the files; "": as their suffixes say.
 
     Raises:

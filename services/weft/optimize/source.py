@@ -34,10 +34,8 @@ class RepositoryModel:
 
     Attributes:
         source: As methods take it.
-        version: Its number.
         versions: Numbers of all version folders, ascending.
         service: Name of the folder of models that it is in, for example ``model``; "" where models lie side by side.
-        repository: The whole repository.
         text: ``config.pbtxt`` as it stands.
     """
 

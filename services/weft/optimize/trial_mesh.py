@@ -57,9 +57,7 @@ class TrialMesh:
     Attributes:
         model: The original.
         plan: The graph that rows go through; None: straight to the model.
-        folder: For what is staged.
         log: Gets what the services log.
-        timeout_s: Of a request.
     """
 
     model: RepositoryModel

@@ -4,15 +4,17 @@ A new one is a module and a line in ``BROKERS``.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from weft.base.errors import InvalidArgumentError, UnsupportedError
+from weft.base.errors import InvalidArgumentError, UnavailableError, UnsupportedError
 
 #: Option of every broker: a file whose content is the password.
 PASSWORD_FILE = "password-file"  # noqa: S105  # a name
@@ -101,7 +103,7 @@ class Publication(NamedTuple):
     key: bytes | None = None
 
 
-class Broker(Protocol):
+class Broker(ABC):
     """One connection to a broker, which comes back by itself after the broker was away.
 
     Not thread-safe; a method that is cancelled has no effect or its whole one. Each raises UnavailableError while the
@@ -109,23 +111,43 @@ class Broker(Protocol):
 
     Attributes:
         OPTIONS: Of an address, with the values that each may have; none: any.
+        ERRORS: What the client raises while the broker cannot be reached.
+
+    Args:
+        address: Its server and options count; one broker serves all topics.
+        group: Consumers of one group share the messages of a topic.
+        ack_wait_s: After so long without a sign of life of its consumer a message is delivered again.
     """
 
     OPTIONS: ClassVar[Mapping[str, Sequence[str]]] = MappingProxyType({})
+    ERRORS: ClassVar[tuple[type[Exception], ...]]
 
+    def __init__(self, address: Address, group: str, ack_wait_s: float) -> None:
+        self._address = address
+        self._server = address.name
+        self._group = group
+        self._ack_wait_s = ack_wait_s
+        self._source = ""
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except self.ERRORS as error:
+            raise UnavailableError(f"{self._server}: {str(error) or type(error).__name__}") from error
+
+    @abstractmethod
     async def connect(self, source: str | None) -> None:
-        """Connect, and become a consumer of the topic ``source``.
+        """Connect, and become a consumer of the topic ``source``. Raises NotFoundError if there is no such topic."""
 
-        Raises:
-            NotFoundError: There is no such topic.
-        """
-
+    @abstractmethod
     async def receive(self, num_messages: int, timeout_s: float) -> Sequence[Message]:
         """Up to so many messages, oldest first; none if none came within the time.
 
         Those whose consumer has died are delivered again, once the broker believes so.
         """
 
+    @abstractmethod
     async def publish(self, topic: str, publications: Sequence[Publication]) -> None:
         """Write messages in their order, which are kept once this returns; after an error some may be.
 
@@ -133,21 +155,27 @@ class Broker(Protocol):
             InvalidArgumentError: One is larger than the broker takes.
         """
 
+    @abstractmethod
     async def acknowledge(self, messages: Sequence[Message]) -> None:
         """Never deliver these again."""
 
+    @abstractmethod
     async def extend(self, messages: Sequence[Message]) -> None:
         """Say that these are still in work, before the broker believes that their consumer has died."""
 
+    @abstractmethod
     async def give_back(self, messages: Sequence[Message]) -> None:
         """Let another consumer, or this one, have these at once."""
 
+    @abstractmethod
     async def num_unacknowledged(self) -> int:
         """Messages that consumers of the group were given, and that may come again behind younger ones."""
 
+    @abstractmethod
     async def lag(self) -> int | None:
         """Messages of the topic that the group has not acknowledged; None: the broker does not know."""
 
+    @abstractmethod
     async def close(self) -> None:
         """Close the connection; what was not acknowledged is delivered again."""
 
@@ -180,11 +208,7 @@ def parse_address(text: str) -> Address:
 
 
 def make_broker(address: Address, group: str, ack_wait_s: float) -> Broker:
-    """A broker that is not connected; of the address its server and options count.
-
-    Args:
-        group: Consumers of one group share the messages of a topic.
-        ack_wait_s: After so long without a sign of life of its consumer a message is delivered again.
+    """A broker that is not connected; the arguments are those of ``Broker``.
 
     Raises:
         UnsupportedError: Its client is not installed.

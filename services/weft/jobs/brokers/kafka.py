@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import ssl
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -130,14 +130,12 @@ class KafkaBroker(Broker, ConsumerRebalanceListener):  # type: ignore[misc]  # t
     """
 
     OPTIONS = MappingProxyType({"sasl": _MECHANISMS, "ca": (), "cert": (), "key": (), "idempotence": ("yes", "no")})
+    ERRORS = (KafkaError, OSError)
 
     def __init__(self, address: Address, group: str, ack_wait_s: float) -> None:
-        self._address = address
-        self._server = address.name
+        super().__init__(address, group, ack_wait_s)
         self._client = {"bootstrap_servers": address.hosts, **_security(address)}
         self._is_idempotent = address.options.get("idempotence", "yes") == "yes"
-        self._group = group
-        self._source = ""
         self._session_s = min(max(ack_wait_s, _MIN_SESSION_S), _MAX_SESSION_S)
         self._consumer: Any = None
         self._producer: Any = None
@@ -151,17 +149,16 @@ class KafkaBroker(Broker, ConsumerRebalanceListener):  # type: ignore[misc]  # t
 
     @override
     async def connect(self, source: str | None) -> None:
-        try:
-            async with asyncio.timeout(self._session_s + _JOIN_TIMEOUT_S):
-                await self._connect(source)
-        except (KafkaConnectionError, KeyError) as error:  # a KeyError: SCRAM of a user who is refused
-            raise await self._why_not() or UnavailableError(f"{self._server}: {error}") from error
-        except (GroupAuthorizationFailedError, TopicAuthorizationFailedError) as error:
-            raise PermissionDeniedError(
-                f"{self._server}: the user may not read '{source}' as group '{self._group}': {error}"
-            ) from error
-        except (KafkaError, OSError, TimeoutError) as error:
-            raise UnavailableError(f"{self._server}: {str(error) or type(error).__name__}") from error
+        with self._failures():
+            try:
+                async with asyncio.timeout(self._session_s + _JOIN_TIMEOUT_S):
+                    await self._connect(source)
+            except (KafkaConnectionError, KeyError) as error:  # a KeyError: SCRAM of a user who is refused
+                raise await self._why_not() or UnavailableError(f"{self._server}: {error}") from error
+            except (GroupAuthorizationFailedError, TopicAuthorizationFailedError) as error:
+                raise PermissionDeniedError(
+                    f"{self._server}: the user may not read '{source}' as group '{self._group}': {error}"
+                ) from error
 
     async def _connect(self, source: str | None) -> None:
         self._producer = AIOKafkaProducer(**self._client, acks="all", enable_idempotence=self._is_idempotent)
@@ -370,13 +367,6 @@ class KafkaBroker(Broker, ConsumerRebalanceListener):  # type: ignore[misc]  # t
                         await client.stop()
         if self._admin is not None:
             await self._admin.close()
-
-    @contextlib.contextmanager
-    def _failures(self) -> Iterator[None]:
-        try:
-            yield
-        except (KafkaError, OSError, TimeoutError) as error:
-            raise UnavailableError(f"{self._server}: {str(error) or type(error).__name__}") from error
 
 
 def _message(record: Any, num_deliveries: int) -> Message:

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -65,17 +65,16 @@ class RedisBroker(Broker):
     """
 
     OPTIONS = MappingProxyType({"trim": ("yes", "no")})
+    ERRORS = (RedisError, OSError)
 
     def __init__(self, address: Address, group: str, ack_wait_s: float) -> None:
-        self._server = address.name
+        super().__init__(address, group, ack_wait_s)
         self._trims = address.options.get("trim") == "yes"
-        self._group = group
         self._idle_ms = int(ack_wait_s * 1000)
         self._consumer = f"{socket.gethostname()}-{os.getpid()}"
         self._client: Any = redis.Redis.from_url(
             address.server, password=address.secret(), socket_connect_timeout=_CALL_TIMEOUT_S
         )
-        self._source = ""
         #: Where the next look for messages of consumers that died begins.
         self._claim_from = "0-0"
         #: Entries up to and with this id are counted in the number of those that were delivered.
@@ -140,7 +139,8 @@ class RedisBroker(Broker):
 
     @override
     async def num_unacknowledged(self) -> int:
-        return int((await self._info())["pending"])
+        with self._failures():
+            return int(self._own(await self._client.xinfo_groups(self._source))["pending"])
 
     @override
     async def lag(self) -> int:
@@ -184,10 +184,6 @@ class RedisBroker(Broker):
         idle_ms = _LEAVES_AFTER * self._idle_ms
         await self._client.eval(_TIDY, 1, self._source, self._group, idle_ms, leaves, int(self._trims))
 
-    async def _info(self) -> Mapping[str, Any]:
-        with self._failures():
-            return self._own(await self._client.xinfo_groups(self._source))
-
     def _own(self, groups: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         for group in groups:
             if group["name"].decode() == self._group:
@@ -217,10 +213,3 @@ class RedisBroker(Broker):
         }
         payload = fields.get(PAYLOAD.encode(), b"")
         return Message(f"{self._source}.{own_id.decode()}", payload, headers, num_deliveries, own_id)
-
-    @contextlib.contextmanager
-    def _failures(self) -> Iterator[None]:
-        try:
-            yield
-        except (RedisError, OSError, TimeoutError) as error:
-            raise UnavailableError(f"{self._server}: {str(error) or type(error).__name__}") from error

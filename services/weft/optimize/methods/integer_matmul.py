@@ -36,7 +36,6 @@ class Product(NamedTuple):
     """``x @ weight + bias``.
 
     Attributes:
-        node: MatMul or Gemm.
         x: Name of the activation.
         weight: FP32 ``[inputs, outputs]``.
         bias: Name of its constant ``[outputs]``; empty without.
