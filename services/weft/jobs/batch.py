@@ -141,33 +141,29 @@ async def run_batch(
         folder = OutputFolder(options.output, options.output_format, plan.layout.schema)
         await asyncio.to_thread(begin_job, options, plan, dataset, folder)
         shards = dataset.shards(plan.rows_per_shard, plan.layout.columns, folder.is_done)
-        job = _Job(folder, shards, folder.num_failed(), on_progress)
-        end = await job.run(ShardWorker(options, target, plan, folder, folder.num_failed(), job.on_rows))
+        num_failed = folder.num_failed()
+        job = _Job(folder, shards, Progress(num_failed=num_failed), on_progress)
+        end = await job.run(ShardWorker(options, target, plan, folder, num_failed, job.on_rows))
         return end._replace(num_bad_files=len(dataset.bad_files))
 
 
+@dataclass
 class _Job:
-    def __init__(
-        self,
-        folder: OutputFolder,
-        shards: Iterator[Shard],
-        num_failed: int,
-        on_progress: Callable[[Progress], None] | None,
-    ) -> None:
-        self._folder = folder
-        self._shards = shards
-        self._on_progress = on_progress
-        self._progress = Progress(num_failed=num_failed)
-        self._open: dict[Shard, tuple[int, int]] = {}  # rows that are answered, and those of them that were before
-        self._told_s = 0.0
+    folder: OutputFolder
+    shards: Iterator[Shard]
+    progress: Progress
+    on_progress: Callable[[Progress], None] | None
+    #: Rows of open shards that are answered, and those of them that were before.
+    open: dict[Shard, tuple[int, int]] = field(default_factory=dict)
+    told_s: float = 0.0
 
     def on_rows(self, shard: Shard, num_rows: int, num_restored: int) -> None:
         """Some rows of a shard in work are answered."""
-        self._open[shard] = num_rows, num_restored
+        self.open[shard] = num_rows, num_restored
         now_s = time.monotonic()
-        if now_s - self._told_s >= _TELL_S:
-            self._told_s = now_s
-            self._tell(self._progress)
+        if now_s - self.told_s >= _TELL_S:
+            self.told_s = now_s
+            self._tell(self.progress)
 
     async def run(self, worker: "ShardWorker") -> Progress:
         open_shards = asyncio.Semaphore(MAX_OPEN_SHARDS)
@@ -175,31 +171,31 @@ class _Job:
             async with asyncio.TaskGroup() as group:
                 while True:
                     await open_shards.acquire()
-                    shard = await asyncio.to_thread(next, self._shards, None)
+                    shard = await asyncio.to_thread(next, self.shards, None)
                     if shard is None:
                         break
-                    if self._folder.is_done(shard.index):
-                        self._tell(self._progress.plus(shard.num_rows, shard.share, num_skipped=shard.num_rows))
+                    if self.folder.is_done(shard.index):
+                        self._tell(self.progress.plus(shard.num_rows, shard.share, num_skipped=shard.num_rows))
                         open_shards.release()
                         continue
                     task = group.create_task(self._run(worker, shard))
                     task.add_done_callback(lambda _: open_shards.release())
         except* (WeftError, OSError) as group_error:
             raise first_error(group_error) from None
-        return self._progress
+        return self.progress
 
     async def _run(self, worker: "ShardWorker", shard: Shard) -> None:
         failed = await worker.run(shard)
-        _, num_restored = self._open.pop(shard, (0, 0))
+        _, num_restored = self.open.pop(shard, (0, 0))
         numbers = {"num_failed": len(failed), "num_skipped": num_restored, "window": worker.window}
-        self._tell(self._progress.plus(shard.num_rows, shard.share, **numbers))
+        self._tell(self.progress.plus(shard.num_rows, shard.share, **numbers))
 
     def _tell(self, progress: Progress) -> None:
-        num_open = sum(num_rows - num_restored for num_rows, num_restored in self._open.values())
-        share_open = sum(shard.share * num_rows / shard.num_rows for shard, (num_rows, _) in self._open.items())
-        self._progress = progress = progress._replace(num_open=num_open, share_open=share_open)
-        if self._on_progress is not None:
-            self._on_progress(progress)
+        num_open = sum(num_rows - num_restored for num_rows, num_restored in self.open.values())
+        share_open = sum(shard.share * num_rows / shard.num_rows for shard, (num_rows, _) in self.open.items())
+        self.progress = progress = progress._replace(num_open=num_open, share_open=share_open)
+        if self.on_progress is not None:
+            self.on_progress(progress)
 
 
 class JobPlan(NamedTuple):
@@ -323,31 +319,25 @@ def begin_job(options: BatchOptions, plan: JobPlan, dataset: Dataset, folder: Ou
     folder.remove_unfinished()
 
 
+@dataclass
 class ShardWorker:
     """Answers and writes shards, several at once; owned by one event loop.
 
-    Args:
+    Attributes:
         num_failed: Rows that have failed before.
         on_rows: Called with a shard, how many of its rows are answered, and how many of these were before this worker.
     """
 
-    def __init__(
-        self,
-        options: BatchOptions,
-        target: JobTarget,
-        plan: JobPlan,
-        folder: OutputFolder,
-        num_failed: int,
-        on_rows: Callable[[Shard, int, int], None] = lambda shard, num_rows, num_restored: None,
-    ) -> None:
-        self._options = options
-        self._target = target
-        self._plan = plan
-        self._folder = folder
-        self._num_failed = num_failed
-        self._on_rows = on_rows
-        self._checkpoints = Checkpoints(options.output, folder.writer)
-        self._window = Window(options.max_inflight, time.monotonic_ns, yields=plan.yields)
+    options: BatchOptions
+    target: JobTarget
+    plan: JobPlan
+    folder: OutputFolder
+    num_failed: int
+    on_rows: Callable[[Shard, int, int], None] = lambda shard, num_rows, num_restored: None
+
+    def __post_init__(self) -> None:
+        self._checkpoints = Checkpoints(self.options.output, self.folder.writer)
+        self._window = Window(self.options.max_inflight, time.monotonic_ns, yields=self.plan.yields)
 
     @property
     def window(self) -> int:
@@ -361,20 +351,20 @@ class ShardWorker:
             WeftError: Too many rows have failed, the graph is another by now, or no request can be answered.
             OSError: The shard cannot be written.
         """
-        journal = Journal(self._checkpoints, shard.index, self._check_same, partial(self._on_rows, shard))
-        result = await run_shard(shard, self._plan.layout, self._target.infer, self._window, journal)
-        check_failures(self._options, self._num_failed, result.failed)
+        journal = Journal(self._checkpoints, shard.index, self._check_same, partial(self.on_rows, shard))
+        result = await run_shard(shard, self.plan.layout, self.target.infer, self._window, journal)
+        check_failures(self.options, self.num_failed, result.failed)
         await self._check_same()
-        await asyncio.to_thread(self._folder.write, shard.index, result.columns, result.failed)
+        await asyncio.to_thread(self.folder.write, shard.index, result.columns, result.failed)
         await asyncio.to_thread(self._checkpoints.remove, shard.index)
-        self._num_failed += len(result.failed)
+        self.num_failed += len(result.failed)
         return result.failed
 
     async def _check_same(self) -> None:
         """Raise InvalidArgumentError if the graph is another by now: rows may then be of either."""
-        if not await self._target.is_still(self._plan.identity.digest):
+        if not await self.target.is_still(self.plan.identity.digest):
             raise InvalidArgumentError(
-                f"'{self._options.graph}', or a model behind it, has changed while the job ran; put it back and "
+                f"'{self.options.graph}', or a model behind it, has changed while the job ran; put it back and "
                 "--resume, or begin again in another folder"
             )
 

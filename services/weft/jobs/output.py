@@ -58,6 +58,7 @@ class FailedRow(NamedTuple):
         return {name: value for name, value in self._asdict().items() if name != "kept" or value}
 
 
+@dataclass(frozen=True)
 class OutputFolder:
     """Shards of a job as ``rows/part-000000.parquet`` (or ``.jsonl``), and ``failed/part-000000.jsonl``.
 
@@ -65,11 +66,10 @@ class OutputFolder:
     folder; ``writer`` is the name of this process, where others of the same job write too.
     """
 
-    def __init__(self, path: Path, format: str, schema: pa.Schema, writer: str = "") -> None:
-        self._path = path
-        self._format = format
-        self._schema = schema
-        self.writer = writer
+    path: Path
+    format: str
+    schema: pa.Schema
+    writer: str = ""
 
     def is_done(self, index: int) -> bool:
         """Whether a shard was written."""
@@ -77,7 +77,7 @@ class OutputFolder:
 
     def num_failed(self) -> int:
         """Rows that failed in the shards that are done."""
-        indices = [_index(path) for path in (self._path / _FAILED).glob("part-*.jsonl")]
+        indices = [_index(path) for path in (self.path / _FAILED).glob("part-*.jsonl")]
         return sum(len(self.failed_in(index)) for index in indices if self.is_done(index))
 
     def failed_in(self, index: int) -> list[FailedRow]:
@@ -90,7 +90,7 @@ class OutputFolder:
 
     def begin(self, index: int) -> int:
         """Note that a shard is begun; returns how often it was before, since the last ``remove_unfinished``."""
-        tries = self._path / _TRIES / f"{index:06}"
+        tries = self.path / _TRIES / f"{index:06}"
         tries.parent.mkdir(exist_ok=True)
         with tries.open("ab") as stream:
             stream.write(b".")
@@ -98,13 +98,13 @@ class OutputFolder:
 
     def remove_unfinished(self) -> None:
         """Remove what writers that were killed have left, once no other process writes to the folder."""
-        shutil.rmtree(self._path / _TRIES, ignore_errors=True)
+        shutil.rmtree(self.path / _TRIES, ignore_errors=True)
         for name in (_ROWS, _FAILED):
-            remove_unfinished(self._path / name)
+            remove_unfinished(self.path / name)
 
     def remove_from(self, first: int) -> int:
         """Remove shards from this one on, which are to be done anew; returns how many."""
-        paths = [*(self._path / _ROWS).glob("part-*"), *(self._path / _FAILED).glob("part-*")]
+        paths = [*(self.path / _ROWS).glob("part-*"), *(self.path / _FAILED).glob("part-*")]
         late = [path for path in paths if _index(path) >= first]
         for path in late:
             path.unlink()
@@ -124,15 +124,15 @@ class OutputFolder:
         else:
             failures.unlink(missing_ok=True)
         self._part(index).parent.mkdir(exist_ok=True)
-        table = pa.table([columns[name] for name in self._schema.names], schema=self._schema)
-        content = _parquet(table) if self._format == "parquet" else _json_lines(table)
+        table = pa.table([columns[name] for name in self.schema.names], schema=self.schema)
+        content = _parquet(table) if self.format == "parquet" else _json_lines(table)
         replace_file(self._part(index), content, self.writer)
 
     def _part(self, index: int) -> Path:
-        return self._path / _ROWS / f"part-{index:06}.{self._format}"
+        return self.path / _ROWS / f"part-{index:06}.{self.format}"
 
     def _failures(self, index: int) -> Path:
-        return self._path / _FAILED / f"part-{index:06}.jsonl"
+        return self.path / _FAILED / f"part-{index:06}.jsonl"
 
 
 def _index(path: Path) -> int:

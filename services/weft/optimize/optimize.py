@@ -21,7 +21,7 @@ from weft.jobs.layout import make_layout
 from weft.optimize.cost import OBJECTIVES, CostMeter, VersionProcess, objective_ratio
 from weft.optimize.gate import GateCandidate, loss_of, pick, refusal
 from weft.optimize.methods import METHODS
-from weft.optimize.methods.method import Inputs, OptimizationMethod, SourceModel
+from weft.optimize.methods.method import Inputs, OptimizationMethod
 from weft.optimize.metrics import AnswerMetric, MetricOptions, make_metric
 from weft.optimize.publishing import (
     advice,
@@ -230,52 +230,40 @@ async def _record(options: OptimizeOptions, mesh: TrialMesh, repository: Path) -
     return _Material(metric, data, requests)
 
 
+@dataclass
 class _Candidates:
     """Builds, tries and judges candidates of one model; what goes wrong with one concerns no other.
 
-    Args:
+    Attributes:
         answers: Of the original to the held-out rows, for each pass of the metric.
         original: Runs as long as candidates are tried.
-
-    Attributes:
         rows: Held-out rows that the original answers, ascending; only these are judged.
     """
 
-    def __init__(
-        self,
-        options: OptimizeOptions,
-        mesh: TrialMesh,
-        material: _Material,
-        answers: Sequence[RowAnswers],
-        original: VersionProcess,
-        meter: CostMeter,
-        tell: Callable[[str], None],
-    ) -> None:
-        self._options = options
-        self._mesh = mesh
-        self._material = material
-        self.rows = answered_rows(answers)
-        if not len(self.rows):
-            first = answers[0].failed[0]
-            raise InvalidArgumentError(
-                f"'{mesh.graph}' answers none of the held-out rows; the first: {first.status}: {first.message}"
-            )
-        self._answers = answers
-        self._original = original
-        self._meter = meter
-        self._tell = tell
-        self._source = self._copied()
+    options: OptimizeOptions
+    mesh: TrialMesh
+    material: _Material
+    answers: Sequence[RowAnswers]
+    original: VersionProcess
+    meter: CostMeter
+    tell: Callable[[str], None]
 
-    def _copied(self) -> SourceModel:
-        """A copy for the methods, since some libraries write beside what they read."""
-        source = self._mesh.model.source
-        folder = self._mesh.folder / "source" / source.folder.name
+    def __post_init__(self) -> None:
+        self.rows = answered_rows(self.answers)
+        if not len(self.rows):
+            first = self.answers[0].failed[0]
+            raise InvalidArgumentError(
+                f"'{self.mesh.graph}' answers none of the held-out rows; the first: {first.status}: {first.message}"
+            )
+        source = self.mesh.model.source
+        folder = self.mesh.folder / "source" / source.folder.name
+        # A copy for the methods, since some libraries write beside what they read.
         shutil.copytree(source.folder, folder, ignore=shutil.ignore_patterns("__pycache__"))
-        return source._replace(folder=folder, file=folder / source.file.relative_to(source.folder))
+        self._source = source._replace(folder=folder, file=folder / source.file.relative_to(source.folder))
 
     def files(self, name: str) -> Path:
         """Folder of a candidate's files."""
-        return self._mesh.folder / f"{name}-files"
+        return self.mesh.folder / f"{name}-files"
 
     def try_method(self, method: OptimizationMethod) -> CandidateReport:
         """Build a candidate and judge it. ``files`` has those of one that passes, others are removed."""
@@ -295,13 +283,13 @@ class _Candidates:
 
     def _build(self, found: CandidateReport, method: OptimizationMethod, folder: Path) -> bool:
         """Whether there is a candidate."""
-        self._tell(f"{method.name}: building")
-        with self._mesh.quiet():
+        self.tell(f"{method.name}: building")
+        with self.mesh.quiet():
             found.reason = method.unsuitable(self._source)
             if found.reason:
                 found.state = "unsuitable"
                 return False
-            built = method.build(self._source, self._material.requests[1], folder)
+            built = method.build(self._source, self.material.requests[1], folder)
         found.notes = built.notes
         found.size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         found.parameters = needed_parameters(self._source.config, built.parameters)
@@ -313,33 +301,33 @@ class _Candidates:
         return True
 
     def _try(self, found: CandidateReport, name: str, folder: Path) -> None:
-        with self._mesh.alone(name, folder, found.parameters) as process:
-            if process.signature != self._original.signature:
+        with self.mesh.alone(name, folder, found.parameters) as process:
+            if process.signature != self.original.signature:
                 raise InvalidArgumentError(
-                    f"its inputs and outputs are {process.signature}, those of the original {self._original.signature}"
+                    f"its inputs and outputs are {process.signature}, those of the original {self.original.signature}"
                 )
-            self._tell(f"{name}: answers to {len(self.rows)} held-out rows")
-            repository = self._mesh.repository(name, folder, found.parameters)
-            self._judge(found, self._mesh.answers(repository, self._material.data.held_out, self._material.metric))
-            self._tell(f"{name}: cost")
-            found.original_costs, found.costs = self._meter.measure(process)
+            self.tell(f"{name}: answers to {len(self.rows)} held-out rows")
+            repository = self.mesh.repository(name, folder, found.parameters)
+            self._judge(found, self.mesh.answers(repository, self.material.data.held_out, self.material.metric))
+            self.tell(f"{name}: cost")
+            found.original_costs, found.costs = self.meter.measure(process)
 
     def _judge(self, found: CandidateReport, answers: Sequence[RowAnswers]) -> None:
         own = answered_rows(answers)
         lost = np.setdiff1d(self.rows, own)
         found.num_failed_rows = len(lost)
         if len(common := np.intersect1d(self.rows, own)):
-            original = [one.only(common) for one in self._answers]
+            original = [one.only(common) for one in self.answers]
             answered = [one.only(common) for one in answers]
             num_broken = num_not_finite(original, answered)
-            rows = self._material.data.held_out.take(common.tolist())
-            scores = self._material.metric.scores(original, answered, rows)
+            rows = self.material.data.held_out.take(common.tolist())
+            scores = self.material.metric.scores(original, answered, rows)
             num_broken = num_broken or int((~np.isfinite(scores.candidate)).sum())
             if num_broken:
                 found.reason = f"its answers to {num_broken} of {len(common)} rows are not finite numbers"
             else:
-                found.loss = loss_of(scores, self._options.seed)
-                found.reason = refusal(found.loss, self._options.max_loss)
+                found.loss = loss_of(scores, self.options.seed)
+                found.reason = refusal(found.loss, self.options.max_loss)
         if len(lost):
             first = next(failed for one in answers for failed in one.failed if failed.row in lost)
             found.reason = (
