@@ -86,6 +86,15 @@ class ShardSpan(NamedTuple):
     share: float
 
 
+class _Unit(NamedTuple):
+    """A file; or adjacent ones that are a row each, which are read as one. Its share is of the whole data set."""
+
+    number: int
+    file: DataFile
+    reader: FileReader
+    share: float
+
+
 class Dataset:
     """Files that match a path, in the order of their names.
 
@@ -157,13 +166,13 @@ class Dataset:
 
     def num_shards(self, num_files: int, num_rows: int) -> int:
         """Shards of so many files at the begin."""
-        count = first_row = 0
-        for number in self._units():
-            rest = num_files - number
+        count = 0
+        for unit in self._units():
+            rest = num_files - unit.number
             if rest <= 0:
                 break
-            spans = [*self._spans_of(number, num_rows, count, first_row)]
-            if self.files[number].format == ROW_FILE:  # whole shards of those that are the same
+            spans = [*self._spans_of(unit, num_rows, 0, 0)]
+            if unit.file.format == ROW_FILE:  # whole shards of those that are the same
                 spans = [span for span in spans if span.start + sum(span.num_rows) <= rest]
             count += sum(len(span.num_rows) for span in spans)
         return count
@@ -173,37 +182,43 @@ class Dataset:
     ) -> Iterator[Shard]:
         """Shards of ``num_rows`` rows; the last one of each file may have fewer.
 
-        Args:
-            is_done: Whether nobody needs the columns of a shard, by its index. Such shards at the begin of a file are
-                only counted and have none, except those of a compressed file that is not done as a whole.
+        Nobody needs the columns of a shard whose index is done: such shards at the begin of a file are only counted and
+        have none, except those of a compressed file that is not done as a whole.
 
         Raises:
             InvalidArgumentError: A file lacks a column, or is not what its suffix says.
             OSError: A file cannot be read.
         """
         index = first_row = 0
-        for number in self._units():
-            file, first_index, first_row_of_file = self.files[number], index, first_row
-            done, start = self._done_at_begin(number, num_rows, index, first_row, is_done)
-            for span in done:
+        for unit in self._units():
+            file, first_index, first_row_of_file = unit.file, index, first_row
+            before, start = 0.0, 0
+            for span in self._spans_of(unit, num_rows, index, first_row) if is_done(index) else ():
+                start = span.start
+                if not all(is_done(span.first_index + place) for place in range(len(span.num_rows))):
+                    break
                 for rows in span.num_rows:
                     part = FilePart(rows, 0.0, {}, is_text=False, faults={})
                     yield _shard(index, first_row, file, part, span.share * rows / sum(span.num_rows))
                     index += 1
                     first_row += rows
-            if start is None:
+                before += span.share / (unit.share or 1.0)
+                start = -1
+            if start < 0:
                 continue
-            before = sum(span.share for span in done) / (self._share(number) or 1.0)
-            for part in self._parts(number, num_rows, columns, start):
+            for part in self._parts(unit, num_rows, columns, start):
                 for path in _row_files(file, part) or (file.path,):
-                    self._check_unchanged(path)
-                share = max(part.fraction - before, 0.0) * self._share(number)
-                yield _shard(index, first_row, file, part, share)
+                    if self._state(path) != self._states[path]:
+                        raise InvalidArgumentError(
+                            f"'{path}' has changed while the job ran; put it back and --resume, or begin again in "
+                            "another folder"
+                        )
+                yield _shard(index, first_row, file, part, max(part.fraction - before, 0.0) * unit.share)
                 before = part.fraction
                 index += 1
                 first_row += part.num_rows
             if file.path in self.bad_files:  # shards of the next file have the numbers that they have without damage
-                spans = [*self._spans_of(number, num_rows, 0, 0)]
+                spans = [*self._spans_of(unit, num_rows, 0, 0)]
                 index = first_index + sum(len(span.num_rows) for span in spans)
                 first_row = first_row_of_file + sum(sum(span.num_rows) for span in spans)
 
@@ -213,8 +228,8 @@ class Dataset:
         Reads all files of text, and of Parquet what they say of themselves. Raises as ``shards``.
         """
         index = first_row = 0
-        for number in self._units():
-            for span in self._spans_of(number, num_rows, index, first_row):
+        for unit in self._units():
+            for span in self._spans_of(unit, num_rows, index, first_row):
                 yield span
                 index += len(span.num_rows)
                 first_row += sum(span.num_rows)
@@ -225,87 +240,60 @@ class Dataset:
         Raises:
             InvalidArgumentError: The file is not the one that the span is of.
         """
-        file = self.files[span.file]
+        unit = next(unit for unit in self._units() if unit.number == span.file)
+        file, first_row = unit.file, span.first_row
         size = None if file.format == ROW_FILE else self._system.size(file.path)
         if size is not None and size != self._sizes[span.file]:
             raise InvalidArgumentError(
                 f"'{file.path}' has {size} bytes, and had {self._sizes[span.file]} when the job began; every machine "
                 "must see the same files"
             )
-        first_row = span.first_row
-        parts = self._parts(span.file, max(span.num_rows), columns, span.start)
+        parts = self._parts(unit, max(span.num_rows), columns, span.start)
         for place, rows in enumerate(span.num_rows):
             part = next(parts, None)
             if part is None and file.path in self.bad_files:
                 return
             if part is None or part.num_rows != rows:
                 raise InvalidArgumentError(f"'{file.path}' has other rows than when the job began")
-            share = span.share * rows / sum(span.num_rows)
-            yield _shard(span.first_index + place, first_row, file, part, share)
+            yield _shard(span.first_index + place, first_row, file, part, span.share * rows / sum(span.num_rows))
             first_row += rows
 
-    def _pass_over(self, file: DataFile, error: InvalidArgumentError) -> None:
-        """Note that the rest of a damaged file is passed over. Raises the error if no file is."""
-        if not self._skips_bad:
-            raise error
-        self.bad_files[file.path] = error.message
-        _log.warning("the rest of '%s' is passed over: %s", file.path, error.message)
+    def _units(self) -> Iterator[_Unit]:
+        number, size = 0, max(sum(self._sizes), 1)
+        for _, group in itertools.groupby(self.files, lambda file: "" if file.format == ROW_FILE else file.path):
+            files = list(group)
+            reader = READERS[files[0].format](self._system, [file.path for file in files])
+            yield _Unit(number, files[0], reader, sum(self._sizes[number : number + len(files)]) / size)
+            number += len(files)
 
-    def _units(self) -> list[int]:
-        """Files that are read one after another, by number; of adjacent ones that are a row each the first alone."""
-        forms = [file.format for file in self.files]
-        return [place for place, form in enumerate(forms) if form != ROW_FILE or not place or forms[place - 1] != form]
-
-    def _reader(self, number: int) -> FileReader:
-        """Reads a file, or it and the adjacent ones that are a row each."""
-        return READERS[self.files[number].format](self._system, [file.path for file in self._unit(number)])
-
-    def _unit(self, number: int) -> list[DataFile]:
-        file = self.files[number]
-        if file.format != ROW_FILE:
-            return [file]
-        return [*itertools.takewhile(lambda other: other.format == ROW_FILE, self.files[number:])]
-
-    def _parts(self, number: int, num_rows: int, columns: Sequence[str], start: int) -> Iterator[FilePart]:
+    def _parts(self, unit: _Unit, num_rows: int, columns: Sequence[str], start: int) -> Iterator[FilePart]:
         try:
-            yield from self._reader(number).parts(num_rows, columns, start)
+            yield from unit.reader.parts(num_rows, columns, start)
         except InvalidArgumentError as error:
-            self._pass_over(self.files[number], error)
+            self._pass_over(unit.file, error)
 
-    def _spans_of(self, number: int, num_rows: int, index: int, first_row: int) -> Iterator[ShardSpan]:
-        """Spans of one file, the first with this index and number of its first row."""
-        file = self.files[number]
+    def _spans_of(self, unit: _Unit, num_rows: int, index: int, first_row: int) -> Iterator[ShardSpan]:
+        """Spans of one unit, the first with this index and number of its first row."""
         starts: list[tuple[int, int]] = []
         try:
-            starts.extend(self._reader(number).starts(num_rows))  # where the file is damaged, those before that
+            starts.extend(unit.reader.starts(num_rows))  # where the file is damaged, those before that
         except InvalidArgumentError as error:
-            self._pass_over(file, error)
+            self._pass_over(unit.file, error)
         rows_of_file = sum(rows for rows, _ in starts) or 1
-        is_whole = file.format in ("jsonl", "csv") and is_compressed(file.path)
+        is_whole = unit.file.format in ("jsonl", "csv") and is_compressed(unit.file.path)
         together = len(starts) if is_whole else 1
         for first in range(0, len(starts), together or 1):
             rows = tuple(count for count, _ in starts[first : first + together])
             start = 0 if is_whole else starts[first][1]
-            yield ShardSpan(number, start, index, first_row, rows, sum(rows) / rows_of_file * self._share(number))
+            yield ShardSpan(unit.number, start, index, first_row, rows, sum(rows) / rows_of_file * unit.share)
             index += len(rows)
             first_row += sum(rows)
 
-    def _done_at_begin(
-        self, number: int, num_rows: int, index: int, first_row: int, is_done: Callable[[int], bool]
-    ) -> tuple[list[ShardSpan], int | None]:
-        """Spans at the begin of a file that are done, and where the next one starts; None: there is none."""
-        done: list[ShardSpan] = []
-        if not is_done(index):
-            return done, 0
-        for span in self._spans_of(number, num_rows, index, first_row):
-            if not all(is_done(span.first_index + place) for place in range(len(span.num_rows))):
-                return done, span.start
-            done.append(span)
-        return done, None
-
-    def _share(self, number: int) -> float:
-        count = len(self._unit(number))
-        return sum(self._sizes[number : number + count]) / max(sum(self._sizes), 1)
+    def _pass_over(self, file: DataFile, error: InvalidArgumentError) -> None:
+        if not self._skips_bad:
+            raise error
+        self.bad_files[file.path] = error.message
+        _log.warning("the rest of '%s' is passed over: %s", file.path, error.message)
 
     def _state(self, path: str) -> tuple[int, ...]:
         """What changes when a local file is written or replaced; of others nothing is asked, for that is a request."""
@@ -313,12 +301,6 @@ class Dataset:
             return ()
         found = os.stat(path)
         return found.st_ino, found.st_size, found.st_mtime_ns
-
-    def _check_unchanged(self, path: str) -> None:
-        if self._state(path) != self._states[path]:
-            raise InvalidArgumentError(
-                f"'{path}' has changed while the job ran; put it back and --resume, or begin again in another folder"
-            )
 
     def _paths(self, plain: str) -> list[str]:
         if self._system.isdir(plain):

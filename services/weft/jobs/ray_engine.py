@@ -30,7 +30,7 @@ from weft.jobs.batch import (
     open_dataset,
     plan_job,
 )
-from weft.jobs.dataset import Dataset, Shard, ShardSpan
+from weft.jobs.dataset import Dataset, ShardSpan
 from weft.jobs.output import MANIFEST, FailedRow, OutputFolder
 from weft.v2.client.v2_client import V2Client
 
@@ -249,10 +249,9 @@ class _RayWorker:
         task = self._tasks[int(batch["task"][0])]
         try:
             report = asyncio.run_coroutine_threadsafe(self._do(task), self._loop).result()
-        except WeftError as error:
-            report = _SpanReport(error=(error.code, f"{error.message} (worker {self._name})"))
-        except OSError as error:
-            report = _SpanReport(error=(InternalError.code, f"{error} (worker {self._name})"))
+        except (WeftError, OSError) as error:
+            code, message = (error.code, error.message) if isinstance(error, WeftError) else (InternalError.code, error)
+            report = _SpanReport(error=(code, f"{message} (worker {self._name})"))
         return {"report": [pickle.dumps(report)]}
 
     async def _do(self, task: _SpanTask) -> _SpanReport:
@@ -272,7 +271,13 @@ class _RayWorker:
             if self._folder.is_done(shard.index):  # by a worker that died before it could say so
                 failed = self._folder.failed_in(shard.index)
             else:
-                self._begin(shard)
+                # Ray would give a shard that ends its workers to others for ever.
+                if self._folder.begin(shard.index) >= _MAX_TRIES:
+                    raise UnavailableError(
+                        f"{_MAX_TRIES} workers died at the {shard.num_rows} rows from {shard.first_row} of "
+                        f"'{shard.file}'; Ray's logs say why, want of memory is usual: begin again with smaller "
+                        "--rows-per-shard"
+                    )
                 failed = await self._worker.run(shard)
             numbers = {"num_failed": len(failed), "window": self._worker.window}
             done = report.done.plus(shard.num_rows, shard.share, **numbers)
@@ -286,14 +291,6 @@ class _RayWorker:
         client = await self._opened.__aenter__()  # until Ray ends the process
         target, _ = await plan_job(client, job.options)
         return ShardWorker(job.options, target, job.plan, self._folder, job.num_failed)
-
-    def _begin(self, shard: Shard) -> None:
-        """Count that the shard is begun: Ray would give one that ends its workers to others for ever."""
-        if self._folder.begin(shard.index) >= _MAX_TRIES:
-            raise UnavailableError(
-                f"{_MAX_TRIES} workers died at the {shard.num_rows} rows from {shard.first_row} of '{shard.file}'; "
-                "Ray's logs say why, want of memory is usual: begin again with smaller --rows-per-shard"
-            )
 
     def _check_folder(self) -> None:
         """The folder is that of the job, not one of this machine alone, nor one that has been given to another job."""

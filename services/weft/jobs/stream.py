@@ -242,11 +242,16 @@ class MessageStream:
                 shard.faults[row] = f"delivered {message.num_deliveries} times without an answer"
         result = await run_shard(shard, self._layout, self._graph.infer)
         failed = {each.row: each for each in result.failed}
+        lists = {name: column.to_pylist() for name, column in result.columns.items()}
+        rows = lists.pop(ROW)
         values = shard.columns.get(self._options.order_by, [None] * len(messages))
-        answers = {
-            row: _answer_to(messages[row], values[row], answer)
-            for row, answer in zip(result.columns[ROW].to_pylist(), _rows_of(result.columns), strict=True)
-        }
+        answers = {}
+        for row, *answer in zip(rows, *lists.values(), strict=True):
+            message, value = messages[row], values[row]
+            payload = json.dumps(dict(zip(lists, answer, strict=True)), ensure_ascii=False).encode()
+            # With the key of its message, or the value that messages are ordered by: what has one key stays in order.
+            key = str(value).encode() if message.key is None and value is not None else message.key
+            answers[row] = Publication(message.id, payload, message.headers, key)
         failed |= await self._publish_answers(answers)
         for row in sorted(failed):
             await self._publish_dead(messages[row], failed[row])
@@ -346,14 +351,3 @@ def _shard_of(messages: Sequence[Message], layout: Layout, order_by: str) -> Sha
         for name, column in columns.items():
             column.append(record.get(name))
     return Shard(0, 0, len(messages), "", columns, faults=faults)
-
-
-def _answer_to(message: Message, order_value: Any, answer: Mapping[str, Any]) -> Publication:
-    """With the key of its message, or the value that messages are ordered by: what has one key stays in order."""
-    key = str(order_value).encode() if message.key is None and order_value is not None else message.key
-    return Publication(message.id, json.dumps(answer, ensure_ascii=False).encode(), message.headers, key)
-
-
-def _rows_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-    lists = {name: column.to_pylist() for name, column in columns.items() if name != ROW}
-    return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]

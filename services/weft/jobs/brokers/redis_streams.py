@@ -105,7 +105,11 @@ class RedisBroker(Broker):
             )
             self._claim_from = claimed[0]
             if entries := [entry for entry in claimed[1] if entry[1] is not None]:
-                return await self._with_deliveries(entries)
+                pending = await self._client.xpending_range(
+                    self._source, self._group, entries[0][0], entries[-1][0], len(entries), consumername=self._consumer
+                )
+                counts = {each["message_id"]: int(each["times_delivered"]) for each in pending}
+                return [self._message(entry, counts.get(entry[0], 2)) for entry in entries]
             answer = await self._client.xreadgroup(
                 self._group, self._consumer, {self._source: ">"}, count=num_messages, block=max(1, int(timeout_s * 1e3))
             )
@@ -196,13 +200,6 @@ class RedisBroker(Broker):
         ids = [message.handle for message in messages]
         with self._failures():
             await self._client.xclaim(self._source, self._group, consumer, 0, ids, idle=idle_ms, justid=True)
-
-    async def _with_deliveries(self, entries: Sequence[Any]) -> list[Message]:
-        pending = await self._client.xpending_range(
-            self._source, self._group, entries[0][0], entries[-1][0], len(entries), consumername=self._consumer
-        )
-        counts = {each["message_id"]: int(each["times_delivered"]) for each in pending}
-        return [self._message(entry, counts.get(entry[0], 2)) for entry in entries]
 
     def _message(self, entry: Any, num_deliveries: int) -> Message:
         own_id, fields = entry
