@@ -35,7 +35,7 @@ from weft.optimize.publishing import (
 from weft.optimize.report import CandidateReport, Report
 from weft.optimize.rows import RowAnswers, SplitData, answered_rows, num_not_finite, read_rows
 from weft.optimize.source import check_pinned, choose_graph, find_model, graphs_that_call, model_files
-from weft.optimize.trial_mesh import TrialMesh, recording_mesh
+from weft.optimize.trial_mesh import RecordingMesh, TrialMesh
 
 #: Rows of the larger of the two requests whose cost is measured.
 _COST_ROWS = 32
@@ -205,7 +205,7 @@ class _Material(NamedTuple):
 
 
 async def _record(options: OptimizeOptions, mesh: TrialMesh, repository: Path) -> _Material:
-    async with recording_mesh(repository, mesh.model.source.name) as recorder:
+    async with RecordingMesh(repository, mesh.model.source.name) as recorder:
         signature = recorder.signature(mesh.graph, mesh.graph_version)
         metric = make_metric(
             options.metric,

@@ -7,12 +7,12 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import numpy as np
 from typing_extensions import override
@@ -178,13 +178,42 @@ class _RecordingCore(ServingCore):
 
 
 class RecordingMesh:
-    """A mesh in this process that serves a repository and records the inputs of one model."""
+    """A mesh in this process that serves a repository with all that the graph needs, and records a model's inputs.
 
-    def __init__(self, core: FusedCore, taken: list[tuple[int, Inputs]]) -> None:
-        self._core = core
-        self._taken = taken
+    Raises:
+        UnavailableError: A model or graph cannot be loaded; the message says why.
+    """
 
-    def signature(self, graph: str, version: str = "") -> ModelSignature:
+    def __init__(self, repository: Path, model: str) -> None:
+        self._taken: list[tuple[int, Inputs]] = []
+        folders = folders_of_models(repository, tuple(BACKENDS)) or {"model": repository}
+        graphs = repository / GRAPH_FOLDER
+
+        def maker(service: str, folder: Path, callee: Callee) -> ServingCore:
+            return _RecordingCore(folder, BACKENDS[service], callee=callee, model=model, taken=self._taken)
+
+        self._core = FusedCore(
+            {service: partial(maker, service, folder) for service, folder in folders.items()},
+            partial(RouterCore, graphs if graphs.is_dir() else repository),
+        )
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._core.start()
+            if not self._core.is_ready():
+                index = self._core.index(ready_only=False)
+                faults = "; ".join(f"{entry.name}: {entry.reason}" for entry in index if entry.state != "READY")
+                raise UnavailableError(f"the repository cannot be served: {faults or 'it is not ready'}")
+        except BaseException:
+            await self.__aexit__()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        with contextlib.suppress(RemoteError):
+            await self._core.close(grace_s=_GRACE_S)
+
+    def signature(self, graph: str, version: str) -> ModelSignature:
         """Of a graph or model. Raises WeftError if it cannot be served."""
         return self._core.signature(graph, version)
 
@@ -230,33 +259,3 @@ class RecordingMesh:
                 "data that does, or another --graph"
             )
         return [inputs for _, inputs in sorted(self._taken, key=lambda entry: entry[0])]
-
-
-@contextlib.asynccontextmanager
-async def recording_mesh(repository: Path, model: str) -> AsyncIterator[RecordingMesh]:
-    """Serve a repository with all that the graph needs in this process, and record the inputs of a model.
-
-    Raises:
-        UnavailableError: A model or graph cannot be loaded; the message says why.
-    """
-    taken: list[tuple[int, Inputs]] = []
-    folders = folders_of_models(repository, tuple(BACKENDS)) or {"model": repository}
-    graphs = repository / GRAPH_FOLDER
-
-    def maker(service: str, folder: Path, callee: Callee) -> ServingCore:
-        return _RecordingCore(folder, BACKENDS[service], callee=callee, model=model, taken=taken)
-
-    core = FusedCore(
-        {service: partial(maker, service, folder) for service, folder in folders.items()},
-        partial(RouterCore, graphs if graphs.is_dir() else repository),
-    )
-    try:
-        await core.start()
-        if not core.is_ready():
-            index = core.index(ready_only=False)
-            faults = "; ".join(f"{entry.name}: {entry.reason}" for entry in index if entry.state != "READY")
-            raise UnavailableError(f"the repository cannot be served: {faults or 'it is not ready'}")
-        yield RecordingMesh(core, taken)
-    finally:
-        with contextlib.suppress(RemoteError):
-            await core.close(grace_s=_GRACE_S)

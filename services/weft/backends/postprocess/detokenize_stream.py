@@ -227,50 +227,6 @@ class DecodeContext(NamedTuple):
         return cls(context_ids[:num_prompt], context_ids[num_prompt:], max(0, num_previous - len(context_ids)))
 
 
-class GeneratedText:
-    """The text of a generation up to its first stop string.
-
-    A complete stop string in the text of the context, the ids before the new ones, has ended the generation.
-    """
-
-    def __init__(self, detokenizer: Detokenizer, options: TextOptions, context: DecodeContext) -> None:
-        self._text = detokenizer.stream(skip_special_tokens=options.skips_special_tokens, prompt_ids=context.prompt_ids)
-        self._stop = StopStrings(options.stop)
-        self._shows_stop = options.shows_stop
-        self._num_exempt = max(0, options.min_tokens - context.num_missing)
-        exempt, rest = self._split(context.ids)
-        self._text.push(exempt)
-        text = self._text.push(rest)
-        # The first characters after a gap may be wrong, and must not match a stop string.
-        self._checked(text[max(0, len(text) - self._stop.max_kept_chars) :] if context.num_missing else text)
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether a stop string was found."""
-        return self._stop.stopped_by is not None
-
-    def push(self, ids: list[int]) -> str:
-        """The text that is final so far; no stop string may end within the first ``min_tokens`` ids."""
-        if self.is_stopped:
-            return ""
-        exempt, rest = self._split(ids)
-        return self._text.push(exempt) + self._checked(self._text.push(rest))
-
-    def finish(self) -> str:
-        """The rest of the text."""
-        return "" if self.is_stopped else self._checked(self._text.finish()) + self._stop.finish()
-
-    def _split(self, ids: list[int]) -> tuple[list[int], list[int]]:
-        """Split off the ids within ``min_tokens``."""
-        exempt, rest = ids[: self._num_exempt], ids[self._num_exempt :]
-        self._num_exempt -= len(exempt)
-        return exempt, rest
-
-    def _checked(self, text: str) -> str:
-        text = self._stop.push(text)
-        return text + self._stop.stopped_by if self._shows_stop and self._stop.stopped_by else text
-
-
 def new_text(
     detokenizer: Detokenizer,
     context: DecodeContext,
@@ -303,8 +259,22 @@ def _new_text(
     detokenizer: Detokenizer, context: DecodeContext, ids: list[int], options: TextOptions, *, is_last: bool
 ) -> tuple[str, bool]:
     """Also whether a stop string has ended the text, now or earlier."""
-    text = GeneratedText(detokenizer, options, context)
-    added = text.push(ids)
-    if is_last:
-        added += text.finish()
-    return added, text.is_stopped
+    text = detokenizer.stream(skip_special_tokens=options.skips_special_tokens, prompt_ids=context.prompt_ids)
+    stop = StopStrings(options.stop)
+
+    def checked(part: str) -> str:
+        part = stop.push(part)
+        return part + stop.stopped_by if options.shows_stop and stop.stopped_by else part
+
+    num_exempt = max(0, options.min_tokens - context.num_missing)  # ids in which no stop string may end
+    text.push(context.ids[:num_exempt])
+    known = text.push(context.ids[num_exempt:])
+    # The first characters after a gap may be wrong, and must not match a stop string.
+    checked(known[max(0, len(known) - stop.max_kept_chars) :] if context.num_missing else known)
+    if stop.stopped_by is not None:
+        return "", True
+    num_exempt = max(0, num_exempt - len(context.ids))
+    added = text.push(ids[:num_exempt]) + checked(text.push(ids[num_exempt:]))
+    if is_last and stop.stopped_by is None:
+        added += checked(text.finish()) + stop.finish()
+    return added, stop.stopped_by is not None

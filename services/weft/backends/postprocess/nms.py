@@ -15,7 +15,7 @@ _FLOATS = ("FP32", "FP16", "BF16")
 _BOXES, _SCORES, _TRANSFORM = "BOXES", "SCORES", "TRANSFORM"
 # Scores compared with the threshold at once, so that they fit in the processor's cache.
 _MAX_SCORES = 2**20
-_PER_DETECTION = ("BOX", "SCORE", "INDEX", "LABEL")
+_PER_DETECTION = {"BOX", "SCORE", "INDEX", "LABEL"}
 # Boxes of a row processed at once, and pairs whose overlap is computed at once: both bound memory.
 _BLOCK = 128
 _MAX_PAIRS = 2**20
@@ -113,10 +113,14 @@ class NmsBackend(RowBackend):
     def execute(self, batch: Batch) -> list[Outcome]:
         """Suppress in all rows at once; each request gets outputs of its own length."""
         outcomes = super().execute(batch)
-        if self._is_trimmed:
-            for outcome in outcomes:
-                if isinstance(outcome, InferenceResponse):
-                    self._trim(outcome)
+        axis = 1 if self.model.signature.max_batch_size else 0
+        for outcome in outcomes if self._is_trimmed else ():
+            if isinstance(outcome, InferenceResponse):
+                length = int(outcome.outputs["COUNT"].max(initial=0))
+                for name in self._outputs.keys() & _PER_DETECTION:
+                    outcome.outputs[name] = outcome.outputs[name].take(range(length), axis)
+                if "COUNT" not in self._outputs:
+                    del outcome.outputs["COUNT"]
         return outcomes
 
     def run(self, inputs: dict[str, Array], num_rows: int) -> dict[str, Array]:
@@ -194,15 +198,6 @@ class NmsBackend(RowBackend):
             box, classes = places, best.ravel()[places]
         rows, box = np.divmod(box, max(1, num_boxes))
         return rows + start, box, classes, part.ravel()[places]
-
-    def _trim(self, outcome: InferenceResponse) -> None:
-        axis = 1 if self.model.signature.max_batch_size else 0
-        length = int(outcome.outputs["COUNT"].max(initial=0))
-        for name in self._outputs:
-            if name in _PER_DETECTION:
-                outcome.outputs[name] = outcome.outputs[name].take(range(length), axis)
-        if "COUNT" not in self._outputs:
-            del outcome.outputs["COUNT"]
 
     def _read_inputs(self) -> None:
         inputs = {spec.name: spec for spec in self.model.signature.inputs}
