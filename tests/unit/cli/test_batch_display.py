@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from weft.cli.commands.batch import BatchDisplay
-from weft.jobs.job import Progress
+from weft.jobs.batch import Progress
 
 
 class _Clock:

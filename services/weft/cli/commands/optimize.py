@@ -106,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     try:
         from weft.optimize.optimize import OptimizeOptions, optimize  # noqa: PLC0415  # torch, pyarrow
-        from weft.optimize.picture import draw  # noqa: PLC0415
+        from weft.optimize.report import draw  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise UnsupportedError(
             f"weft optimize needs '{error.name}': pip install 'weft-mesh[optimize,model,preprocess,postprocess]'"

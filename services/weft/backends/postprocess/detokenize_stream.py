@@ -1,12 +1,14 @@
 """``detokenize_stream``: incremental text for the streamed responses of a language model."""
 
+import json
 import time
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from weft.backends.postprocess.text.text_options import TextOptions, read_tokenizer
+from weft.backends.contract import only_output
+from weft.backends.postprocess.detokenize import read_tokenizer
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.tensors import Array
 from weft.serving.backends.base import Backend, Batch
@@ -119,10 +121,70 @@ class DetokenizeStreamBackend(Backend):
         if missing := _NEEDED - {spec.name for spec in signature.inputs}:
             text = f"model '{signature.name}' lacks the inputs {', '.join(sorted(missing))}"
             raise self.model.fault("input", text)
-        if len(signature.outputs) != 1:
-            text = f"model '{signature.name}' must have exactly one output, got {len(signature.outputs)}"
-            raise self.model.fault("output", text)
-        self._output = check_tensor(self.model, signature.outputs[0], ("BYTES",), (1,)).name
+        self._output = only_output(self.model, ("BYTES",), (1,)).name
+
+
+class TextOptions(NamedTuple):
+    """Options of detokenization; names and defaults are vLLM's.
+
+    Attributes:
+        stop: Stop strings.
+        shows_stop: ``include_stop_str_in_output``.
+        skips_special_tokens: Whether to omit tokens such as ``</s>``.
+        min_tokens: Tokens in which no stop string may end.
+    """
+
+    stop: tuple[str, ...] = ()
+    shows_stop: bool = False
+    skips_special_tokens: bool = True
+    min_tokens: int = 0
+
+    @classmethod
+    def from_json(cls, text: bytes) -> "TextOptions":
+        """Parse ``sampling_parameters``. Raises as ``from_members``, and where they are no JSON object."""
+        try:
+            members = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidArgumentError(f"the sampling parameters are no JSON: {error}") from None
+        if not isinstance(members, dict):
+            raise InvalidArgumentError(f"the sampling parameters must be a JSON object, got {text[:40]!r}")
+        return cls.from_members(members)
+
+    @classmethod
+    def from_members(cls, members: Mapping[str, Any]) -> "TextOptions":
+        """The options among ``members``; others belong to the model. Raises InvalidArgumentError."""
+        if members.get("n", 1) != 1:
+            raise InvalidArgumentError(
+                f"'n' must be 1 where the text is made of token ids alone, got {_shown(members['n'])}; send the "
+                "request as often as answers are wanted"
+            )
+        min_tokens = members.get("min_tokens", 0)
+        if type(min_tokens) is not int or min_tokens < 0:
+            raise InvalidArgumentError(f"'min_tokens' must be a whole number from 0, got {_shown(min_tokens)}")
+        return cls(
+            _stop(members.get("stop") or []),
+            _flag(members, "include_stop_str_in_output", False),
+            _flag(members, "skip_special_tokens", True),
+            min_tokens,
+        )
+
+
+def _stop(value: object) -> tuple[str, ...]:
+    stop = [value] if isinstance(value, str) else value
+    if not isinstance(stop, list) or not all(isinstance(each, str) and each for each in stop):
+        raise InvalidArgumentError(f"'stop' must be a string or a list of strings, none empty, got {_shown(value)}")
+    return tuple(stop)
+
+
+def _flag(members: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = members.get(name, default)
+    if not isinstance(value, bool):
+        raise InvalidArgumentError(f"'{name}' must be true or false, got {_shown(value)}")
+    return value
+
+
+def _shown(value: object) -> str:
+    return json.dumps(value)[:80]
 
 
 def _options(request: InferenceRequest) -> TextOptions:
@@ -165,53 +227,6 @@ class DecodeContext(NamedTuple):
         return cls(context_ids[:num_prompt], context_ids[num_prompt:], max(0, num_previous - len(context_ids)))
 
 
-class GeneratedText:
-    """The text of a generation up to its first stop string.
-
-    Args:
-        detokenizer: Detokenizer of the model.
-        options: Text options of the request.
-        context: Ids before the new ones; a complete stop string in their text has ended the generation.
-    """
-
-    def __init__(self, detokenizer: Detokenizer, options: TextOptions, context: DecodeContext) -> None:
-        self._text = detokenizer.stream(skip_special_tokens=options.skips_special_tokens, prompt_ids=context.prompt_ids)
-        self._stop = StopStrings(options.stop)
-        self._shows_stop = options.shows_stop
-        self._num_exempt = max(0, options.min_tokens - context.num_missing)
-        exempt, rest = self._split(context.ids)
-        self._text.push(exempt)
-        text = self._text.push(rest)
-        # The first characters after a gap may be wrong, and must not match a stop string.
-        self._checked(text[max(0, len(text) - self._stop.max_kept_chars) :] if context.num_missing else text)
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether a stop string was found."""
-        return self._stop.stopped_by is not None
-
-    def push(self, ids: list[int]) -> str:
-        """The text that is final so far; no stop string may end within the first ``min_tokens`` ids."""
-        if self.is_stopped:
-            return ""
-        exempt, rest = self._split(ids)
-        return self._text.push(exempt) + self._checked(self._text.push(rest))
-
-    def finish(self) -> str:
-        """The rest of the text."""
-        return "" if self.is_stopped else self._checked(self._text.finish()) + self._stop.finish()
-
-    def _split(self, ids: list[int]) -> tuple[list[int], list[int]]:
-        """Split off the ids within ``min_tokens``, in which no stop string may end."""
-        exempt, rest = ids[: self._num_exempt], ids[self._num_exempt :]
-        self._num_exempt -= len(exempt)
-        return exempt, rest
-
-    def _checked(self, text: str) -> str:
-        text = self._stop.push(text)
-        return text + self._stop.stopped_by if self._shows_stop and self._stop.stopped_by else text
-
-
 def new_text(
     detokenizer: Detokenizer,
     context: DecodeContext,
@@ -221,15 +236,7 @@ def new_text(
     is_last: bool,
     is_ended: bool,
 ) -> str:
-    """The text that ``ids`` add.
-
-    Args:
-        detokenizer: Detokenizer of the model.
-        context: Ids before the new ones.
-        ids: The new ids.
-        options: Text options of the request.
-        is_last: Whether they are the last ids.
-        is_ended: Whether a stop string or a stop token ended the generation.
+    """The text that ``ids`` add to the context; ``is_ended``: a stop string or a stop token ended the generation.
 
     Raises:
         InvalidArgumentError: The text depends on missing ids.
@@ -251,9 +258,23 @@ def new_text(
 def _new_text(
     detokenizer: Detokenizer, context: DecodeContext, ids: list[int], options: TextOptions, *, is_last: bool
 ) -> tuple[str, bool]:
-    """The text that ``ids`` add, and whether a stop string has ended it, now or earlier."""
-    text = GeneratedText(detokenizer, options, context)
-    added = text.push(ids)
-    if is_last:
-        added += text.finish()
-    return added, text.is_stopped
+    """Also whether a stop string has ended the text, now or earlier."""
+    text = detokenizer.stream(skip_special_tokens=options.skips_special_tokens, prompt_ids=context.prompt_ids)
+    stop = StopStrings(options.stop)
+
+    def checked(part: str) -> str:
+        part = stop.push(part)
+        return part + stop.stopped_by if options.shows_stop and stop.stopped_by else part
+
+    num_exempt = max(0, options.min_tokens - context.num_missing)  # ids in which no stop string may end
+    text.push(context.ids[:num_exempt])
+    known = text.push(context.ids[num_exempt:])
+    # The first characters after a gap may be wrong, and must not match a stop string.
+    checked(known[max(0, len(known) - stop.max_kept_chars) :] if context.num_missing else known)
+    if stop.stopped_by is not None:
+        return "", True
+    num_exempt = max(0, num_exempt - len(context.ids))
+    added = text.push(ids[:num_exempt]) + checked(text.push(ids[num_exempt:]))
+    if is_last and stop.stopped_by is None:
+        added += checked(text.finish()) + stop.finish()
+    return added, stop.stopped_by is not None

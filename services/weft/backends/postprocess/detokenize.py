@@ -1,12 +1,16 @@
 """``detokenize``: token ids to text, by a Hugging Face ``tokenizer.json``."""
 
 import json
+import os
+from typing import Any
 
 import numpy as np
 
-from weft.backends.postprocess.text.text_options import read_tokenizer
+from weft.backends.contract import only_output
+from weft.base.errors import InvalidArgumentError
 from weft.base.tensors import Array
-from weft.serving.backends.loading import check_tensor, only_input
+from weft.serving.backends.base import ModelContext
+from weft.serving.backends.loading import model_file, only_input, require
 from weft.serving.backends.parameters import ParameterReader
 from weft.serving.backends.rows import RowBackend, check_rows
 from weft.serving.detokenizer import StopStrings
@@ -35,12 +39,7 @@ class DetokenizeBackend(RowBackend):
     def load(self) -> None:
         """Read the tokenizer and the parameters."""
         self._input = only_input(self.model, ("INT64", "INT32"), (None,)).name
-        outputs = self.model.signature.outputs
-        if len(outputs) != 1:
-            raise self.model.fault(
-                "output", f"model '{self.model.signature.name}' must have exactly one output, got {len(outputs)}"
-            )
-        self._output = check_tensor(self.model, outputs[0], ("BYTES",), (1,)).name
+        self._output = only_output(self.model, ("BYTES",), (1,)).name
         parameters = ParameterReader(self.model)
         self._skips_special_tokens = parameters.flag("skip_special_tokens", True)
         text = parameters.text("stop", "[]")
@@ -74,3 +73,20 @@ class DetokenizeBackend(RowBackend):
     def _stopped(self, text: str) -> str:
         stop = StopStrings(self._stop)
         return stop.push(text) + stop.finish()
+
+
+def read_tokenizer(model: ModelContext) -> Any:
+    """Load the ``tokenizers.Tokenizer`` in the version folder: ``tokenizer.json``, or ``default_model_filename``.
+
+    Raises:
+        InvalidArgumentError: The file is not a tokenizer.
+        NotFoundError: It does not exist.
+        UnavailableError: The package is not installed.
+    """
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # instance threads are the parallelism
+    path = model_file(model, "tokenizer.json")
+    tokenizers = require("tokenizers", "postprocess")
+    try:
+        return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # tokenizers raises nothing more specific
+        raise InvalidArgumentError(f"{path} is not a tokenizer: {error}") from error
