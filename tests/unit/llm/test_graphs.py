@@ -16,12 +16,7 @@ from weft.llm.runner import HostCopy
 
 
 class FakeRecorder:
-    """Repeats work by doing it again, into the result of the first time, as a graph would.
-
-    Attributes:
-        num_recorded: Shapes that were captured.
-        num_replays: Replays of all of them.
-    """
+    """Repeats work by doing it again, into the result of the first time, as a graph would."""
 
     def __init__(self) -> None:
         self.num_recorded = 0
