@@ -50,6 +50,8 @@ class Totals(NamedTuple):
     configured.
     """
 
+    time_ns: int
+    num_output_tokens: int
     num_good_requests: int
     busy_ns: int
     num_flops: int
