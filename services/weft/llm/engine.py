@@ -243,17 +243,15 @@ class Engine:
 
     def _read_inbox(self) -> None:
         inbox = self._inbox
-        if not self._core.has_requests and self._stop_ns is None:
-            self._handle(self._wait())
+        if not self._core.has_requests and self._stop_ns is None:  # nothing else to do: wait
+            try:
+                message = inbox.get(timeout=_IDLE_S)
+            except Empty:
+                self._core.scheduler.check()
+                message = inbox.get()
+            self._handle(message)
         for _ in range(inbox.qsize()):  # later messages wait for a step, so that a flood cannot stall decoding
             self._handle(inbox.get())
-
-    def _wait(self) -> _Message:
-        try:
-            return self._inbox.get(timeout=_IDLE_S)
-        except Empty:
-            self._core.scheduler.check()
-            return self._inbox.get()
 
     def _handle(self, message: _Message) -> None:
         if message is not None:

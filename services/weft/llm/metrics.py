@@ -5,6 +5,7 @@ The engine's thread writes; any thread may read, and may see values from the mid
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -15,19 +16,18 @@ from weft.llm.models.model_config import DTYPE_BYTES
 from weft.llm.request import EngineRequest
 from weft.llm.scheduler.plan import ForwardPlan
 from weft.llm.scheduler.scheduler import StepResult
-from weft.llm.scheduler.sequence import Sequence
 
 #: Outcomes of requests that completed.
 _ANSWERED = ("stop", "length")
 
 
+@dataclass(slots=True)
 class _Choice:
     """Times of a choice's first and last token, and its number of tokens."""
 
-    __slots__ = ("first_ns", "last_ns", "num_tokens")
-
-    def __init__(self) -> None:
-        self.first_ns = self.last_ns = self.num_tokens = 0
+    first_ns: int = 0
+    last_ns: int = 0
+    num_tokens: int = 0
 
     @property
     def tpot_s(self) -> float:
@@ -35,14 +35,12 @@ class _Choice:
         return (self.last_ns - self.first_ns) / (self.num_tokens - 1) / 1e9 if self.num_tokens > 1 else 0.0
 
 
+@dataclass(slots=True)
 class _Timeline:
     """Token times of one active request; ``first_ns``: of the first token of any choice, 0 before."""
 
-    __slots__ = ("choices", "first_ns")
-
-    def __init__(self, num_choices: int) -> None:
-        self.first_ns = 0
-        self.choices = [_Choice() for _ in range(num_choices)]
+    choices: list[_Choice]
+    first_ns: int = 0
 
 
 class Totals(NamedTuple):
@@ -52,6 +50,8 @@ class Totals(NamedTuple):
     configured.
     """
 
+    time_ns: int
+    num_output_tokens: int
     num_good_requests: int
     busy_ns: int
     num_flops: int
@@ -130,7 +130,7 @@ class EngineMetrics:
 
     def record_arrival(self, request: EngineRequest) -> None:
         """Record a new request; its ``arrival_ns`` is set."""
-        self._timelines[request] = _Timeline(request.params.n)
+        self._timelines[request] = _Timeline([_Choice() for _ in range(request.params.n)])
 
     def record_tokens(self, results: Iterable[StepResult], now_ns: int) -> None:
         """Record the new tokens of each result. Tokens of one step share the time since the last one equally."""
@@ -147,7 +147,11 @@ class EngineMetrics:
                 choice.first_ns = now_ns
                 if not timeline.first_ns:
                     timeline.first_ns = now_ns
-                    self._record_first_token(sequence, now_ns)
+                    arrival_ns = sequence.request.arrival_ns
+                    self.num_prompt_tokens += sequence.num_prompt
+                    self.num_cached_tokens += sequence.num_cached
+                    self.queue_time.observe((sequence.first_scheduled_ns - arrival_ns) / 1e9)
+                    self.ttft.observe((now_ns - arrival_ns) / 1e9)
             choice.num_tokens += num_new
             choice.last_ns = now_ns
         # Few distinct keys: most choices had their last token in the same step.
@@ -181,10 +185,3 @@ class EngineMetrics:
             self._num_flops += self._model.flops(num_new, context, len(plan.sample_rows))
             kv_bytes = self._model.read_kv_bytes(num_new, context, self._config.kv_dtype)
             self._num_bytes += self._weight_bytes + kv_bytes
-
-    def _record_first_token(self, sequence: Sequence, now_ns: int) -> None:
-        self.num_prompt_tokens += sequence.num_prompt
-        self.num_cached_tokens += sequence.num_cached
-        arrival_ns = sequence.request.arrival_ns
-        self.queue_time.observe((sequence.first_scheduled_ns - arrival_ns) / 1e9)
-        self.ttft.observe((now_ns - arrival_ns) / 1e9)

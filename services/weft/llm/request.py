@@ -49,26 +49,18 @@ _LEAST_TEMPERATURE = 1e-5
 class SamplingParams:
     """How tokens are sampled and when a sequence ends; the names are vLLM's.
 
+    What each field means is in docs/language-models.md, "Sampling parameters", its range in ``_BOUNDS``; besides:
+
     Attributes:
-        n: Choices (continuations of the same prompt), 1 to 128.
         max_tokens: Most new tokens per choice; ``UNLIMITED_TOKENS``: as many as fit.
         min_tokens: Stop tokens are suppressed until the choice has this many new tokens.
         temperature: Divides the logits; 0: greedy, the lowest id among equals.
-        top_p: Sample from the most likely tokens whose probabilities add up to this, above 0 to 1.
-        top_k: Sample from this many of the most likely tokens; 0, or -1 in JSON: all.
         min_p: Sample from tokens with at least this share of the most likely token's probability.
-        repetition_penalty: Above 1, tokens of prompt and output become less likely; 1: off.
-        presence_penalty: Subtracted from the logit of every token in the output, -2 to 2.
-        frequency_penalty: Subtracted once per occurrence of the token in the output, -2 to 2.
-        seed: The same seed, prompt and parameters give the same tokens; None: the engine draws one.
+        presence_penalty: Subtracted from the logit of every token in the output.
+        frequency_penalty: Subtracted once per occurrence of the token in the output.
+        seed: None: the engine draws one.
         stop: Stop strings; applied by the component that detokenizes.
-        stop_token_ids: Tokens that end the sequence.
-        ignore_eos: Continue past the model's end-of-text tokens.
-        logprobs: Report each new token's log probability and those of this many most likely tokens, 0 to 20; None: off.
-        logit_bias: Added to the logits of tokens: pairs of token id and bias, -100 to 100.
-        include_stop_str_in_output: The output includes the stop string or token that ended it.
-        skip_special_tokens: Omit special tokens from the text.
-        speculation: Name of the proposer of drafts, or ``none``; None: the model's. The tokens are the same.
+        logit_bias: Pairs of token id and what is added to its logit.
 
     Raises:
         InvalidArgumentError: A field has the wrong type or is out of range; the message names both.

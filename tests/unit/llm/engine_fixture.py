@@ -82,19 +82,9 @@ def make_engine(
     proposer: DeviceProposer | None = None,
     **config: Any,
 ) -> Engine:
-    """An engine that has not been started; deterministic unless ``config`` says otherwise.
+    """An engine that has not been started, of a random model of ``shape`` or of ``model``.
 
-    Args:
-        shape: Of its random model, a key of ``SHAPES``.
-        model: Another model.
-        metrics_class: Of its metrics.
-        on_lost: As of ``Engine``.
-        before_step: As of ``HookedRunner``.
-        after_deltas: As of ``Engine``.
-        clock_ns: As of ``Engine``.
-        speculator: As of ``Engine``.
-        proposer: As of ``ModelRunner``.
-        config: Fields of ``EngineConfig``.
+    ``config``: fields of ``EngineConfig``; deterministic unless they say otherwise.
     """
     config = {"deterministic": True, "num_blocks": 256, "block_size": 16} | config
     model_config = SHAPES[shape] if model is None else model.config
@@ -119,12 +109,9 @@ class Answer:
     """A request and what came for it.
 
     Attributes:
-        request: To be given to ``Engine.submit``.
         tokens: New tokens of each choice.
         logprobs: Of each choice; empty where the request did not ask.
         reasons: Finish reason of each choice, ``""`` until it has one.
-        error: What it ended with, if not with tokens.
-        deltas: All that came.
     """
 
     def __init__(
@@ -174,15 +161,7 @@ class Answer:
 
 
 def serve(answers: Sequence[Answer], **options: Any) -> Engine:
-    """Every answer has come from one engine that got all requests before its first step and has stopped since.
-
-    Args:
-        answers: Those that have no error at the end.
-        options: As of ``make_engine``.
-
-    Returns:
-        The engine, of which every block is free again.
-    """
+    """The engine, stopped, from which all answers have come without an error; it got them before its first step."""
     engine = make_engine(**options)
     for answer in answers:
         engine.submit(answer.request)

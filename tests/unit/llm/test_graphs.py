@@ -11,6 +11,7 @@ import torch
 from tests.unit.llm.engine_fixture import SHAPES, Answer, make_engine, random_prompts
 
 from weft.base.errors import InvalidArgumentError
+from weft.llm.config import EngineConfig
 from weft.llm.graphs import BATCH_SIZES, GraphPolicy, build_shrinking
 from weft.llm.models.model import TransformerModel
 from weft.llm.models.weights import random_weights
@@ -18,12 +19,7 @@ from weft.llm.runner import HostCopy
 
 
 class FakeRecorder:
-    """Repeats work by doing it again, into the result of the first time, as a graph would.
-
-    Attributes:
-        num_recorded: Shapes that were captured.
-        num_replays: Replays of all of them.
-    """
+    """Repeats work by doing it again, into the result of the first time, as a graph would."""
 
     def __init__(self) -> None:
         self.num_recorded = 0
@@ -203,7 +199,7 @@ def decode_plan(num_seqs: int, q_len: int):
     """A step of sequences with 40 tokens before it, over zero keys and values in blocks of their own."""
     from weft.backends.llm.loading import _plan
 
-    plan = _plan(num_seqs, num_seqs * q_len, 0)
+    plan = _plan(EngineConfig(block_size=16), num_seqs, num_seqs * q_len, 0.0, None)
     table = [(slot, column, 1 + slot * 8 + column) for slot in range(num_seqs) for column in range(8)]
     positions = plan.positions + 40
     blocks = np.array(table)[:, 2].reshape(num_seqs, 8)[np.repeat(np.arange(num_seqs), q_len), positions // 16]

@@ -236,13 +236,7 @@ class TransformerModel:
             return self._lm_head(hidden).float()
 
 
-def _moved(weight: Matrix, device: torch.device, dtype: torch.dtype) -> Matrix:
+def _moved(weight: Matrix, device: torch.device, dtype: torch.dtype) -> Any:
     if isinstance(weight, tuple):
-        return tuple(_moved_one(part, device, dtype) for part in weight)
-    return _moved_one(weight, device, dtype)
-
-
-def _moved_one(
-    weight: torch.Tensor | QuantizedWeight, device: torch.device, dtype: torch.dtype
-) -> torch.Tensor | QuantizedWeight:
+        return tuple(_moved(part, device, dtype) for part in weight)
     return weight.to(device) if isinstance(weight, QuantizedWeight) else weight.to(device, dtype)

@@ -29,13 +29,12 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
     "dynamic": ("factor",),
-    "yarn": ("factor",),
-    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor", "original_max_position_embeddings"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
 _OPTIONAL: dict[str, tuple[str, ...]] = {
     "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
 }
-_TYPES_WITH_ORIGINAL = ("yarn", "llama3")
 _DEFAULT_THETA = 10000.0
 
 
@@ -47,17 +46,17 @@ def rope_of_config(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InvalidArgumentError: The type is not supported, or a value is missing or wrong.
     """
-    field = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-    given = config.get(field) or {}
+    place = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    given = config.get(place) or {}
     if not isinstance(given, Mapping):
-        raise InvalidArgumentError(f"config.json: {field} must be an object, got {given!r}")
+        raise fault(place, "an object", given)
     rope = {"rope_theta": config.get("rope_theta"), **given}
     rope["rope_type"] = given.get("rope_type") or given.get("type") or "default"
     rope.setdefault("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if rope["rope_type"] in _TYPES_WITH_ORIGINAL:
+    if rope["rope_type"] in ("yarn", "llama3"):
         original = config.get("original_max_position_embeddings") or given.get("original_max_position_embeddings")
         rope["original_max_position_embeddings"] = original or config.get("max_position_embeddings")
-    return checked_rope(rope, where=f"config.json: {field}")
+    return checked_rope(rope, where=f"config.json: {place}")
 
 
 def checked_rope(rope: Mapping[str, Any], *, where: str = "rope") -> dict[str, Any]:
@@ -94,9 +93,6 @@ def checked_rope(rope: Mapping[str, Any], *, where: str = "rope") -> dict[str, A
     for name in _OPTIONAL.get(rope_type, ()):
         if rope.get(name) is not None:
             result[name] = _positive(where, name, rope[name])
-    if rope_type in _TYPES_WITH_ORIGINAL:
-        name = "original_max_position_embeddings"
-        result[name] = _positive(where, name, rope.get(name))
     if rope_type == "yarn":
         result["truncate"] = bool(rope.get("truncate", True))
     if rope_type == "llama3" and result["low_freq_factor"] >= result["high_freq_factor"]:

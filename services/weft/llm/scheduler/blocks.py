@@ -268,8 +268,10 @@ class BlockPool:
         for block in blocks:
             if block <= NULL_BLOCK:
                 continue
-            if not self._ref[block]:
-                self._unlink(block)
+            if not self._ref[block]:  # take it out of the free list
+                before, after = self._prev[block], self._next[block]
+                self._next[before], self._prev[after] = after, before
+                self.num_free -= 1
             self._ref[block] += 1
 
     def allocate(self, num_blocks: int) -> list[int]:
@@ -306,7 +308,11 @@ class BlockPool:
             count = ref[block] = ref[block] - 1
             if not count:
                 # A block outside the index cannot be reused by a later prompt, so it is allocated first.
-                self._link(block, NULL_BLOCK if hashes[block] is None else self._prev[NULL_BLOCK])
+                before = NULL_BLOCK if hashes[block] is None else self._prev[NULL_BLOCK]
+                after = self._next[before]
+                self._next[before] = self._prev[after] = block
+                self._prev[block], self._next[block] = before, after
+                self.num_free += 1
 
     def num_owners(self, block: int) -> int:
         """Owners of ``block``."""
@@ -361,16 +367,3 @@ class BlockPool:
         if block_hash is not None:
             del self._index[block_hash]
             self._hash[block] = None
-
-    def _unlink(self, block: int) -> None:
-        before, after = self._prev[block], self._next[block]
-        self._next[before] = after
-        self._prev[after] = before
-        self.num_free -= 1
-
-    def _link(self, block: int, before: int) -> None:
-        after = self._next[before]
-        self._next[before] = self._prev[after] = block
-        self._prev[block] = before
-        self._next[block] = after
-        self.num_free += 1

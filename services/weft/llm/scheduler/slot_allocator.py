@@ -289,7 +289,11 @@ class SlotAllocator:
             num_full = seq.num_computed_tokens // self._pool.block_size
             self._hash(seq, num_full)
             for index in range(first, num_full):
-                self._commit_block(seq, index)
+                block_hash = seq.hashes[index]
+                self._pool.commit(seq.block_table[index], block_hash)
+                if self._computing.get(block_hash) is seq:
+                    del self._computing[block_hash]
+                    self._blocked_seq = None  # it may need fewer blocks than when it was rejected
         if self._pool.window.num_tokens:
             self._free_behind_window(seq)
 
@@ -298,13 +302,6 @@ class SlotAllocator:
         for seq, num_full in self.decodes.at_block_start():
             if num_full:  # else a fork of a prompt of one token
                 self.commit(seq, num_full - 1)
-
-    def _commit_block(self, seq: Sequence, index: int) -> None:
-        block_hash = seq.hashes[index]
-        self._pool.commit(seq.block_table[index], block_hash)
-        if self._computing.get(block_hash) is seq:
-            del self._computing[block_hash]
-            self._blocked_seq = None  # it may need fewer blocks than when it was rejected
 
     def _free_behind_window(self, seq: Sequence) -> None:
         pool, first, end = self._pool, seq.num_behind, self._pool.window.num_behind(seq.num_computed_tokens)

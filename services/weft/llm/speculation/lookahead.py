@@ -40,7 +40,13 @@ class LookaheadProposer:
 
     def propose(self, tokens: "array[int]", num_drafts: int) -> Sequence[int]:
         """See ``Proposer``."""
-        self._learn(tokens)
+        # Enter the n-grams of new tokens; of many the last ones.
+        for index in range(max(self._num_seen, len(tokens) - _MAX_NGRAMS, 1), len(tokens)):
+            token, following = tokens[index - 1], tokens[index]
+            if index > 1:
+                _put(self._pairs, (tokens[index - 2], token), following)
+            _put(self._singles, token, following)
+        self._num_seen = len(tokens)
         guesses = self._guesses[max(len(tokens) - self._guesses_from, 0) :]
         drafts: list[int] = []
         before, last = (tokens[-2] if len(tokens) > 1 else _NO_TOKEN), tokens[-1]
@@ -67,14 +73,6 @@ class LookaheadProposer:
                 _put(self._singles, token, samples[index])
         self._guesses = samples[count + 1 :]
         self._guesses_from = self._num_seen + count + 1
-
-    def _learn(self, tokens: "array[int]") -> None:
-        for index in range(max(self._num_seen, len(tokens) - _MAX_NGRAMS, 1), len(tokens)):
-            token, following = tokens[index - 1], tokens[index]
-            if index > 1:
-                _put(self._pairs, (tokens[index - 2], token), following)
-            _put(self._singles, token, following)
-        self._num_seen = len(tokens)
 
 
 def _put(pool: dict[_Key, int], key: _Key, following: int) -> None:

@@ -283,7 +283,10 @@ class Speculator:
                 break
             if seq.params.speculation == NONE:
                 continue
-            drafting = cast("_Drafting | None", seq.drafting) or self._start(seq)
+            if seq.drafting is None:
+                proposer = None if self._factory is None else self._factory(seq.max_len)
+                seq.drafting = _Drafting(depth.new_acceptance(), proposer)
+            drafting = cast("_Drafting", seq.drafting)
             has_sampled = drafting.num_preemptions == seq.num_preemptions
             drafting.num_preemptions = seq.num_preemptions
             # With all drafts accepted there is one more token.
@@ -309,8 +312,3 @@ class Speculator:
         self.num_checks += 1
         self.num_drafts += len(seq.drafts)
         self.num_accepted += count
-
-    def _start(self, seq: Sequence) -> _Drafting:
-        proposer = None if self._factory is None else self._factory(seq.max_len)
-        seq.drafting = drafting = _Drafting(self._depth.new_acceptance(), proposer)
-        return drafting

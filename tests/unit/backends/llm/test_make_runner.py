@@ -29,10 +29,8 @@ class Device:
 
     Attributes:
         free_bytes: What is free without any.
-        graph_bytes: What graphs take.
         hidden_bytes: What all graphs take beyond the largest, which a trial does not see.
         made: Blocks of each runner, and what was captured.
-        num_closed: Runners that were closed.
     """
 
     def __init__(self, free_bytes: int, graph_bytes: int, hidden_bytes: int = 0) -> None:

@@ -75,14 +75,7 @@ class Scripted(FixedDepth):
 def options(
     name: str, depth: int | AdaptiveDepth, *, model: TransformerModel | None = None, max_num_tokens: int = 64
 ) -> dict[str, Any]:
-    """Options of ``make_engine`` for a proposer.
-
-    Args:
-        name: One of ``NAMES``.
-        depth: Drafts of each sequence, or who decides it.
-        model: Draft model instead of that of the name.
-        max_num_tokens: As of ``DraftModelProposer``.
-    """
+    """Options of ``make_engine`` for a proposer of ``NAMES`` with ``depth`` drafts; ``model``: another draft model."""
     policy = FixedDepth(depth) if isinstance(depth, int) else depth
     if name == "lookahead":
         return {"speculator": Speculator(name, policy, LookaheadProposer)}
