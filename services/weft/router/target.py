@@ -84,8 +84,7 @@ class Target(Protocol):
     async def discover(self, *, timeout_s: float) -> list[TargetModel]:
         """Every model the other side lists, by ``RepositoryIndex``, and ``ModelConfig`` or ``ModelMetadata``.
 
-        Raises:
-            RemoteError: The other side does not answer within ``timeout_s``.
+        Raises RemoteError: the other side does not answer within ``timeout_s``.
         """
 
     async def close(self) -> None:

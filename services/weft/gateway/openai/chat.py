@@ -30,9 +30,7 @@ def parse_messages(fields: Fields) -> list[dict[str, str]]:
     """Messages with ``role``, ``content`` as one string, and ``name`` if given.
 
     Text parts of a message are joined by line breaks.
-
-    Raises:
-        RequestError: There are none, or one is invalid; the message has its path.
+    Raises RequestError: there are none, or one is invalid; the message has its path.
     """
     messages = fields.array("messages", MAX_MESSAGES)
     if not messages:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from weft.base.core import InferResult
 from weft.base.errors import InternalError, InvalidArgumentError
@@ -23,27 +23,8 @@ _LEAST_LOGPROB = -9999.0
 #: Replacement for bytes that form no character by themselves.
 _NO_CHARACTER = "\ufffd"
 
-
-class ScoredToken(NamedTuple):
-    """A token with its log probability, and its bytes, possibly incomplete characters; None: not reported."""
-
-    text: str
-    logprob: float
-    data: Sequence[int] | None = None
-
-    @property
-    def utf8(self) -> list[int] | None:
-        """Bytes of the token; None: unknown."""
-        if self.data is not None:
-            return list(self.data)
-        return None if _NO_CHARACTER in self.text else list(self.text.encode())
-
-
-class PositionLogprobs(NamedTuple):
-    """The sampled token of a position, and the most likely tokens there, best first."""
-
-    sampled: ScoredToken
-    top: Sequence[ScoredToken]
+#: A token with its log probability and bytes, as in ``/v1/chat/completions``.
+TokenLogprobs: TypeAlias = dict[str, Any]
 
 
 class ChoiceDelta(NamedTuple):
@@ -52,7 +33,7 @@ class ChoiceDelta(NamedTuple):
     Attributes:
         choice: Index of the choice.
         finish_reason: ``stop`` or ``length``, once, with the last delta of the choice.
-        logprobs: Of its tokens.
+        logprobs: Of its tokens, each as in ``/v1/chat/completions``: the sampled one, and the most likely ones there.
         num_input_tokens, num_cached_tokens: Tokens of the prompt, and the prefix-cached ones of these.
         num_output_tokens: Tokens of this delta.
     """
@@ -60,7 +41,7 @@ class ChoiceDelta(NamedTuple):
     choice: int
     text: str
     finish_reason: str | None = None
-    logprobs: Sequence[PositionLogprobs] | None = None
+    logprobs: Sequence[TokenLogprobs] | None = None
     num_input_tokens: int | None = None
     num_output_tokens: int | None = None
     num_cached_tokens: int | None = None
@@ -134,7 +115,7 @@ def _numbers(outputs: Mapping[str, WireTensor], name: str) -> list[int] | None:
     return decode(outputs[name], name=name).ravel().tolist() if name in outputs else None
 
 
-def _logprobs(text: str, ids: Sequence[int]) -> list[PositionLogprobs] | None:
+def _logprobs(text: str, ids: Sequence[int]) -> list[TokenLogprobs] | None:
     """Parse the JSON of a delta's tokens: per token a map from ids to ``logprob``, ``rank`` and ``decoded_token``.
 
     The sampled token is the one of ``ids``; if the model does not report ids, the one without a rank, else the first.
@@ -147,17 +128,24 @@ def _logprobs(text: str, ids: Sequence[int]) -> list[PositionLogprobs] | None:
         unranked = next((key for key, one in by_id.items() if one["rank"] is None), next(iter(by_id), ""))
         sampled = str(ids[index]) if index < len(ids) else unranked
         ranked = sorted((one for one in by_id.values() if one["rank"] is not None), key=lambda one: int(one["rank"]))
-        found.append(PositionLogprobs(_token(by_id[sampled]), tuple(map(_token, ranked))))
+        found.append(_token(by_id[sampled]) | {"top_logprobs": [_token(one) for one in ranked]})
     return found
 
 
-def _token(value: Mapping[str, Any]) -> ScoredToken:
+def _token(value: Mapping[str, Any]) -> TokenLogprobs:
+    """A token with its log probability, and its bytes, possibly incomplete characters; None: unknown."""
     logprob = float(value["logprob"])
     text, data = value["decoded_token"] or "", value.get("bytes")
-    return ScoredToken(text, logprob if logprob > _LEAST_LOGPROB else _LEAST_LOGPROB, data)
+    if data is None and _NO_CHARACTER not in text:
+        data = text.encode()
+    return {
+        "token": text,
+        "logprob": logprob if logprob > _LEAST_LOGPROB else _LEAST_LOGPROB,
+        "bytes": None if data is None else list(data),
+    }
 
 
-def completion_logprobs(tokens: Sequence[PositionLogprobs] | None, text_offset: int) -> dict[str, Any] | None:
+def completion_logprobs(tokens: Sequence[TokenLogprobs] | None, text_offset: int) -> dict[str, Any] | None:
     """Format of ``/v1/completions``; None: not requested.
 
     ``top_logprobs`` is keyed by text, so among tokens with the same text only the most likely one is reported. The text
@@ -166,33 +154,25 @@ def completion_logprobs(tokens: Sequence[PositionLogprobs] | None, text_offset: 
     if tokens is None:
         return None
     offsets: list[int] = []
-    for sampled, _ in tokens:
+    tops: list[dict[str, float]] = []
+    for one in tokens:
         offsets.append(text_offset)
-        text_offset += len(sampled.text)
+        text_offset += len(one["token"])
+        best: dict[str, float] = {}
+        for token in (*one["top_logprobs"], one):
+            best.setdefault(token["token"], token["logprob"])
+        tops.append(best)
     return {
-        "tokens": [sampled.text for sampled, _ in tokens],
-        "token_logprobs": [sampled.logprob for sampled, _ in tokens],
-        "top_logprobs": [_by_text(sampled, top) for sampled, top in tokens],
+        "tokens": [one["token"] for one in tokens],
+        "token_logprobs": [one["logprob"] for one in tokens],
+        "top_logprobs": tops,
         "text_offset": offsets,
     }
 
 
-def chat_logprobs(tokens: Sequence[PositionLogprobs] | None, num_top: int) -> dict[str, Any] | None:
+def chat_logprobs(tokens: Sequence[TokenLogprobs] | None, num_top: int) -> dict[str, Any] | None:
     """Format of ``/v1/chat/completions``, with at most ``num_top`` alternatives per token; None: not requested."""
     if tokens is None:
         return None
-    content = [
-        _chat_token(sampled) | {"top_logprobs": [_chat_token(one) for one in top[:num_top]]} for sampled, top in tokens
-    ]
+    content = [{**one, "top_logprobs": one["top_logprobs"][:num_top]} for one in tokens]
     return {"content": content, "refusal": None}
-
-
-def _by_text(sampled: ScoredToken, top: Sequence[ScoredToken]) -> dict[str, float]:
-    best: dict[str, float] = {}
-    for token in (*top, sampled):
-        best.setdefault(token.text, token.logprob)
-    return best
-
-
-def _chat_token(token: ScoredToken) -> dict[str, Any]:
-    return {"token": token.text, "logprob": token.logprob, "bytes": token.utf8}

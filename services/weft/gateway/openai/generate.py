@@ -15,7 +15,7 @@ from weft.base.cancellation import cancel_and_wait
 from weft.base.errors import InvalidArgumentError, UnavailableError
 from weft.gateway.errors import openai_body
 from weft.gateway.http.responding import DONE, event_stream
-from weft.gateway.openai.deltas import ChoiceDelta, DeltaReader, PositionLogprobs, invalid_response
+from weft.gateway.openai.deltas import ChoiceDelta, DeltaReader, TokenLogprobs, invalid_response
 from weft.gateway.openai.endpoint import EndpointCall
 from weft.gateway.openai.text_model import TextModel
 from weft.gateway.openai.text_request import Prompt, TextRequest
@@ -151,7 +151,7 @@ class CollectedChoice:
     """A complete choice; ``logprobs`` of all its tokens are None if the model reports none."""
 
     text: str = ""
-    logprobs: list[PositionLogprobs] | None = None
+    logprobs: list[TokenLogprobs] | None = None
     finish_reason: str | None = None
 
 
