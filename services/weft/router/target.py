@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from weft.base.core import CallContext, InferCall, InferResult
+from weft.base.errors import DeadlineExceededError
 from weft.base.signature import ModelSignature
 
 if TYPE_CHECKING:
@@ -89,6 +90,17 @@ class Target(Protocol):
 
     async def close(self) -> None:
         """Close the transport; calls in flight are cancelled."""
+
+
+def named(target: Target, call: InferCall) -> str:
+    """Model and target of a call, for messages."""
+    version = f" version {call.model_version}" if call.model_version else ""
+    return f"model '{call.model_name}'{version} on target '{target.name}' ({target.address})"
+
+
+def too_late(where: str, left_s: float) -> DeadlineExceededError:
+    """The error for a call whose deadline had passed before it was made; ``left_s`` is at most 0."""
+    return DeadlineExceededError(f"the deadline passed {-left_s * 1e3:.1f} ms before {where} was called")
 
 
 class RetryBudget:

@@ -11,7 +11,7 @@ from weft.base.security.arguments import server_fault
 from weft.router.admission import LOWEST_LEVEL, AdmissionSettings
 from weft.router.arguments import add_arguments, usage_fault
 from weft.router.core import RouterCore
-from weft.router.model_metrics import MetricsSource, ModelMetricsCollector
+from weft.router.metrics import MetricsSource, ModelMetricsCollector
 from weft.router.targets.connect import make_target
 from weft.router.targets.specification import (
     add_target_security_arguments,

@@ -13,13 +13,16 @@ from weft.base.errors import InternalError, RemoteError, UnavailableError
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import bytes_tensor, encode
 from weft.gateway.errors import RequestError
-from weft.gateway.openai.deltas import (
+from weft.gateway.openai.generate import (
     ChoiceDelta,
     DeltaReader,
+    Usage,
     chat_logprobs,
+    collect,
     completion_logprobs,
+    generate,
+    merge,
 )
-from weft.gateway.openai.generate import Usage, collect, generate, merge
 from weft.gateway.openai.text_model import TextModel
 from weft.gateway.openai.text_request import TextRequest
 

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from weft.router import model_metrics
-from weft.router.model_metrics import MetricsSource, ModelMetricsCollector
+from weft.router.metrics import MetricsSource, ModelMetricsCollector
 from weft.v2.server.metrics import serve_metrics
 
 PAGE = """# HELP nv_inference_count Rows inferred
