@@ -94,7 +94,7 @@ class Bench:
         runner = ModelRunner(network, config)
         runner.bind_thread()
         if graphs and self.device != "cpu":
-            runner.capture(graph_policy(config), CudaRecorder(network.device))
+            runner.capture(graph_policy(config), CudaRecorder(network.device).record)
         return runner
 
     def network(self, num_bits: int = 0) -> TransformerModel:
@@ -127,7 +127,6 @@ def step_plan(num_seqs: int, q_len: int, context: int) -> ForwardPlan:
         sample_positions=np.full(num_seqs, context, np.int32),
         num_logprobs=np.full(num_seqs, -1, np.int32),
         table_delta=np.stack(cells, 1).astype(np.int32),
-        copies=none.reshape(0, 2),
         new_slots=slots,
         new_params=np.tile(np.array([neutral[name] for name in PARAM_COLUMNS], np.float32), (num_seqs, 1)),
         new_top_k=np.zeros(num_seqs, np.int32),

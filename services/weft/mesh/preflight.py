@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from weft.base.processes.ports import reserve_port
+from weft.base.processes.process import reserve_port
 from weft.base.repository.layout import folders_of_models, has_files, is_model_folder, runs_in_router
 from weft.base.security.keys import new_key
 from weft.mesh.service_names import GRAPHS, ROUTER

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeAlias, TypeVar
 
-from weft.base.processes.process import Endpoint, ServiceProcess
-from weft.base.processes.restarts import DEATH_WINDOW_S, RestartPolicy
+from weft.base.processes.process import DEATH_WINDOW_S, Endpoint, RestartPolicy, ServiceProcess
 from weft.mesh.preflight import MeshError
 from weft.mesh.readiness import dialable, until_it_hangs, wait_ready
 from weft.v2.client.wires import WireName

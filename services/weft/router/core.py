@@ -8,13 +8,12 @@ from pathlib import Path
 
 from weft.base.core import CallContext, IndexEntry, InferCall, InferResult, Parameters, ParameterValue
 from weft.base.errors import NotFoundError, UnavailableError, UnsupportedError, WeftError
-from weft.base.repository.control import DEFAULT_POLL_S
-from weft.base.repository.watcher import RepositoryWatcher
+from weft.base.repository.control import DEFAULT_POLL_S, RepositoryWatcher
 from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics
 from weft.base.versions import version_number
-from weft.router.admission import AdmissionController, AdmissionSettings, Permit, admissible_priority
-from weft.router.bandits.file import BanditFile
+from weft.router.admission.controller import AdmissionController, AdmissionSettings, Permit, admissible_priority
+from weft.router.bandits.exchange import BanditFile
 from weft.router.feedback import GraphServicer, Siblings
 from weft.router.metrics import (
     AdmissionCollector,
@@ -30,7 +29,7 @@ from weft.router.repository.lifecycle import GraphControl, GraphLifecycle
 from weft.router.repository.table import GraphTable
 from weft.router.runtime import Runtime
 from weft.router.serving import Served, ServedGraph, ServedTargetModel
-from weft.router.steps import earlier
+from weft.router.steps.run import earlier
 from weft.router.target import DEFAULT_RETRY_PERCENT, RetryBudget, Target
 from weft.router.targets.catalog import CatalogEntry, TargetCatalog
 from weft.router.targets.model_control import TargetModelControl

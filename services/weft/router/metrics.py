@@ -17,12 +17,12 @@ from prometheus_client.samples import Sample
 
 from weft.base.observing.logs import get_logger
 from weft.language.bandit_algorithms import Arm
-from weft.router.admission import AdmissionController
+from weft.router.admission.controller import AdmissionController
 from weft.router.policies import POLICIES
 from weft.router.reporting.counters import StepCounters
 from weft.router.repository.files import GraphRepository
 from weft.router.repository.table import GraphTable
-from weft.router.steps import FALLBACK_COUNTERS, SHADOW_COUNTERS
+from weft.router.steps.step import FALLBACK_COUNTERS, SHADOW_COUNTERS
 from weft.router.target import RetryBudget
 from weft.router.targets.catalog import TargetCatalog
 from weft.router.targets.replicated import ReplicatedTarget

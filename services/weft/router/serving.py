@@ -31,7 +31,8 @@ from weft.base.observing.logs import get_logger
 from weft.base.signature import ModelSignature
 from weft.base.statistics import failure_reason
 from weft.base.validation import scheduling_parameters, validate
-from weft.router.admission import AdmissionController, ConcurrencyLimit
+from weft.router.admission.concurrency_limit import ConcurrencyLimit
+from weft.router.admission.controller import AdmissionController
 from weft.router.reporting.counters import count_answer
 from weft.router.reporting.path import PATH_HEADER, TRACE_PARAMETER, NodeRecord, StepRecord, path_text, trace_text
 from weft.router.reporting.spans import call_attributes, end_span, start_step_span, step_attributes

@@ -10,14 +10,14 @@ from typing_extensions import override
 
 from weft.base.core import ParameterValue
 from weft.base.errors import AlreadyExistsError, UnavailableError
-from weft.router.bandits.sharing import BanditSharing
+from weft.router.bandits.exchange import BanditSharing
 from weft.router.core import RouterCore
 from weft.router.feedback import rewarded
 from weft.router.repository.handover import state_of, take_over
-from weft.v2.protocol.statistics import statistics_message
+from weft.v2.protocol.wire import statistics_message
 from weft.v2.server.server import Extension
+from weft.v2.workers.hub import Answer
 from weft.v2.workers.link import WorkerLink
-from weft.v2.workers.peer import Answer
 from weft_protos import graph_service_pb2 as graph_pb
 from weft_protos import grpc_service_pb2 as pb
 
@@ -114,7 +114,6 @@ class WorkerCore(RouterCore):
         self._state = None
 
     def _check(self, answers: Sequence[Answer]) -> None:
-        """Raise what this worker has raised at a change, else what another one has."""
         failures = {worker: error for worker, _, error in answers if error is not None}
         if (own := failures.get(self._link.place.index)) is not None:
             raise own

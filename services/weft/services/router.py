@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from weft.base.security.arguments import server_fault
-from weft.router.admission import LOWEST_LEVEL, AdmissionSettings
+from weft.router.admission.concurrency_limit import LOWEST_LEVEL
+from weft.router.admission.controller import AdmissionSettings
 from weft.router.arguments import add_arguments, usage_fault
 from weft.router.core import RouterCore
 from weft.router.metrics import MetricsSource, ModelMetricsCollector

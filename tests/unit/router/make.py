@@ -19,8 +19,8 @@ from weft.language.plan import Binding, CallPlan, Condition, DefaultPlan, GraphP
 from weft.router.combine import CombineMethod
 from weft.router.core import RouterCore
 from weft.router.executor import GraphExecutor
-from weft.router.operators.ensemble.run import CombinePlan
-from weft.router.operators.sequence.run import LoopPlan
+from weft.router.operators.ensemble import CombinePlan
+from weft.router.operators.sequence import LoopPlan
 from weft.router.policies import POLICIES
 from weft.router.repository.config import config_of_signature
 from weft.router.runtime import Runtime

@@ -22,8 +22,7 @@ from weft.v2.client.channels import MAX_TIMEOUT_S
 from weft.v2.client.local_tensors import LocalTensors
 from weft.v2.client.v2_client import RpcFailure, V2Client, metadata_of
 from weft.v2.client.wires import WireName
-from weft.v2.protocol.rpc import response_of
-from weft.v2.protocol.status import CACHE_HIT, from_rpc_error
+from weft.v2.protocol.status import CACHE_HIT, from_rpc_error, response_of
 from weft.v2.protocol.wire import result_of
 from weft.v2.security.channel import ChannelSecurity
 from weft.v2.server.call_boundary import CLIENT_AHEAD_NS

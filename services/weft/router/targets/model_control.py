@@ -10,7 +10,7 @@ from weft.router.target import Target
 from weft.router.targets.grpc_target import GrpcTarget
 from weft.router.targets.replicated import CHOSEN_BY_GRPC, ReplicatedTarget
 from weft.v2.client.v2_client import V2Client
-from weft.v2.protocol.statistics import summed
+from weft.v2.protocol.wire import summed
 from weft_protos import grpc_service_pb2 as pb
 
 #: How long a service may take to say what its repository has, in seconds, to load a model, and to give its counters.

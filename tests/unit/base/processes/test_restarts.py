@@ -1,6 +1,6 @@
 """When a service is started again, and when it is taken for hung; time is made up."""
 
-from weft.base.processes.restarts import DEATH_WINDOW_S, MAX_DEATHS, MAX_PAUSE_S, STABLE_S, RestartPolicy
+from weft.base.processes.process import DEATH_WINDOW_S, MAX_DEATHS, MAX_PAUSE_S, STABLE_S, RestartPolicy
 from weft.mesh.readiness import HangDetector
 
 
