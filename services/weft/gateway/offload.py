@@ -79,9 +79,7 @@ class Offload:
 
         Clients have their turns one after another, however much each wants. The work goes on when the awaiting task is
         cancelled, and its result is dropped.
-
-        Raises:
-            ResourceExhaustedError: The process died, as it does without enough memory.
+        Raises ResourceExhaustedError: the process died, as it does without enough memory.
         """
         await self._slots.take(client)
         if self._idle_timer is not None:

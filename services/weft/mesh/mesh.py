@@ -78,9 +78,7 @@ class Mesh:
 
         A service without a folder in the repository is not started; one in the router's process has the router's
         endpoint. Replicas after the first have a number behind the name: ``model-2``.
-
-        Raises:
-            MeshError: Something is missing, in use or not ready. What was started still runs: call ``stop``.
+        Raises MeshError: something is missing, in use or not ready. What was started still runs: call ``stop``.
         """
         options = self._options
         folders = service_folders(options.repository, MODEL_SERVICES)

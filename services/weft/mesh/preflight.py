@@ -109,8 +109,7 @@ def internal_access(
         services: Targets of the router that are processes of this mesh.
         is_encrypted, asks_for_keys: What the router requires of clients.
 
-    Raises:
-        MeshError: The name of ``folder`` is too long for a socket.
+    Raises MeshError: the name of ``folder`` is too long for a socket.
     """
     router_arguments: list[str] = []
     service_arguments: list[str] = []

@@ -46,9 +46,7 @@ async def wait_ready(
 
     The deadline is on the clock of the running loop, seconds. Returns what is not READY all the same, a line for each;
     some of a service whose readiness is not strict.
-
-    Raises:
-        MeshError: The deadline passed, or no model loads any more and some cannot serve.
+    Raises MeshError: the deadline passed, or no model loads any more and some cannot serve.
     """
     now = asyncio.get_running_loop().time
     async with V2Client(address, security=security, wire=wire) as service:

@@ -28,8 +28,7 @@ def running_mesh(
     Yields:
         Endpoints by service.
 
-    Raises:
-        MeshError: The mesh did not come up; ``log`` says why.
+    Raises MeshError: the mesh did not come up; ``log`` says why.
     """
     command = [
         sys.executable, "-P", "-m", "weft.cli", "up", "--json", "--stop-with-stdin",

@@ -96,8 +96,7 @@ class SupervisedService:
     async def start(self, deadline_s: float) -> Endpoint:
         """Start the service and wait until it is SERVING.
 
-        Raises:
-            MeshError: It ended, or is not ready at ``deadline_s``, on the clock of the running loop.
+        Raises MeshError: it ended, or is not ready at ``deadline_s``, on the clock of the running loop.
         """
         await self._process.start()
         endpoint = await self._announced(self._process, deadline_s)
@@ -123,9 +122,7 @@ class SupervisedService:
 
         ``run`` must be running. If it pauses between two attempts to start a service that died, it makes the next one
         at once.
-
-        Raises:
-            MeshError: The new process cannot serve, and the old one, if there is one, goes on; or ``run`` has ended.
+        Raises MeshError: the new process cannot serve, and the old one, if there is one, goes on; or ``run`` has ended.
         """
         if self._is_given_up:
             raise MeshError(self._gone)

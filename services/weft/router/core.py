@@ -15,8 +15,15 @@ from weft.base.versions import version_number
 from weft.router.admission.controller import AdmissionController, AdmissionSettings, Permit, admissible_priority
 from weft.router.bandits.exchange import BanditFile
 from weft.router.feedback import GraphServicer, Siblings
-from weft.router.metrics import AdmissionCollector, ReplicaCollector, RouterCollector, StepCollector, TargetCollector
-from weft.router.model_metrics import MetricsSource, ModelMetricsCollector
+from weft.router.metrics import (
+    AdmissionCollector,
+    MetricsSource,
+    ModelMetricsCollector,
+    ReplicaCollector,
+    RouterCollector,
+    StepCollector,
+    TargetCollector,
+)
 from weft.router.repository.files import GraphRepository
 from weft.router.repository.lifecycle import GraphControl, GraphLifecycle
 from weft.router.repository.table import GraphTable

@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from weft.base.core import CallContext, InferCall, InferResult
+from weft.base.errors import DeadlineExceededError
 from weft.base.signature import ModelSignature
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class TargetModel(NamedTuple):
 
     Attributes:
         is_ready: False while it is loaded but cannot answer.
+        config: The full configuration; None where the target has none to give.
         reason: Why it is not ready, as the target says; "" if it does not.
         not_ready_since: When that was seen, as ISO time; "" while it is ready.
         is_described: False where the target lists it and tells no more, as while it loads: the signature has its name,
@@ -62,6 +64,7 @@ class Target(Protocol):
         """One call. The deadline, the headers and the trace context of ``context`` travel with it.
 
         Raises:
+            RemoteError: The other side answered with an error, or could not be reached (UNAVAILABLE).
             DeadlineExceededError: The deadline had passed before the call was made.
 
         Cancelling the awaiting task cancels the call on the other side.
@@ -73,14 +76,31 @@ class Target(Protocol):
         A response is read when the caller takes it, so that a slow caller slows the model down. The
         deadline holds for the whole stream.
 
+        Raises:
+            WeftError: As ``infer``, also after some responses.
+
         Closing the generator, or cancelling the task that awaits it, cancels the call on the other side.
         """
 
     async def discover(self, *, timeout_s: float) -> list[TargetModel]:
-        """Every model the other side lists, by ``RepositoryIndex``, and ``ModelConfig`` or ``ModelMetadata``."""
+        """Every model the other side lists, by ``RepositoryIndex``, and ``ModelConfig`` or ``ModelMetadata``.
+
+        Raises RemoteError: the other side does not answer within ``timeout_s``.
+        """
 
     async def close(self) -> None:
         """Close the transport; calls in flight are cancelled."""
+
+
+def named(target: Target, call: InferCall) -> str:
+    """Model and target of a call, for messages."""
+    version = f" version {call.model_version}" if call.model_version else ""
+    return f"model '{call.model_name}'{version} on target '{target.name}' ({target.address})"
+
+
+def too_late(where: str, left_s: float) -> DeadlineExceededError:
+    """The error for a call whose deadline had passed before it was made; ``left_s`` is at most 0."""
+    return DeadlineExceededError(f"the deadline passed {-left_s * 1e3:.1f} ms before {where} was called")
 
 
 class RetryBudget:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import AsyncGenerator
 from typing import Any
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
@@ -12,15 +13,16 @@ from weft.base.errors import InternalError, RemoteError, UnavailableError
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import bytes_tensor, encode
 from weft.gateway.errors import RequestError
-from weft.gateway.openai.deltas import (
+from weft.gateway.openai.generate import (
     ChoiceDelta,
     DeltaReader,
-    PositionLogprobs,
-    ScoredToken,
+    Usage,
     chat_logprobs,
+    collect,
     completion_logprobs,
+    generate,
+    merge,
 )
-from weft.gateway.openai.generate import Usage, collect, generate, merge
 from weft.gateway.openai.text_model import TextModel
 from weft.gateway.openai.text_request import TextRequest
 
@@ -68,14 +70,14 @@ def test_the_ids_tell_which_token_was_sampled() -> None:
     maps = json.dumps([token(3, 1, 2), token(5, 4)])
     told = response(text_output=["x", "y"], logprobs=[maps, "null"], output_ids=[2, 4, 9], num_output_tokens=[2, 1])
     first, second = DeltaReader(2).read(told)
-    assert [ScoredToken("t2", -2.0), ScoredToken("t4", -4.0)] == [one.sampled for one in first.logprobs or ()]
-    assert ["t1", "t2", "t3"] == [one.text for one in (first.logprobs or ())[0].top]
+    assert [("t2", -2.0), ("t4", -4.0)] == [(one["token"], one["logprob"]) for one in first.logprobs or ()]
+    assert ["t1", "t2", "t3"] == [one["token"] for one in (first.logprobs or ())[0]["top_logprobs"]]
     assert second.logprobs is None
     untold = {"7": {"logprob": -1.0, "rank": 1, "decoded_token": "a"}}
     outside = {"8": {"logprob": -9.0, "rank": None, "decoded_token": "b"}}
     (piece,) = DeltaReader(1).read(response(text_output=["x"], logprobs=[json.dumps([untold, untold | outside])]))
-    assert ["a", "b"] == [one.sampled.text for one in piece.logprobs or ()]
-    assert [1, 1] == [len(one.top) for one in piece.logprobs or ()]
+    assert ["a", "b"] == [one["token"] for one in piece.logprobs or ()]
+    assert [1, 1] == [len(one["top_logprobs"]) for one in piece.logprobs or ()]
 
 
 @pytest.mark.parametrize("logprob", [float("-inf"), float("nan"), -1e9])
@@ -83,7 +85,7 @@ def test_what_cannot_happen_has_a_number(logprob: float) -> None:
     """JSON has none for it."""
     text = json.dumps([{"1": {"logprob": logprob, "rank": 1, "decoded_token": None}}])
     (piece,) = DeltaReader(1).read(response(text_output=["x"], logprobs=[text]))
-    assert ScoredToken("", -9999.0) == (piece.logprobs or ())[0].sampled
+    assert {"token": "", "logprob": -9999.0, "bytes": [], "top_logprobs": [ANY]} == (piece.logprobs or ())[0]
 
 
 @pytest.mark.parametrize(
@@ -105,8 +107,17 @@ def test_a_model_that_is_not_what_it_says_is_a_defect(outputs: dict[str, Any]) -
 
 def test_log_probabilities_of_both_forms() -> None:
     """Keyed by text the most probable of equal ones is shown; a part of a character has bytes where they are told."""
-    top = (ScoredToken("a", -0.1), ScoredToken("\ufffd", -0.2), ScoredToken("\ufffd", -0.3, [0xE2]))
-    tokens = [PositionLogprobs(ScoredToken("a", -0.3), top), PositionLogprobs(ScoredToken("ü", -5.0), ())]
+    best = [("a", -0.1, None), ("\ufffd", -0.2, None), ("\ufffd", -0.25, [0xE2]), ("a", -0.3, None)]
+    first = {
+        str(rank): {"logprob": logprob, "rank": rank, "decoded_token": text, "bytes": data}
+        for rank, (text, logprob, data) in enumerate(best)
+    }
+    second = {"9": {"logprob": -5.0, "rank": None, "decoded_token": "ü"}}
+    told = response(
+        text_output=["aü"], logprobs=[json.dumps([first, second])], output_ids=[3, 9], num_output_tokens=[2]
+    )
+    (delta,) = DeltaReader(1).read(told)
+    tokens = delta.logprobs
     assert {
         "tokens": ["a", "ü"],
         "token_logprobs": [-0.3, -5.0],

@@ -5,6 +5,7 @@ import contextlib
 import hashlib
 import time
 from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +64,12 @@ class Batches:
         """Method, path and handler of each route."""
         handlers = (
             ("POST", FILES, self._upload),
-            ("GET", FILES, self._files),
+            ("GET", FILES, partial(self._list, "file")),
             ("GET", FILES + "/{id}", self._file),
             ("DELETE", FILES + "/{id}", self._delete),
             ("GET", FILES + "/{id}/content", self._content),
             ("POST", BATCHES, self._create),
-            ("GET", BATCHES, self._batches),
+            ("GET", BATCHES, partial(self._list, "batch")),
             ("GET", BATCHES + "/{id}", self._batch),
             ("POST", BATCHES + "/{id}/cancel", self._cancel),
         )
@@ -140,9 +141,6 @@ class Batches:
             temporary.unlink(missing_ok=True)
             upload.file.close()
 
-    async def _files(self, request: Request, context: RequestContext) -> ASGIApp:
-        return await self._list("file", request, context)
-
     async def _file(self, request: Request, context: RequestContext) -> ASGIApp:
         return JSONResponse(await self._find("file", request, context))
 
@@ -196,9 +194,6 @@ class Batches:
         }
         self._store.save(batch, owner)
         return batch
-
-    async def _batches(self, request: Request, context: RequestContext) -> ASGIApp:
-        return await self._list("batch", request, context)
 
     async def _batch(self, request: Request, context: RequestContext) -> ASGIApp:
         batch = await self._find("batch", request, context)

@@ -58,8 +58,7 @@ class RequestContext:
     def identity(self) -> Metadata:
         """The client's keys and forwarded headers, as metadata; equal for calls of the same client.
 
-        Raises:
-            RequestError: A header cannot be sent as metadata, or is there twice.
+        Raises RequestError: a header cannot be sent as metadata, or is there twice.
         """
         for name in KEY_HEADERS:
             if (number := len(self.headers.getlist(name))) > 1:

@@ -161,10 +161,8 @@ async def decompressed(
     """The content of a body of that ``content-encoding``, made on a thread.
 
     ``count`` is called with the size of each piece as it is made; it may raise to make no more.
-
-    Raises:
-        RequestError: The encoding is not known (415), the body is not of it (400), or its content is larger than
-            ``max_bytes`` (413).
+    Raises RequestError: the encoding is not known (415), the body is not of it (400), or its content is larger than
+    ``max_bytes`` (413).
     """
     wbits = _WBITS.get(encoding)
     if wbits is None:

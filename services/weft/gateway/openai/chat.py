@@ -10,10 +10,9 @@ from starlette.types import ASGIApp
 
 from weft.gateway.errors import RequestError
 from weft.gateway.json_text import is_encodable, parse_json
-from weft.gateway.openai.deltas import ChoiceDelta, chat_logprobs
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall
 from weft.gateway.openai.fields import Fields, checked_string, shown
-from weft.gateway.openai.generate import CollectedChoice, ResponseForm, text_response
+from weft.gateway.openai.generate import ChoiceDelta, CollectedChoice, ResponseForm, chat_logprobs, text_response
 from weft.gateway.openai.text_model import TextModel
 from weft.gateway.openai.text_request import MAX_INT32, PARSES_SPECIAL_TOKENS, TextRequest, parse_common, parse_sampling
 
@@ -30,9 +29,7 @@ def parse_messages(fields: Fields) -> list[dict[str, str]]:
     """Messages with ``role``, ``content`` as one string, and ``name`` if given.
 
     Text parts of a message are joined by line breaks.
-
-    Raises:
-        RequestError: There are none, or one is invalid; the message has its path.
+    Raises RequestError: there are none, or one is invalid; the message has its path.
     """
     messages = fields.array("messages", MAX_MESSAGES)
     if not messages:

@@ -93,8 +93,7 @@ class ChatTemplate:
         special_tokens: Texts of ``bos_token``, ``eos_token`` and others that the template may refer to.
         special_texts: Of all special tokens.
 
-    Raises:
-        InvalidArgumentError: It does not compile, or is too long.
+    Raises InvalidArgumentError: it does not compile, or is too long.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], special_texts: Sequence[str] = ()) -> None:

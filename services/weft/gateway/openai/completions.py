@@ -10,10 +10,9 @@ from starlette.types import ASGIApp
 
 from weft.gateway.errors import RequestError
 from weft.gateway.json_text import parse_json
-from weft.gateway.openai.deltas import ChoiceDelta, completion_logprobs
 from weft.gateway.openai.endpoint import Endpoint, EndpointCall
 from weft.gateway.openai.fields import Fields, checked_string, shown
-from weft.gateway.openai.generate import CollectedChoice, ResponseForm, text_response
+from weft.gateway.openai.generate import ChoiceDelta, CollectedChoice, ResponseForm, completion_logprobs, text_response
 from weft.gateway.openai.text_model import TextModel
 from weft.gateway.openai.text_request import MAX_INT32, Prompt, TextRequest, is_token_id, parse_common, parse_sampling
 

@@ -32,46 +32,34 @@ class Fields:
 
     def boolean(self, name: str) -> bool | None:
         """A boolean. Raises RequestError."""
-        value = self.raw(name)
-        if value is not None and not isinstance(value, bool):
-            raise self.error(name, "true or false")
+        value: bool | None = self.raw(name)
+        self._check(name, "true or false", is_valid=isinstance(value, bool))
         return value
 
     def integer(self, name: str, low: int, high: int) -> int | None:
         """An integer from ``low`` to ``high``. Raises RequestError."""
-        value = self.raw(name)
-        if value is None:
-            return None
-        if type(value) is not int or not low <= value <= high:
-            raise self.error(name, f"an integer from {low} to {high}")
+        value: int | None = self.raw(name)
+        self._check(name, f"an integer from {low} to {high}", is_valid=type(value) is int and low <= value <= high)
         return value
 
     def number(self, name: str, low: float, high: float) -> float | None:
         """A number from ``low`` to ``high``. Raises RequestError."""
         value = self.raw(name)
-        if value is None:
-            return None
-        if type(value) not in (int, float) or not low <= value <= high:
-            raise self.error(name, f"a number from {low:g} to {high:g}")
-        return float(value)
+        is_valid = type(value) in (int, float) and low <= value <= high
+        self._check(name, f"a number from {low:g} to {high:g}", is_valid=is_valid)
+        return None if value is None else float(value)
 
     def object(self, name: str) -> "Fields | None":
         """An object. Raises RequestError."""
         value = self.raw(name)
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            raise self.error(name, "an object")
-        return Fields(value, self.param(name))
+        self._check(name, "an object", is_valid=isinstance(value, dict))
+        return None if value is None else Fields(value, self.param(name))
 
     def array(self, name: str, max_items: int) -> list[Any] | None:
         """An array of at most ``max_items``. Raises RequestError."""
-        value = self.raw(name)
-        if value is None:
-            return None
-        if not isinstance(value, list):
-            raise self.error(name, "an array")
-        if len(value) > max_items:
+        value: list[Any] | None = self.raw(name)
+        self._check(name, "an array", is_valid=isinstance(value, list))
+        if value is not None and len(value) > max_items:
             raise RequestError(
                 f"'{self.param(name)}' has {len(value)} items; at most {max_items} are taken", param=self.param(name)
             )
@@ -106,10 +94,11 @@ class Fields:
                     code="unknown_parameter",
                 )
 
-    def error(self, name: str, allowed: str) -> RequestError:
-        """The error for a field with an invalid value."""
+    def _check(self, name: str, allowed: str, *, is_valid: bool) -> None:
+        """Raise RequestError for a field that is there and not valid."""
         value, param = self._values.get(name), self.param(name)
-        return RequestError(f"'{param}' must be {allowed}, got {shown(value)}", param=param)
+        if not (value is None or is_valid):
+            raise RequestError(f"'{param}' must be {allowed}, got {shown(value)}", param=param)
 
 
 def shown(value: object) -> str:

@@ -15,18 +15,16 @@ from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import WireTensor, encode_bytes
 from weft.gateway.errors import RequestError
 from weft.gateway.openai.chat_template import ChatTemplate, special_texts
-from weft.gateway.openai.deltas import (
-    FINISH_REASON,
-    LOGPROBS,
-    NUM_CACHED_TOKENS,
-    NUM_INPUT_TOKENS,
-    NUM_OUTPUT_TOKENS,
-    OUTPUT_IDS,
-    TEXT_OUTPUT,
-)
 from weft.gateway.openai.text_request import Prompt, TextRequest
 from weft_protos.model_config_pb2 import ModelConfig
 
+TEXT_OUTPUT = "text_output"
+OUTPUT_IDS = "output_ids"
+FINISH_REASON = "finish_reason"
+NUM_INPUT_TOKENS = "num_input_tokens"
+NUM_CACHED_TOKENS = "num_cached_tokens"
+NUM_OUTPUT_TOKENS = "num_output_tokens"
+LOGPROBS = "logprobs"
 TEXT_INPUT = "text_input"
 INPUT_IDS = "input_ids"
 STREAM = "stream"

@@ -25,9 +25,7 @@ def parse_sampling(fields: Fields) -> dict[str, Any]:
 
     ``seed``, ``n``, ``stop``, ``temperature``, ``top_p``, both penalties and ``logit_bias`` are OpenAI's; the others
     are extensions of vLLM's server, except ``speculation``, the name of a proposer of drafts.
-
-    Raises:
-        RequestError: A value has the wrong type, or is out of range.
+    Raises RequestError: a value has the wrong type, or is out of range.
     """
     given: dict[str, Any] = {
         "n": fields.integer("n", 1, MAX_CHOICES),

@@ -71,8 +71,7 @@ async def make_body(
         is_binary: Whether the client wants an output in binary.
         run: Makes the JSON of an output, a large one elsewhere: see ``Resources.run``.
 
-    Raises:
-        InvalidArgumentError: A string of an output in JSON is not UTF-8.
+    Raises InvalidArgumentError: a string of an output in JSON is not UTF-8.
     """
     outputs: list[bytes] = []
     tail: list[bytes] = []

@@ -54,9 +54,7 @@ class GraphRepository:
         A folder without a graph file, or with a model's ``config.pbtxt``, is left out. All versions with a
         ``graph.pbtxt`` are served, and of a Triton Inference Server ensemble those of its ``version_policy``. A folder
         that looks like a graph and cannot be one is among ``faults``, and logged once.
-
-        Raises:
-            OSError: The repository cannot be read.
+        Raises OSError: the repository cannot be read.
         """
         folders = [folder for folder in sorted(self._root.iterdir()) if not folder.name.startswith(".")]
         found = {folder.name: _contents(folder) for folder in folders}

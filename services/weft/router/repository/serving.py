@@ -120,8 +120,7 @@ def compiled(source: GraphSource, catalog: TargetCatalog, graphs: GraphSources) 
 class ServingGraph:
     """A compiled graph with its executor and counters; requests in flight keep theirs when it is replaced.
 
-    Raises:
-        KeyError: The plan names a target that the runtime does not have.
+    Raises KeyError: the plan names a target that the runtime does not have.
     """
 
     def __init__(

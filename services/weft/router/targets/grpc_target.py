@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from typing_extensions import override
 
 from weft.base.core import CallContext, InferCall, InferResult
-from weft.base.errors import DeadlineExceededError, RemoteError, UnavailableError, UnsupportedError, WeftError
+from weft.base.errors import RemoteError, UnavailableError, UnsupportedError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.base.signature import ModelSignature, TensorSpec
-from weft.router.target import Target, TargetModel, is_to_come
+from weft.router.target import Target, TargetModel, is_to_come, named, too_late
 from weft.v2.client.channels import MAX_TIMEOUT_S
 from weft.v2.client.local_tensors import LocalTensors
 from weft.v2.client.v2_client import RpcFailure, V2Client, metadata_of
@@ -185,14 +185,8 @@ class GrpcTarget(Target):
     def _timeout_s(self, call: InferCall, deadline_ns: int) -> float:
         timeout_s = min((deadline_ns - time.monotonic_ns()) / 1e9, MAX_TIMEOUT_S)
         if timeout_s <= 0:
-            raise DeadlineExceededError(
-                f"the deadline passed {-timeout_s * 1e3:.1f} ms before {self._where(call)} was called"
-            )
+            raise too_late(named(self, call), timeout_s)
         return timeout_s
-
-    def _where(self, call: InferCall) -> str:
-        version = f" version {call.model_version}" if call.model_version else ""
-        return f"model '{call.model_name}'{version} on target '{self.name}' ({self.address})"
 
     def _failure(
         self, error: RpcFailure, call: InferCall, context: CallContext, timeout_s: float | None, late: str
@@ -201,7 +195,7 @@ class GrpcTarget(Target):
 
         DEADLINE_EXCEEDED before the deadline has another cause, such as a queue timeout, which the server has told.
         """
-        where = self._where(call)
+        where = named(self, call)
         if isinstance(error, grpc.aio.UsageError):
             return UnavailableError(f"{where} is no longer used: its channel is closed")
         failure = from_rpc_error(error, where)

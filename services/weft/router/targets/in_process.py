@@ -17,7 +17,7 @@ from weft.base.observing import telemetry
 from weft.base.security.access import caller_name
 from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics
-from weft.router.target import Target, TargetModel, is_to_come
+from weft.router.target import Target, TargetModel, is_to_come, named, too_late
 from weft.v2.protocol.status import cut_message
 from weft.v2.server.call_boundary import CLIENT_AHEAD_NS, CallBoundary, withdrawal
 
@@ -126,9 +126,7 @@ class InProcessTarget(Target):
         """
         given_s = None if context.deadline_ns is None else (context.deadline_ns - self._clock_ns()) / 1e9
         if given_s is not None and given_s <= 0:
-            raise DeadlineExceededError(
-                f"the deadline passed {-given_s * 1e3:.1f} ms before {self._where(call)} was called"
-            )
+            raise too_late(named(self, call), given_s)
         if context.trace_context is None and not telemetry.is_enabled():
             context.client_key, context.arrival_ns = caller_name(), time.monotonic_ns()
             return context, INVALID_SPAN, given_s
@@ -148,10 +146,10 @@ class InProcessTarget(Target):
             return
         failure = self._edge.as_weft_error(error, call.model_name, inner)
         telemetry.end_span(span, failure)
-        message = cut_message(failure.message) or f"{self._where(call)} answered {failure.code}"
+        message = cut_message(failure.message) or f"{named(self, call)} answered {failure.code}"
         is_late = inner.deadline_ns is not None and self._clock_ns() >= inner.deadline_ns - CLIENT_AHEAD_NS
         if is_late and failure.code == "DEADLINE_EXCEEDED" and given_s is not None:
-            message = f"{late.format(self._where(call))} within the {given_s * 1e3:.0f} ms that were left"
+            message = f"{late.format(named(self, call))} within the {given_s * 1e3:.0f} ms that were left"
         try:
             raise _remote(failure, message) from error
         finally:
@@ -164,10 +162,6 @@ class InProcessTarget(Target):
         if left_s > 0:
             return await self._deadlines.within(ask(), left_s, _passed)
         raise _passed()
-
-    def _where(self, call: InferCall) -> str:
-        version = f" version {call.model_version}" if call.model_version else ""
-        return f"model '{call.model_name}'{version} on target '{self.name}' ({self.address})"
 
 
 def _passed() -> DeadlineExceededError:

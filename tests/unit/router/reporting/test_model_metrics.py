@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from prometheus_client import CollectorRegistry
 
-from weft.router import model_metrics
-from weft.router.model_metrics import MetricsSource, ModelMetricsCollector
+from weft.router import metrics
+from weft.router.metrics import MetricsSource, ModelMetricsCollector
 from weft.v2.server.metrics import serve_metrics
 
 PAGE = """# HELP nv_inference_count Rows inferred
@@ -49,7 +49,7 @@ Serve = Callable[[Callable[[], bytes]], str]
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_metrics, "FETCH_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(metrics, "FETCH_TIMEOUT_S", 60.0)
 
 
 @pytest.fixture
@@ -112,8 +112,8 @@ def test_of_equal_series_the_first_counts(serve: Serve) -> None:
 
 def test_who_does_not_answer_is_left_out(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused, silent, failing, broken or too large: the others are there."""
-    monkeypatch.setattr(model_metrics, "FETCH_TIMEOUT_S", 3.0)
-    monkeypatch.setattr(model_metrics, "MAX_PAGE_BYTES", 10_000)
+    monkeypatch.setattr(metrics, "FETCH_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(metrics, "MAX_PAGE_BYTES", 10_000)
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         ports = [server.getsockname()[1] for server in (silent, closed)]
@@ -129,7 +129,7 @@ def test_who_does_not_answer_is_left_out(serve: Serve, monkeypatch: pytest.Monke
 
 def test_a_router_that_asks_itself_answers(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its page comes, and nothing goes on asking."""
-    monkeypatch.setattr(model_metrics, "FETCH_TIMEOUT_S", 4.0)
+    monkeypatch.setattr(metrics, "FETCH_TIMEOUT_S", 4.0)
     asked = []
     urls: list[str] = []
     collector: list[ModelMetricsCollector] = []
