@@ -19,8 +19,6 @@ class HeadRow(NamedTuple):
 
     Attributes:
         top_1: Its likeliest token is the text's.
-        top_3: The text's token is among its 3 likeliest.
-        top_5: The same with 5.
         agreement: Its likeliest token is the model's.
         overlap: Probability that its distribution and the model's share.
     """
