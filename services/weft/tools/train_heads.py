@@ -77,8 +77,7 @@ def train_heads(
     from weft.llm.models.registry import read_config  # noqa: PLC0415
     from weft.llm.models.weights import load_folder, numbers_of  # noqa: PLC0415
     from weft.llm.speculation import head_training  # noqa: PLC0415
-    from weft.llm.speculation.medusa_heads import DESCRIPTION_FILENAME, MedusaHeads  # noqa: PLC0415
-    from weft.llm.weights.fingerprint import fingerprint  # noqa: PLC0415
+    from weft.llm.speculation.medusa import DESCRIPTION_FILENAME, MedusaHeads, fingerprint  # noqa: PLC0415
     from weft.llm.weights.parts import EMBEDDING, LM_HEAD  # noqa: PLC0415
 
     settings = head_training.HeadTraining(**training)

@@ -21,7 +21,9 @@ from weft.language.plan import CallPlan, Condition, Frame, GraphPlan, NodePlan, 
 from weft.language.request_scope import RequestScope
 from weft.router.executor import Assembly
 from weft.router.runtime import Runtime, ShadowPool
-from weft.router.steps import Node, NoResponses, Run
+from weft.router.steps.node import Node
+from weft.router.steps.responses import NoResponses
+from weft.router.steps.run import Run
 from weft.router.target import TargetModel
 from weft.tools.explain.evaluator import (
     SOME_ROWS,

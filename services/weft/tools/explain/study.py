@@ -13,7 +13,8 @@ from weft.language.description import slot_name
 from weft.language.plan import Frame, GraphPlan, NodePlan, StepPlan
 from weft.router.reporting.path import SKIPPED, NodeRecord, StepRecord
 from weft.router.requests import Selections
-from weft.router.steps import GraphRequest, Node, Run, reshape_slots
+from weft.router.steps.node import Node, reshape_slots
+from weft.router.steps.run import GraphRequest, Run
 from weft.tools.explain.evaluator import Knowledge, Known, Unknown, joined, key_of, placeholder
 from weft.tools.explain.paths import (
     Branches,

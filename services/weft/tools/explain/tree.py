@@ -10,7 +10,7 @@ from weft.language.description import cases_text, condition_text, limit_texts
 from weft.language.plan import Condition, GraphPlan, NodePlan, StepPlan
 from weft.router.reporting.path import StepRecord
 from weft.router.requests import ROUTE_HEADER
-from weft.router.steps import ConditionFailedError
+from weft.router.steps.action import ConditionFailedError
 from weft.tools.explain.evaluator import Unknown, Verdict, conditions_in
 from weft.tools.explain.paths import LATE, MAX_PATHS, ORDER, STREAM, Evaluation
 from weft.tools.explain.question import Question, least

@@ -12,9 +12,8 @@ from torch import Tensor
 from weft.backends.llm.text import TextCodec
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.llm.models.decoder import DecoderLayer, StepInput
-from weft.llm.models.model import TransformerModel
+from weft.llm.models.model import TransformerModel, rope_tables
 from weft.llm.models.model_config import TransformerConfig
-from weft.llm.models.rope import rope_tables
 from weft.llm.weights.parts import EMBEDDING, bias_of, is_matrix, is_norm, layer_prefix
 from weft_kernels.blocks.layout import cache_shape, split_layers
 from weft_kernels.linear.quantized import QuantizedWeight, pack

@@ -14,9 +14,8 @@ from weft.llm.models.model import TransformerModel
 from weft.llm.models.model_config import TransformerConfig
 from weft.llm.models.registry import read_config
 from weft.llm.models.weights import load_folder
-from weft.llm.weights.folder_source import FolderSource
-from weft.llm.weights.formats.detection import weight_format
-from weft.llm.weights.gguf.container import find_gguf
+from weft.llm.weights.folder_source import FolderSource, weight_format
+from weft.llm.weights.gguf import find_gguf
 from weft.llm.weights.parts import LM_HEAD, Part, is_matrix
 from weft.tools.quantize.calibration import calibrated, evaluate, quantize_gptq, read_rows
 from weft.tools.quantize.folder_writer import FolderWriter, quantization_config, quantized_tensors
