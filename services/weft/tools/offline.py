@@ -9,17 +9,18 @@ from typing import Any
 
 from weft import backends as model
 from weft.backends import postprocess, preprocess
-from weft.base.errors import WeftError
+from weft.base.errors import NotFoundError, WeftError
 from weft.base.repository.layout import folders_of_models, is_model_folder, runs_in_router
 from weft.base.signature import ModelSignature
-from weft.base.text.pbtxt import Diagnostic, PbtxtError
+from weft.base.text.pbtxt import Diagnostic, PbtxtError, suggestion
 from weft.base.versions import is_version
-from weft.language import GraphSource
+from weft.language import GraphError, GraphPlan, GraphSource
+from weft.router.compile import check_graph, compile_graph
 from weft.router.repository.files import GraphRepository
 from weft.serving.backends.base import Backend
 from weft.serving.config import CONFIG_FILENAME, ModelDefinition, define_model
 from weft.serving.lifecycle.repository import ModelRepository
-from weft.tools.lock import StaticCatalog
+from weft.tools.lock import LockCatalog, StaticCatalog
 
 GRAPH_FILENAME = "graph.pbtxt"
 GRAPH_FOLDER = "graphs"
@@ -213,3 +214,61 @@ def stage(repository: Path, folders: Iterable[Path], replaced: Mapping[Path, str
         elif content is not None:
             (target / place).symlink_to(content.resolve())
     return target
+
+
+def load_plan(graph: str, repository: Path | None = None, lock: Path | None = None) -> GraphPlan:
+    """The plan of a graph.
+
+    Args:
+        graph: A file or the name of a graph, NAME/VERSION for one version.
+        repository: Models and other graphs; None: the repository that the file is in, else ./model_repository.
+        lock: A file of signatures that stands in for the repository's models.
+
+    Raises:
+        GraphError, PbtxtError: The graph, or a file that it depends on, has errors; ``diagnostics`` has each.
+        NotFoundError: There is no such graph or repository.
+        OSError: A file cannot be read.
+    """
+    if repository is not None and not repository.is_dir():
+        raise NotFoundError(f"no such folder: {repository}")
+    repository = repository or repository_of(Path(graph))
+    graphs = graphs_of(repository) if repository is not None else None
+    source = _find_graph(graph, repository, graphs)
+    if lock is not None:
+        return compile_graph(source, LockCatalog(lock), graphs)
+    if repository is None:
+        raise NotFoundError(f"the models that '{graph}' calls are not known; give --repository DIR or --lock FILE")
+    return _compile(source, OfflineCatalog(repository), graphs)
+
+
+def _find_graph(graph: str, repository: Path | None, graphs: GraphRepository | None) -> GraphSource:
+    path = Path(graph)
+    if path.is_file():
+        if not is_graph(path):
+            raise NotFoundError(f"'{graph}' is the configuration of a model, not a graph")
+        return graph_source(path)
+    name, _, version = graph.partition("/")
+    found = graphs.find(name, version) if graphs is not None else None
+    if found is not None:
+        return found
+    known = graphs.scan() if graphs is not None else {}
+    if name in known:
+        versions = ", ".join(file.version for file in known[name])
+        raise NotFoundError(f"graph '{name}' has no version '{version}'; it has {versions}")
+    if path.is_dir() and path.name not in known:
+        raise NotFoundError(f"'{graph}' is a folder; give a graph file in it, or the name of a graph")
+    if repository is None:
+        raise NotFoundError(f"'{graph}' is no file; to find a graph by its name, give --repository DIR")
+    raise NotFoundError(f"'{graph}' is no file and no graph of '{repository}'{suggestion(name, known)}")
+
+
+def _compile(source: GraphSource, catalog: OfflineCatalog, graphs: GraphRepository | None) -> GraphPlan:
+    try:
+        return compile_graph(source, catalog, graphs)
+    except GraphError as error:
+        if not catalog.undeclared:
+            broken = [found for diagnostics in catalog.diagnostics.values() for found in diagnostics]
+            raise GraphError([*error.diagnostics, *broken]) from None
+    names = ", ".join(sorted(catalog.undeclared))
+    text = f"inputs or outputs of {names} are not in the configuration; give signatures with --lock FILE"
+    raise GraphError([*check_graph(source, None, graphs), Diagnostic(source.file, 0, 0, text)])
