@@ -28,7 +28,6 @@ def visible_outputs(
 def _visible_inputs(
     scope: Scope, index: int, named: Collection[str], certain: Mapping[str, TensorType], *, sees_outputs: bool
 ) -> VisibleBindings:
-    """What a condition sees as ``inputs``: inputs of the node and outputs of the steps before ``index``."""
     types = {name: known for name, known in scope.call.visible.items() if name not in named} | scope.inputs
     hidden: dict[str, str] = {}
     for tensor, producers in scope.names.producers.items():
@@ -47,7 +46,6 @@ def _visible_inputs(
 
 
 def _visible_steps(scope: Scope, index: int, named: Collection[str]) -> VisibleBindings:
-    """What a condition sees as ``steps``: those before ``index``."""
     types = dict.fromkeys((step.name for step in scope.node.steps[:index]), TensorType.unknown("a step"))
     indexes = {name: scope.names.indexes[name] for name in named if name in scope.names.indexes}
     hidden = {
