@@ -10,8 +10,7 @@ from weft.base.repository.layout import CONFIG_FILENAME
 from weft.base.text.suggestion import suggestion
 from weft.router.repository.files import GraphRepository
 from weft.serving.backends.base import InstanceContext, ModelContext
-from weft.tools.compiled import load_plan
-from weft.tools.offline import GRAPH_FOLDER, define_offline, model_folders
+from weft.tools.offline import GRAPH_FOLDER, define_offline, load_plan, model_folders
 
 
 @dataclass(frozen=True)

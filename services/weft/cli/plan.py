@@ -6,7 +6,7 @@ import sys
 from weft.base.errors import WeftError
 from weft.base.text.pbtxt import PbtxtError, render
 from weft.language import GraphError, GraphPlan
-from weft.tools.compiled import load_plan
+from weft.tools.offline import load_plan
 
 
 def plan_or_status(options: argparse.Namespace) -> GraphPlan | int:

@@ -19,9 +19,7 @@ from weft.optimize.methods.method import SourceModel
 from weft.router.repository.files import GraphRepository
 from weft.router.repository.serving import steps_of
 from weft.serving.lifecycle.repository import ModelRepository, check_name
-from weft.tools.compiled import load_plan
-from weft.tools.offline import BACKENDS, GRAPH_FOLDER, define_offline
-from weft.tools.staging import stage
+from weft.tools.offline import BACKENDS, GRAPH_FOLDER, define_offline, load_plan, stage
 from weft_protos.model_config_pb2 import ModelConfig
 
 #: The model file of a version folder by backend, where ``default_model_filename`` names no other.

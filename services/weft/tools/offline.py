@@ -1,24 +1,26 @@
 """A model repository as its files declare it: loads no model, needs no service."""
 
 import errno
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from weft import backends as model
 from weft.backends import postprocess, preprocess
-from weft.base.errors import WeftError
+from weft.base.errors import NotFoundError, WeftError
 from weft.base.repository.layout import folders_of_models, is_model_folder, runs_in_router
 from weft.base.signature import ModelSignature
-from weft.base.text.pbtxt import Diagnostic, PbtxtError
+from weft.base.text.pbtxt import Diagnostic, PbtxtError, suggestion
 from weft.base.versions import is_version
-from weft.language import GraphSource
+from weft.language import GraphError, GraphPlan, GraphSource
+from weft.router.compile import check_graph, compile_graph
 from weft.router.repository.files import GraphRepository
 from weft.serving.backends.base import Backend
 from weft.serving.config import CONFIG_FILENAME, ModelDefinition, define_model
 from weft.serving.lifecycle.repository import ModelRepository
-from weft.tools.lock import StaticCatalog
+from weft.tools.lock import LockCatalog, StaticCatalog
 
 GRAPH_FILENAME = "graph.pbtxt"
 GRAPH_FOLDER = "graphs"
@@ -179,3 +181,94 @@ class OfflineCatalog(StaticCatalog):
             return  # as a router takes the first target that has a model
         for version, context in definition.contexts.items():
             self.add(config.parent.name, version, service, context.signature)
+
+
+def stage(repository: Path, folders: Iterable[Path], replaced: Mapping[Path, str | Path | None], target: Path) -> Path:
+    """Make a repository in ``target``, which is emptied first.
+
+    Args:
+        repository: Its files are linked to and never written.
+        folders: Those of models and graphs that the new one has, relative to the repository.
+        replaced: What is in the place of an entry of these folders, by its path relative to the repository: text, a
+            file or folder to link to, or None for nothing.
+
+    Returns:
+        ``target``.
+
+    Raises:
+        OSError: A folder cannot be read, or ``target`` written.
+    """
+    if target.exists():
+        shutil.rmtree(target)
+    wanted = list(dict.fromkeys(folders))
+    if any(len(relative.parts) > 1 for relative in wanted):  # else models lie side by side
+        (target / GRAPH_FOLDER).mkdir(parents=True)
+    for relative in wanted:
+        (target / relative).mkdir(parents=True, exist_ok=True)
+        for entry in (repository / relative).resolve().iterdir():
+            if relative / entry.name not in replaced and not entry.name.startswith("."):
+                (target / relative / entry.name).symlink_to(entry)
+    for place, content in replaced.items():
+        if isinstance(content, str):
+            (target / place).write_text(content)
+        elif content is not None:
+            (target / place).symlink_to(content.resolve())
+    return target
+
+
+def load_plan(graph: str, repository: Path | None = None, lock: Path | None = None) -> GraphPlan:
+    """The plan of a graph.
+
+    Args:
+        graph: A file or the name of a graph, NAME/VERSION for one version.
+        repository: Models and other graphs; None: the repository that the file is in, else ./model_repository.
+        lock: A file of signatures that stands in for the repository's models.
+
+    Raises:
+        GraphError, PbtxtError: The graph, or a file that it depends on, has errors; ``diagnostics`` has each.
+        NotFoundError: There is no such graph or repository.
+        OSError: A file cannot be read.
+    """
+    if repository is not None and not repository.is_dir():
+        raise NotFoundError(f"no such folder: {repository}")
+    repository = repository or repository_of(Path(graph))
+    graphs = graphs_of(repository) if repository is not None else None
+    source = _find_graph(graph, repository, graphs)
+    if lock is not None:
+        return compile_graph(source, LockCatalog(lock), graphs)
+    if repository is None:
+        raise NotFoundError(f"the models that '{graph}' calls are not known; give --repository DIR or --lock FILE")
+    return _compile(source, OfflineCatalog(repository), graphs)
+
+
+def _find_graph(graph: str, repository: Path | None, graphs: GraphRepository | None) -> GraphSource:
+    path = Path(graph)
+    if path.is_file():
+        if not is_graph(path):
+            raise NotFoundError(f"'{graph}' is the configuration of a model, not a graph")
+        return graph_source(path)
+    name, _, version = graph.partition("/")
+    found = graphs.find(name, version) if graphs is not None else None
+    if found is not None:
+        return found
+    known = graphs.scan() if graphs is not None else {}
+    if name in known:
+        versions = ", ".join(file.version for file in known[name])
+        raise NotFoundError(f"graph '{name}' has no version '{version}'; it has {versions}")
+    if path.is_dir() and path.name not in known:
+        raise NotFoundError(f"'{graph}' is a folder; give a graph file in it, or the name of a graph")
+    if repository is None:
+        raise NotFoundError(f"'{graph}' is no file; to find a graph by its name, give --repository DIR")
+    raise NotFoundError(f"'{graph}' is no file and no graph of '{repository}'{suggestion(name, known)}")
+
+
+def _compile(source: GraphSource, catalog: OfflineCatalog, graphs: GraphRepository | None) -> GraphPlan:
+    try:
+        return compile_graph(source, catalog, graphs)
+    except GraphError as error:
+        if not catalog.undeclared:
+            broken = [found for diagnostics in catalog.diagnostics.values() for found in diagnostics]
+            raise GraphError([*error.diagnostics, *broken]) from None
+    names = ", ".join(sorted(catalog.undeclared))
+    text = f"inputs or outputs of {names} are not in the configuration; give signatures with --lock FILE"
+    raise GraphError([*check_graph(source, None, graphs), Diagnostic(source.file, 0, 0, text)])

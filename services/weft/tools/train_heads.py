@@ -18,9 +18,7 @@ class HeadRow(NamedTuple):
     """How often one head is right on held-out text; shares from 0 to 1.
 
     Attributes:
-        top_1: Its likeliest token is the text's.
-        top_3: The text's token is among its 3 likeliest.
-        top_5: The same with 5.
+        top_1, top_3, top_5: The text's token is among its 1, 3 or 5 likeliest.
         agreement: Its likeliest token is the model's.
         overlap: Probability that its distribution and the model's share.
     """

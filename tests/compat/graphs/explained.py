@@ -5,19 +5,19 @@ from collections.abc import Iterator
 from tests.compat.graphs.shape import Request
 
 from weft.language import GraphPlan
-from weft.tools.explain.question import RequestTexts, read_question
+from weft.tools.explain.question import read_question
 from weft.tools.explain.render import ExplainedStep, StepOutcome, render_json, render_text
 from weft.tools.explain.tree import explain
 
 
 def explained_calls(plan: GraphPlan, request: Request) -> tuple[set[str], set[str]]:
     """Models that the request may call and those that it calls unless it fails, by the shapes of its inputs alone."""
-    texts = RequestTexts(
+    question = read_question(
+        plan,
         shapes=[(name, ",".join(map(str, array.shape))) for name, array in request.inputs.items()],
         parameters=[(name, str(value)) for name, value in request.parameters.items()],
         outputs=request.outputs,
     )
-    question = read_question(texts, plan)
     root = explain(plan, question)
     assert render_text(root, question.num_rows)
     assert render_json(root, question.num_rows)

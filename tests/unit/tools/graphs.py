@@ -6,7 +6,7 @@ from tests.unit.language.conftest import FOLDER, FakeCatalog, FolderGraphs
 
 from weft.language import GraphPlan, GraphSource
 from weft.router.compile import compile_graph
-from weft.tools.compiled import load_plan
+from weft.tools.offline import load_plan
 
 GOOD = sorted((FOLDER / "good").glob("*.pbtxt"))
 REPOSITORY = Path(__file__).parents[3] / "model_repository"

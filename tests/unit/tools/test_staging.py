@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.tools.staging import stage
+from weft.tools.offline import stage
 
 
 @pytest.fixture

@@ -15,9 +15,7 @@ from weft.capacity.tuning.space import TunedModel
 from weft.jobs.atomic_files import replace_file
 from weft.language.plan import CallPlan, GraphPlan
 from weft.router.repository.serving import steps_of
-from weft.tools.compiled import load_plan
-from weft.tools.offline import BACKENDS, GRAPH_FOLDER, model_folders
-from weft.tools.staging import stage
+from weft.tools.offline import BACKENDS, GRAPH_FOLDER, load_plan, model_folders, stage
 from weft_protos.model_config_pb2 import ModelConfig
 
 #: In a ``model.py`` that calls other models.

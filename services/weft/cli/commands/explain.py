@@ -8,7 +8,7 @@ from weft.base.errors import InvalidArgumentError
 from weft.base.text.argument_types import add, positive
 from weft.cli.arguments import add_graph_arguments, add_json_argument, add_request_arguments, pair
 from weft.cli.plan import plan_or_status
-from weft.tools.explain.question import RequestTexts, read_question
+from weft.tools.explain.question import read_question
 from weft.tools.explain.render import render_json, render_text
 from weft.tools.explain.tree import explain
 
@@ -37,7 +37,8 @@ def run(options: argparse.Namespace) -> int:
     if isinstance(plan, int):
         return plan
     try:
-        texts = RequestTexts(
+        question = read_question(
+            plan,
             inputs=options.input,
             shapes=options.shape,
             parameters=options.param,
@@ -49,7 +50,6 @@ def run(options: argparse.Namespace) -> int:
             priority=options.priority,
             remaining_ms=options.remaining_ms,
         )
-        question = read_question(texts, plan)
     except InvalidArgumentError as error:
         print(f"weft explain: {error.message}", file=sys.stderr)
         return 2

@@ -154,7 +154,6 @@ def _call_of(message: pb.Step) -> tuple[str, int, dict[str, str]]:
 
 
 def _check_target(file: GraphFile, step: StepDefinition, report: GraphReport) -> None:
-    """``model_version`` where the target has none, or another one."""
     message = step.message
     is_idle = bool(message.node and message.model_version)
     report.refuse(file, step.path, [("model_version", is_idle)], "on a node of this file")

@@ -25,10 +25,9 @@ def visible_outputs(
     return VisibleBindings({**unknown, **types}, {name: slots.get(name, -1) for name in names})
 
 
-def visible_inputs(
+def _visible_inputs(
     scope: Scope, index: int, named: Collection[str], certain: Mapping[str, TensorType], *, sees_outputs: bool
 ) -> VisibleBindings:
-    """What a condition sees as ``inputs``: inputs of the node and outputs of the steps before ``index``."""
     types = {name: known for name, known in scope.call.visible.items() if name not in named} | scope.inputs
     hidden: dict[str, str] = {}
     for tensor, producers in scope.names.producers.items():
@@ -46,8 +45,7 @@ def visible_inputs(
     return VisibleBindings({**types, **certain}, slots, hidden)
 
 
-def visible_steps(scope: Scope, index: int, named: Collection[str]) -> VisibleBindings:
-    """What a condition sees as ``steps``: those before ``index``."""
+def _visible_steps(scope: Scope, index: int, named: Collection[str]) -> VisibleBindings:
     types = dict.fromkeys((step.name for step in scope.node.steps[:index]), TensorType.unknown("a step"))
     indexes = {name: scope.names.indexes[name] for name in named if name in scope.names.indexes}
     hidden = {
@@ -168,12 +166,12 @@ class UseBuilder:
         expression, index = scope.names.conditions[path]
         named = {ref.name for ref in expression.references if ref.space == "inputs"}
         asked = {ref.name for ref in expression.references if ref.space == "steps"}
-        visible = {"inputs": visible_inputs(scope, index, named, certain or {}, sees_outputs=outputs is not None)}
+        visible = {"inputs": _visible_inputs(scope, index, named, certain or {}, sees_outputs=outputs is not None)}
         if outputs is not None:
             visible["outputs"] = outputs
         is_of_step = any(path.startswith(f"{step.path}.") for step in scope.node.steps[index : index + 1])
         if is_of_step and scope.node.kind is not None and scope.node.kind.sees_answers:
-            visible["steps"] = visible_steps(scope, index, asked)
+            visible["steps"] = _visible_steps(scope, index, asked)
         for reference in expression.references:
             space, name, at = reference
             known = visible[space].types.get(name) if space in visible else None

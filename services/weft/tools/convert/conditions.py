@@ -71,7 +71,6 @@ class Body:
     is_request: bool = False
 
     def _place(self, path: str) -> JsonPath:
-        """The tensor element that a JSON path names."""
         named = _NAMED.match(path)
         if named:
             rest = path[named.end() :].lstrip(".")
@@ -251,7 +250,6 @@ def _indexes(parts: Iterable[str]) -> tuple[int, ...]:
 
 
 def _literal(text: str, *, is_pattern: bool = False) -> Literal:
-    """Value of a gjson test; without quotes it is a number or else text."""
     try:
         value = json.loads(text)
     except ValueError:

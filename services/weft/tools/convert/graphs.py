@@ -131,7 +131,6 @@ def _objects(source: Source, documents: list[YamlValue]) -> Iterator[YamlValue]:
 
 
 def _kind(document: YamlValue) -> tuple[str, str]:
-    """API group and kind of a document."""
     given = document.entries if document.kind == "mapping" else {}
     version, kind = (given[name].text if name in given else "" for name in ("apiVersion", "kind"))
     return version.partition("/")[0], kind

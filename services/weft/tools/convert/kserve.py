@@ -284,7 +284,6 @@ class _KserveConversion:
                 node.answers.append(i - 1)
 
     def _make_cascade(self, node: DraftNode, starts: list[int]) -> None:
-        """All parts begin with the request: the first answer that does not go on is the node's."""
         conditions = [node.steps[i].proceed for i in starts[1:]]
         ends = [*starts[1:], len(node.steps)]
         node.kind = CASCADE

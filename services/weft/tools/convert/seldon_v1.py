@@ -206,7 +206,6 @@ class _SeldonConversion:
         return steps
 
     def _say_about(self, own: DraftStep, entries: dict[str, YamlValue], calls: list[str], implementation: str) -> None:
-        """What of a unit is not as in Seldon."""
         source, name = self._source, own.name
         origin = self._images.get(name, "") + source.string(entries.get("modelUri"), "modelUri")
         first, of_first = self._origins.setdefault(name, (self._predictor_name, origin))
@@ -308,14 +307,12 @@ class _SeldonConversion:
         return [own, DraftStep(node.name, value, node=node.name, reads=(reads, start))]
 
     def _epsilon(self, given: YamlValue) -> str:
-        """The field of a bandit."""
         epsilon = self._source.number(given, "epsilon")
         if epsilon is not None and not 0 < epsilon <= 1:
             self._source.error(given, f"epsilon is {epsilon:g}; it must be above 0 and at most 1")
         return "" if epsilon is None else f" epsilon: {epsilon:g}"
 
     def _ratio_of_first(self, value: YamlValue, parameters: dict[str, YamlValue], num_children: int) -> float:
-        """Share of the first child of an A/B test."""
         if num_children != 2:
             self._source.error(value, f"RANDOM_ABTEST has 2 children, this one has {num_children}")
         if "ratioA" not in parameters:

@@ -282,7 +282,6 @@ def _outputs(interface: Interface | None) -> dict[str, TensorType] | None:
 
 
 def _own_inputs(steps: list[DraftStep], interfaces: list[Interface]) -> dict[str, TensorType]:
-    """Inputs of a sequence: the tensors that its steps read from outside."""
     return merged(
         {
             name: tensor

@@ -23,30 +23,6 @@ _MAX_ELEMENTS = 1 << 40
 _GET = re.compile(r"""\bget\(\s*(parameters|headers)\s*,\s*["']([^"'\\]+)["']""")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestTexts:
-    """A request as texts.
-
-    Attributes:
-        inputs: Value of an input as JSON, or ``@FILE``, by name.
-        shapes: Shape of an input whose value is not known, ``1,3``, by name.
-        gives, lacks: Optional outputs, ``<step>/<output>``, that the models' answers have, and have not.
-        priority: The request parameter of that name; None: none.
-        remaining_ms: The client's deadline; None: none.
-    """
-
-    inputs: Sequence[tuple[str, str]] = ()
-    shapes: Sequence[tuple[str, str]] = ()
-    parameters: Sequence[tuple[str, str]] = ()
-    headers: Sequence[tuple[str, str]] = ()
-    outputs: Sequence[str] = ()
-    gives: Sequence[str] = ()
-    lacks: Sequence[str] = ()
-    request_id: str = ""
-    priority: int | None = None
-    remaining_ms: float | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class Question:
     """A request as far as it is known.
@@ -68,8 +44,29 @@ class Question:
     gives: Mapping[str, bool] = field(default_factory=dict)
 
 
-def read_question(texts: RequestTexts, plan: GraphPlan) -> Question:
-    """The request that the texts describe.
+def read_question(
+    plan: GraphPlan,
+    *,
+    inputs: Sequence[tuple[str, str]] = (),
+    shapes: Sequence[tuple[str, str]] = (),
+    parameters: Sequence[tuple[str, str]] = (),
+    headers: Sequence[tuple[str, str]] = (),
+    outputs: Sequence[str] = (),
+    gives: Sequence[str] = (),
+    lacks: Sequence[str] = (),
+    request_id: str = "",
+    priority: int | None = None,
+    remaining_ms: float | None = None,
+) -> Question:
+    """A request as texts.
+
+    Args:
+        inputs: Value of an input as JSON, or ``@FILE``, by name.
+        shapes: Shape of an input whose value is not known, ``1,3``, by name.
+        outputs: Those asked for; none means all.
+        gives, lacks: Optional outputs, ``<step>/<output>``, that the models' answers have, and have not.
+        priority: The request parameter of that name.
+        remaining_ms: The client's deadline.
 
     Raises:
         InvalidArgumentError: A name is unknown, or a value does not fit.
@@ -78,9 +75,9 @@ def read_question(texts: RequestTexts, plan: GraphPlan) -> Question:
     signature = plan.signature
     is_batched = signature.max_batch_size > 0
     given: dict[str, WireTensor] = {}
-    for name, text in texts.inputs:
+    for name, text in inputs:
         given[name] = Known(*tensor_from_json(_spec(signature, name), content_of(text)))
-    for name, text in texts.shapes:
+    for name, text in shapes:
         if name in given:
             raise InvalidArgumentError(f"input '{name}' is given twice; a value has a shape already")
         spec = _spec(signature, name)
@@ -88,25 +85,24 @@ def read_question(texts: RequestTexts, plan: GraphPlan) -> Question:
         row, num_rows = (shape[1:], shape[0]) if is_batched else (shape, None)
         given[name] = placeholder(replace(spec, dims=row), num_rows, f"{name} of the request")
     num_rows = _num_rows(given, signature)
-    inputs: dict[str, WireTensor | None] = {}
+    tensors: dict[str, WireTensor | None] = {}
     for spec in signature.inputs:  # nothing is said of one: a required one is there, an optional one is not
         rows, origin = (num_rows or 1) if is_batched else None, f"{spec.name} of the request"
         unknown = None if spec.is_optional else placeholder(spec, rows, origin, is_open=num_rows is None)
-        inputs[spec.name] = given.get(spec.name, unknown)
-    headers = {name.lower(): value for name, value in texts.headers}
-    parameters = {name: parameter_value(value) for name, value in texts.parameters}
-    if texts.priority is not None:
-        parameters["priority"] = texts.priority
-    priority, _ = scheduling_parameters(parameters)
-    scope = RequestScope(parameters, headers, texts.request_id, priority)
+        tensors[spec.name] = given.get(spec.name, unknown)
+    found = {name.lower(): value for name, value in headers}
+    values = {name: parameter_value(value) for name, value in parameters}
+    if priority is not None:
+        values["priority"] = priority
+    scope = RequestScope(values, found, request_id, scheduling_parameters(values)[0])
     return Question(
-        Evaluator(scope, least(texts.remaining_ms, plan.timeout_ms, plan.root.timeout_ms)),
-        inputs,
+        Evaluator(scope, least(remaining_ms, plan.timeout_ms, plan.root.timeout_ms)),
+        tensors,
         num_rows,
-        _outputs(texts.outputs, plan),
-        Routes(plan.root).parse(headers[ROUTE_HEADER]) if ROUTE_HEADER in headers else {},
-        tuple(_hints(plan, [name for name, _ in texts.parameters], headers)),
-        _gives(texts, plan),
+        _outputs(outputs, plan),
+        Routes(plan.root).parse(found[ROUTE_HEADER]) if ROUTE_HEADER in found else {},
+        tuple(_hints(plan, [name for name, _ in parameters], found)),
+        _gives([*((name, True) for name in gives), *((name, False) for name in lacks)], plan),
     )
 
 
@@ -158,7 +154,7 @@ def _outputs(names: Sequence[str], plan: GraphPlan) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _gives(texts: RequestTexts, plan: GraphPlan) -> dict[str, bool]:
+def _gives(given: Sequence[tuple[str, bool]], plan: GraphPlan) -> dict[str, bool]:
     root = plan.root
     paths = {
         f"{step.path.removeprefix(root.path).removeprefix('/')}/{spec.name}": f"{step.path}/{spec.name}"
@@ -169,7 +165,7 @@ def _gives(texts: RequestTexts, plan: GraphPlan) -> dict[str, bool]:
         if spec.is_optional
     }
     found: dict[str, bool] = {}
-    for name, is_given in (*((name, True) for name in texts.gives), *((name, False) for name in texts.lacks)):
+    for name, is_given in given:
         if name not in paths:
             raise InvalidArgumentError(
                 f"no model of graph '{plan.signature.name}' may leave out '{name}'{suggestion(name, paths)}; "

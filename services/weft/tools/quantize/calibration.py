@@ -79,7 +79,6 @@ class TextRows(NamedTuple):
     """Token ids, int64, rows of up to 512.
 
     Attributes:
-        calibration: What a method may look at.
         held_out: What it may not, from the end of the data.
     """
 

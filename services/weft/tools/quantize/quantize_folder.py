@@ -142,7 +142,6 @@ class _Work:
         return self._num_bits / self._num_weights
 
     def write(self, writer: FolderWriter, calibration: list[Tensor]) -> None:
-        """Write all weights, and the configuration."""
         layout, is_nf4 = self._config.weight_parts(), self._method == "nf4"
         with FolderSource.open(self._folder) as source:
             source.check([part for parts in layout.values() for part in parts], self._config.derived_tensors())
@@ -206,7 +205,6 @@ def _stored(source: FolderSource, part: Part) -> Tensor:
 
 
 def _outputs(weight: QuantizedWeight, start: int, end: int) -> QuantizedWeight:
-    """Outputs ``start`` to ``end``."""
     return replace(
         weight,
         codes=weight.codes[:, start:end],

@@ -5,7 +5,7 @@ from typing import Any
 from tests.unit.tools.graphs import compiled, text_graph
 
 from weft.language import GraphPlan
-from weft.tools.explain.question import RequestTexts, read_question
+from weft.tools.explain.question import read_question
 from weft.tools.explain.render import ExplainedStep, StepOutcome
 from weft.tools.explain.tree import explain
 
@@ -14,9 +14,9 @@ SHORT = ("TEXT", '"short"')
 
 
 def explained(plan: GraphPlan | str, **texts: Any) -> ExplainedStep:
-    """The root's entry for a request with these texts, as of ``RequestTexts``."""
+    """The root's entry for a request with these texts, as of ``read_question``."""
     plan = compiled(plan) if isinstance(plan, str) else plan
-    return explain(plan, read_question(RequestTexts(**texts), plan))
+    return explain(plan, read_question(plan, **texts))
 
 
 def find(entry: ExplainedStep, name: str) -> ExplainedStep:

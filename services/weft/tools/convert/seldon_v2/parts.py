@@ -54,7 +54,6 @@ class PipelineParts:
         self._presence: Presence
 
     def _collect(self) -> None:
-        """The joins of the pipeline, and of others those that it needs."""
         found: set[Topic] = set()
         pending = list(self._flow.joins)
         while pending:
@@ -71,7 +70,6 @@ class PipelineParts:
         self._joins = {topic: flow.joins[topic] for flow in flows for topic in flow.joins if topic in found}
 
     def _expect(self, topic: Topic, value: YamlValue) -> None:
-        """Report what another pipeline does not have, or what only its file says."""
         flow = self._flows.get(topic.pipeline)
         if not topic.step or topic.pipeline == self._flow.name:
             return
@@ -117,7 +115,6 @@ class PipelineParts:
         return order
 
     def _interface(self, topic: Topic) -> Interface | None:
-        """Tensors of the model, or of the pipeline in another file, that gives or gets a message."""
         key = topic._replace(side="outputs")
         if key not in self._interfaces:
             known = self._signatures
@@ -159,7 +156,6 @@ class PipelineParts:
         return reached([topic], lambda one: self._topics.get(one.sink, []))
 
     def _readers(self) -> dict[Topic, set[Topic]]:
-        """Answers of steps by what is made of them, directly or through what another step gets."""
         readers: dict[Topic, set[Topic]] = {}
         for sink in self._joins:
             for topic in reached(self._topics[sink], lambda one: self._topics.get(one, [])):

@@ -189,7 +189,6 @@ class PipelineConversion(PipelineParts):
         return [one for one in sets if len(one) == len(several)] if several and join.kind != "inner" else []
 
     def _switch(self, step: DraftStep, sink: Topic, alternatives: list[dict[str, Found]]) -> DraftStep:
-        """The step once for each source that may feed it."""
         presence, node = self._presence, self._node(step.name, SWITCH)
         check(self._source, step.value, node.remarks, _EITHER)
         for chosen in alternatives:
@@ -243,7 +242,6 @@ class PipelineConversion(PipelineParts):
         root.remarks.append(_ROUNDS.format(number=flow.max_revisits))
 
     def _coming_back(self, feedback: Feedback) -> dict[Origin, str]:
-        """Tensors that come back, by the input of the step that takes each."""
         entry, join, source = feedback
         tensors = groups(join.sources)[source] or self._outputs(source)
         given = {name: join.renamed.get((source, name), name) for name in tensors}
@@ -303,7 +301,6 @@ class PipelineConversion(PipelineParts):
         return [topic for topic in calls if topic in inside]
 
     def _needs(self, reader: Topic, topic: Topic) -> bool:
-        """Whether a step cannot run without data of another."""
         join = self._joins.get(reader._replace(side="inputs"))
         sources = groups(join.sources) if join is not None else {}
         return join is not None and topic in sources and (join.kind == "inner" or len(sources) == 1)
@@ -334,7 +331,6 @@ class PipelineConversion(PipelineParts):
         return DraftStep(self._labels[last], self._joins[last.sink].value, node=node.name, after=guards)
 
     def _copies(self, calls: list[Topic]) -> list[DraftStep]:
-        """Steps that the answer does not need, those that read one another as one."""
         parts: list[list[Topic]] = []
         for topic in calls:
             read = {t for t in self._live(topic) if t.side == "outputs"}

@@ -209,7 +209,6 @@ class Presence:
         return any(found.tensor == tensor for topic in self._order if topic != answer for found in self._read(topic))
 
     def _read(self, topic: Topic) -> Iterable[Found]:
-        """Tensors that are data or trigger of a message."""
         for name in self.wanted(topic) if topic.step else self.names(topic):
             yield from self.find(topic, name)
         for reference in self._joins[topic].triggers:
