@@ -76,7 +76,11 @@ class CudaRecorder:
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
                 result = work()
-        return graph.replay, result
+
+        def replay(_inputs: object = work) -> None:  # a graph reads what ``work`` reads by address: it has to stay
+            graph.replay()
+
+        return replay, result
 
 
 _log = logging.getLogger("weft.model.llm")

@@ -217,7 +217,8 @@ class ModelRunner:
             return lambda: _on_host(copy)
 
     def close(self) -> None:
-        """Free what is not memory of torch: the file of the second tier. Nothing may run afterwards."""
+        """Free the file of the second tier, and the cache once the runner is dropped. Nothing may run afterwards."""
+        self._model.forget_cache()
         if self._store is not None:
             self._store.close()
 

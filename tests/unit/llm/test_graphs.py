@@ -1,5 +1,7 @@
 """Decode steps as graphs: which shape, padding, capture and replay; on a GPU replay equals eager."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -125,6 +127,17 @@ def test_a_cache_that_does_not_fit_shrinks_by_few_percent_at_a_time():
     assert "release" == events[-1]
     with pytest.raises(ValueError, match="other"):
         build_shrinking(1000, lambda _: (_ for _ in ()).throw(ValueError("other")), **options)
+
+
+def test_the_cache_of_a_closed_runner_is_freed():
+    """The model, which goes on, keeps nothing of it: a smaller cache is tried where the first did not fit."""
+    runner = runner_of(max_num_seqs=8)
+    hidden_of(runner, decode_plan(2, 1))
+    model, cache = runner._model, weakref.ref(runner.kv)
+    runner.close()
+    del runner
+    gc.collect()
+    assert (torch.float32, None) == (model.dtype, cache())
 
 
 def test_a_copy_to_the_host_on_a_cpu_copies_nothing():

@@ -221,6 +221,10 @@ class TransformerModel:
             self._split = kv, split_layers(kv, self.config.num_kv_heads, self.config.head_dim)
         return self._split[1]
 
+    def forget_cache(self) -> None:
+        """Drop the views of the last cache, so that its memory is freed with it."""
+        self._split = None
+
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Embeddings of tokens, ``[N, hidden_size]``, of type ``dtype``; ``token_ids``: int32 or int64 ``[N]``."""
         rows = torch.nn.functional.embedding(token_ids, self._embedding)
