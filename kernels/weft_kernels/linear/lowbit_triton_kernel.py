@@ -5,15 +5,15 @@ rows compute more than they read: there the weight is written out once, and the 
 
 | rows | product | programs |
 |---|---|---|
-| 1 | sums of elements | columns by parts of the inputs |
-| 2 to 64 | tensor cores, 16, 32 or 64 rows at a time | the same |
+| 1 to 64 | tensor cores, 16, 32 or 64 rows at a time | columns by parts of the inputs |
 | more | weight dequantised, then the vendor's library | - |
 | any, deterministic | tensor cores, 64 rows at a time | the same, by 64 rows |
 
 Parts of the inputs are written side by side and summed by a second kernel, first to last: atomic sums would come in any
 order. How many there are follows from the weight, never from the rows.
 
-Sizes of tiles are those that took least on an H200 for [T, 4096] x [4096, 28672] in bfloat16 (2026-11-27).
+Sizes of tiles are those that took least on an H200 for [T, 4096] x [4096, 28672] in bfloat16 (2026-11-27). A kernel of
+sums of elements for one row took as long as a tile of 16.
 """
 
 import torch
@@ -27,10 +27,10 @@ from weft_kernels.linear.quantized import QuantizedWeight
 from weft_kernels.processors import num_processors
 
 _DOT_DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-_ROW_INNER, _INNER, _MANY_INNER = 32, 64, 128
-_ROW_COLUMNS, _FEW_COLUMNS, _COLUMNS = 256, 128, 64
+_INNER, _MANY_INNER = 64, 128
+_FEW_COLUMNS, _COLUMNS = 128, 64
 _MOST_ROWS = 64
-_PROGRAMS_PER_PROCESSOR, _ROW_PROGRAMS_PER_PROCESSOR = 4, 8
+_PROGRAMS_PER_PROCESSOR = 4
 _MIN_TILES_PER_PART = 2
 _ELEMENTS = 1024
 
@@ -46,8 +46,8 @@ def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, *, de
             whatever ``T`` is.
 
     Returns:
-        Shape ``[T, N]``, dtype and device of ``x``, newly allocated. Accumulated in float32; with more than one row
-        the numbers of the weight are rounded to the type of ``x``.
+        Shape ``[T, N]``, dtype and device of ``x``, newly allocated. Accumulated in float32; the numbers of the weight
+        are rounded to the type of ``x``.
 
     Raises:
         ValueError: A shape, dtype or layout is not as above; the message gives the one got.
@@ -57,10 +57,8 @@ def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, *, de
     if not num_rows:
         return x.new_empty(0, weight.shape[0])
     if num_rows <= _MOST_ROWS or deterministic:
-        is_one_row = num_rows == 1 and not deterministic
-        rows = _MOST_ROWS if deterministic else 1 if is_one_row else max(16, triton.next_power_of_2(num_rows))
-        most = _ROW_INNER if is_one_row else _MANY_INNER if weight.num_bits == 4 and rows > 16 else _INNER
-        inner = inputs_per_tile(weight, most, is_one_group=is_one_row)
+        rows = _MOST_ROWS if deterministic else max(16, triton.next_power_of_2(num_rows))
+        inner = inputs_per_tile(weight, _MANY_INNER if weight.num_bits == 4 and rows > 16 else _INNER)
         if inner:
             return _product(x, weight, bias, rows, inner)
     numbers = dequantize(weight, x.dtype)
@@ -69,10 +67,10 @@ def linear(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None, *, de
     return x @ numbers if bias is None else torch.addmm(bias, x, numbers)
 
 
-def inputs_per_tile(weight: QuantizedWeight, most: int, *, is_one_group: bool) -> int:
-    """Inputs that a program multiplies at a time, a power of two up to ``most``. 0: groups are too odd for that.
+def inputs_per_tile(weight: QuantizedWeight, most: int) -> int:
+    """Inputs that a program multiplies at a time, a power of two up to ``most``, of one group or of several whole ones.
 
-    They are of one group, or of several whole ones unless ``is_one_group``.
+    0: groups are too odd for that.
     """
     least = 32 if weight.num_bits == 4 else 16  # a product on tensor cores has 16 inputs at least
     group, num_inputs = weight.group_size, weight.shape[1]
@@ -81,27 +79,26 @@ def inputs_per_tile(weight: QuantizedWeight, most: int, *, is_one_group: bool) -
     power = group & -group
     if power < least:
         return 0
-    return most if power == group and not is_one_group else min(power, most)
+    return most if power == group else min(power, most)
 
 
-def num_parts(weight: QuantizedWeight, columns_per_tile: int, inner: int, programs_per_processor: int) -> int:
+def num_parts(weight: QuantizedWeight, columns_per_tile: int, inner: int) -> int:
     """Parts of the inputs, so that there are programs for every processor."""
     num_outputs, num_inputs = weight.shape
-    wanted = programs_per_processor * num_processors(weight.device) // triton.cdiv(num_outputs, columns_per_tile)
+    wanted = _PROGRAMS_PER_PROCESSOR * num_processors(weight.device) // triton.cdiv(num_outputs, columns_per_tile)
     return max(1, int(min(wanted, triton.cdiv(num_inputs, inner) // _MIN_TILES_PER_PART)))
 
 
 def _product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, rows: int, inner: int) -> Tensor:
     num_rows = x.shape[0]
     num_outputs, num_inputs = weight.shape
-    columns = _ROW_COLUMNS if rows == 1 else _FEW_COLUMNS if rows == 16 else _COLUMNS
-    parts = num_parts(weight, columns, inner, _ROW_PROGRAMS_PER_PROCESSOR if rows == 1 else _PROGRAMS_PER_PROCESSOR)
+    columns = _FEW_COLUMNS if rows == 16 else _COLUMNS
+    parts = num_parts(weight, columns, inner)
     tiles_per_part = triton.cdiv(triton.cdiv(num_inputs, inner), parts)
     out = x.new_empty(num_rows, num_outputs)
     target = out if parts == 1 else x.new_empty(parts, num_rows, num_outputs, dtype=torch.float32)
-    kernel, stages = (_multiply_row, 3) if rows == 1 else (_multiply, 2 if x.dtype == torch.float32 else 4)
-    sizes = {} if rows == 1 else {"ROW_STRIDE": x.stride(0), "ROWS": rows, "DOT": _dot_dtype(x)}
-    kernel[(triton.cdiv(num_outputs, columns), parts, triton.cdiv(num_rows, rows))](
+    stages = 2 if x.dtype == torch.float32 else 4
+    _multiply[(triton.cdiv(num_outputs, columns), parts, triton.cdiv(num_rows, rows))](
         x,
         weight.codes,
         weight.scales,
@@ -111,17 +108,19 @@ def _product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None, rows: int,
         bias if parts == 1 else None,
         target,
         num_rows,
+        ROW_STRIDE=x.stride(0),
         NUM_COLUMNS=num_outputs,
         NUM_INNER=num_inputs,
         NUM_BITS=weight.num_bits,
         GROUP_SIZE=weight.group_size,
+        ROWS=rows,
         COLUMNS=columns,
         INNER=inner,
         TILES=tiles_per_part,
         STAGES=stages,
+        DOT=_dot_dtype(x),
         num_warps=4,
         num_stages=stages,
-        **sizes,
     )
     if parts > 1:
         num_elements = num_rows * num_outputs
@@ -171,7 +170,12 @@ def _multiply(
     total = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     first = tl.program_id(1) * TILES * INNER
     for start in tl.range(first, tl.minimum(first + TILES * INNER, NUM_INNER), INNER, num_stages=STAGES):
-        codes = _codes(codes_ptr, start, columns, is_column, NUM_COLUMNS, NUM_INNER, PER_BYTE, BYTES)
+        byte = start // PER_BYTE + tl.arange(0, BYTES)
+        codes = tl.load(
+            codes_ptr + byte.to(tl.int64)[:, None] * NUM_COLUMNS + columns[None, :],
+            mask=(byte * PER_BYTE < NUM_INNER)[:, None] & is_column[None, :],
+            other=0,
+        ).to(tl.int32)
         inputs = start + tl.arange(0, INNER)
         is_input = inputs < NUM_INNER
         if permutation_ptr is not None:
@@ -207,88 +211,12 @@ def _multiply(
 
 
 @triton.jit
-def _codes(
-    codes_ptr,
-    start,
-    columns,
-    is_column,
-    NUM_COLUMNS: tl.constexpr,
-    NUM_INNER: tl.constexpr,
-    PER_BYTE: tl.constexpr,
-    BYTES: tl.constexpr,
-):
-    """Bytes of the codes of inputs from ``start`` on, int32 ``[BYTES, COLUMNS]``."""
-    index = start // PER_BYTE + tl.arange(0, BYTES)
-    return tl.load(
-        codes_ptr + index.to(tl.int64)[:, None] * NUM_COLUMNS + columns[None, :],
-        mask=(index * PER_BYTE < NUM_INNER)[:, None] & is_column[None, :],
-        other=0,
-    ).to(tl.int32)
-
-
-@triton.jit
 def _of_each_byte(values, BYTES: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr):
     """A value for each group, ``[GROUPS, COLUMNS]``, for each of their bytes; of one group as it is."""
     if GROUPS > 1:
         values = tl.broadcast_to(values[:, None, :], [GROUPS, BYTES // GROUPS, COLUMNS])
         values = tl.reshape(values, [BYTES, COLUMNS])
     return values
-
-
-@triton.jit(do_not_specialize=["num_rows"])
-def _multiply_row(
-    x_ptr,
-    codes_ptr,
-    scale_ptr,
-    zero_ptr,
-    lookup_ptr,
-    permutation_ptr,
-    bias_ptr,
-    out_ptr,
-    num_rows,
-    NUM_COLUMNS: tl.constexpr,
-    NUM_INNER: tl.constexpr,
-    NUM_BITS: tl.constexpr,
-    GROUP_SIZE: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    INNER: tl.constexpr,
-    TILES: tl.constexpr,
-    STAGES: tl.constexpr,
-):
-    PER_BYTE: tl.constexpr = 8 // NUM_BITS
-    BYTES: tl.constexpr = INNER // PER_BYTE
-    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    is_column = columns < NUM_COLUMNS
-    totals = tl.zeros([BYTES, COLUMNS], dtype=tl.float32)  # summed over the bytes once, at the end
-    first = tl.program_id(1) * TILES * INNER
-    for start in tl.range(first, tl.minimum(first + TILES * INNER, NUM_INNER), INNER, num_stages=STAGES):
-        codes = _codes(codes_ptr, start, columns, is_column, NUM_COLUMNS, NUM_INNER, PER_BYTE, BYTES)
-        inputs = start + tl.arange(0, BYTES) * PER_BYTE
-        scale_row = start // GROUP_SIZE * NUM_COLUMNS + columns
-        scale = tl.load(scale_ptr + scale_row, mask=is_column, other=0.0).to(tl.float32)
-        x = _inputs(x_ptr, inputs, permutation_ptr, NUM_INNER)
-        products = x[:, None] * numbers_of(codes & (2**NUM_BITS - 1), lookup_ptr, NUM_BITS)
-        if NUM_BITS == 4:
-            x_odd = _inputs(x_ptr, inputs + 1, permutation_ptr, NUM_INNER)
-            products += x_odd[:, None] * numbers_of(codes >> 4, lookup_ptr, NUM_BITS)
-            x += x_odd
-        totals += products * scale[None, :]
-        if zero_ptr is not None:
-            zero = tl.load(zero_ptr + scale_row, mask=is_column, other=0.0).to(tl.float32)
-            totals += x[:, None] * ((2 ** (NUM_BITS - 1) - zero) * scale)[None, :]
-    total = tl.sum(totals, 0)
-    if bias_ptr is not None:
-        total += tl.load(bias_ptr + columns, mask=is_column, other=0.0).to(tl.float32)
-    tl.store(out_ptr + tl.program_id(1) * NUM_COLUMNS + columns, total.to(out_ptr.dtype.element_ty), mask=is_column)
-
-
-@triton.jit
-def _inputs(x_ptr, inputs, permutation_ptr, NUM_INNER: tl.constexpr):
-    """Elements of the row, float32; 0 behind the last."""
-    is_input = inputs < NUM_INNER
-    if permutation_ptr is not None:
-        inputs = tl.load(permutation_ptr + inputs, mask=is_input, other=0)
-    return tl.load(x_ptr + inputs, mask=is_input, other=0.0).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["num_elements"])

@@ -36,9 +36,7 @@ class HeadReport(NamedTuple):
     """Result of a training.
 
     Attributes:
-        output: Folder with the heads.
         num_tokens: Tokens of the text that were used.
-        heads: A row for each head, in order.
     """
 
     output: Path
@@ -64,7 +62,6 @@ def train_heads(
         data: UTF-8 text, or a ``.npy`` file with a 1-D array of token ids. Its last tenth is held out.
         output: Gets ``medusa_heads.safetensors`` and ``medusa_heads.json``.
         max_tokens: Of a longer text, what lies beyond is not used.
-        device: ``cpu``, ``cuda`` or ``cuda:N``.
         force: Write over heads that exist.
         on_step: Called after each step of the optimizer with its number from 1 and its loss in nats.
         training: Fields of ``HeadTraining``.

@@ -32,8 +32,8 @@ def write_models(folder: Path, kind: str = "nf4") -> tuple[Path, Path]:
 
 def served(folder: Path, device: str, **fields: Any) -> list[list[int]]:
     """Tokens of twelve prompts of 1 to 40 tokens, submitted together."""
-    config = EngineConfig(**{"device": device, "dtype": "float32", "block_size": 16, "num_blocks": 256} | fields)
-    settings = Settings(config, 1 << 20, has_weights=True)
+    options: dict[str, Any] = {"device": device, "dtype": "float32", "block_size": 16, "num_blocks": 256}
+    settings = Settings(EngineConfig(**options | fields), 1 << 20, has_weights=True)
     engine = load_engine(folder, settings, after_deltas=lambda: None, on_lost=lambda error: None)
     prompts = [[token % 64 for token in prompt] for prompt in random_prompts(12, 1, 40, 1)]
     answers = [Answer(prompt, max_tokens=16) for prompt in prompts]

@@ -18,7 +18,7 @@ from weft.base.observing.logs import get_logger
 from weft.llm.request import Delta, EngineRequest
 from weft.serving.backends.base import Backend, Batch, InstanceContext, ModelContext
 from weft.serving.backends.loading import require
-from weft.serving.backends.python.backend import SWITCH_INTERVAL_S
+from weft.serving.backends.python import SWITCH_INTERVAL_S
 from weft.serving.request.request import STREAMED, InferenceRequest, InferenceResponse, Outcome
 
 _LOG = get_logger("weft.model.llm")
