@@ -1,6 +1,5 @@
 """Cascades: one step after another until an answer is accepted, for the whole request or for each of its rows."""
 
-import asyncio
 import re
 from typing import Any
 
@@ -129,17 +128,6 @@ async def test_a_test_that_cannot_be_evaluated_fails_the_request(field: str) -> 
     expected = f"{INVALID}: g/1: root: row 0: no such key root"
     assert (await outcome(cascade("a b", a=failing), models())).startswith(expected)
     assert (await rows("a b", (1, 2), models(), a=failing)).startswith(expected)
-
-
-async def test_a_cancel_stops_the_cascade(virtual_clock: VirtualClock) -> None:
-    """The answer in hand is not given: nobody listens."""
-    target = models(a=5, b=Late(1, 900))
-    request = asyncio.create_task(make.run(cascade("a b? c"), target))
-    await asyncio.sleep(0.1)
-    request.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await request
-    assert (["a", "b"], 0) == (target.called(), target.num_open)
 
 
 async def rows(

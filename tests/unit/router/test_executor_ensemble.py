@@ -281,22 +281,3 @@ async def test_a_model_that_combines_may_fail_and_have_a_fallback() -> None:
     assert "UNAVAILABLE: g/1: root/judge -> judge@1: gone root{a;b;judge!}" == await outcome(custom(), target)
     refused = await outcome(custom(), models(a=1, b=(2, 3)))
     assert refused.startswith("INTERNAL: g/1: root: CUSTOM: the steps answered tensors that differ")
-
-
-@pytest.mark.parametrize("num_cancels", [1, 2])
-@pytest.mark.parametrize("at_ms", [0, 12, 22])
-@pytest.mark.parametrize("is_race", [False, True])
-async def test_a_cancel_at_any_moment_leaves_nothing(
-    virtual_clock: VirtualClock, at_ms: float, num_cancels: int, is_race: bool
-) -> None:
-    """While members run, race, or are waited for as stragglers, and while the combining model runs."""
-    plan = ensemble("a b", "FIRST") if is_race else custom(quorum=1, straggler_ms=10)
-    target = models(a=Late(1, 500 if is_race else 10), b=Late(1, 500), judge=Late(1, 500))
-    request = asyncio.create_task(make.run(plan, target))
-    await asyncio.sleep(at_ms / 1e3)
-    for _ in range(num_cancels):
-        request.cancel()
-        await asyncio.sleep(0)
-    with pytest.raises(asyncio.CancelledError):
-        await request
-    assert (0, 0) == (target.num_open, make.num_other_tasks())
