@@ -129,6 +129,12 @@ FIRST: dict[str, Any] = {"methods": "FIRST"}
             "UNAVAILABLE: g/1: root: 1 of 2 steps must answer, and cannot any more: a failed: UNAVAILABLE: root/a -> "
             "a@1: gone; b failed: UNAVAILABLE: root/b -> b@1: gone root{a!;b!}",
         ),
+        # Nobody is late without a limit, within it, or when all are needed.
+        *(
+            ("a? b? c?", options, {"a": Late(1, 30), "b": Late(2, 10), "c": Late(4, 20)}, "Y=7 root{a;b;c} 30 ms")
+            for options in ({"quorum": 2}, {"quorum": 2, "straggler_ms": 15}, {"quorum": 3, "straggler_ms": 5})
+        ),
+        ("a? b", {"quorum": 1, "straggler_ms": 5}, {"a": Late(1, 10), "b": Late(2, 12)}, "Y=3 root{a;b} 12 ms"),
         # A hard member is waited for however late, soft ones are not; without a quorum the hard ones make it.
         (
             "a b? c?",
@@ -232,6 +238,17 @@ async def test_members_with_and_without_batching_are_combined() -> None:
     x = make.tensor(1, 2, shape=(1, 2))
     result = await make.run(make.graph(root, max_batch_size=8), FakeTarget(), {"X": x})
     assert x == result.outputs["Y"]
+
+
+@pytest.mark.parametrize("members", ["a? b?", "a b?"])
+async def test_a_defect_is_raised(members: str) -> None:
+    """Only errors that are meant for clients make a member missing."""
+
+    async def break_down(call: InferCall, context: CallContext) -> Mapping[str, WireTensor]:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await make.run(ensemble(members, quorum=1), models(a=break_down, b=1))
 
 
 @pytest.mark.parametrize("method", ["FIRST", "SUM"])
