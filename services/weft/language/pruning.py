@@ -87,7 +87,6 @@ def pruned(plan: AnyPlan, live: Collection[int]) -> AnyPlan:
 
 
 def _producers(plan: NodePlan) -> dict[int, int]:
-    """Slot -> index of the step that fills it."""
     producers = {binding.slot: index for index, step in enumerate(plan.steps) for binding in step.outputs}
     return producers | {step.ok_slot: index for index, step in enumerate(plan.steps) if step.ok_slot >= 0}
 

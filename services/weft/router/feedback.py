@@ -29,6 +29,8 @@ Response = TypeVar("Response")
 def _answering(
     rpc: Callable[["GraphServicer", Request, Context], Awaitable[Response]],
 ) -> Callable[["GraphServicer", Request, Context], Awaitable[Response]]:
+    """The RPC, ended with the status of whatever it raises."""
+
     @wraps(rpc)
     async def answer(self: "GraphServicer", request: Request, context: Context) -> Response:
         try:
@@ -41,7 +43,11 @@ def _answering(
 
 
 class GraphServicer:
-    """Answers ``weft.graph.GraphService``."""
+    """Answers ``weft.graph.GraphService``.
+
+    Args:
+        siblings: Gives feedback for a request that this router does not know to those that may; None: there are none.
+    """
 
     def __init__(
         self, graphs: GraphTable, bandits: BanditStore, catalog: TargetCatalog, siblings: Siblings | None = None

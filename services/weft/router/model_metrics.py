@@ -28,11 +28,7 @@ _log = get_logger("weft.router")
 
 
 class MetricsSource(NamedTuple):
-    """Where a service has its metrics.
-
-    Attributes:
-        service: What its samples have as the label ``service``; "" is no such label.
-    """
+    """Where a service has its metrics."""
 
     url: str
     service: str = ""

@@ -24,7 +24,7 @@ from weft.router.operators.sequence import LoopPlan
 from weft.router.policies import POLICIES
 from weft.router.repository.config import config_of_signature
 from weft.router.runtime import Runtime
-from weft.router.serving.model import ModelInference
+from weft.router.serving import ModelInference
 from weft.router.target import TargetModel
 
 
