@@ -1,192 +1,199 @@
-"""Cascades: one step after another until an answer is accepted."""
+"""Cascades: one step after another until an answer is accepted, for the whole request or for each of its rows."""
 
-import asyncio
-from collections.abc import Mapping
+import re
 from typing import Any
 
 import pytest
 from tests.unit.router import make
 from tests.unit.router.fake_condition import FakeCondition
-from tests.unit.router.fake_target import FakeTarget, answering, failing
+from tests.unit.router.fake_target import FakeTarget
+from tests.unit.router.outcomes import GONE, Late, models, outcome
+from tests.unit.router.row_plans import adding, column, per_row, values_of
 from tests.unit.router.virtual_clock import VirtualClock
 
-from weft.base.core import CallContext, InferCall
-from weft.base.errors import InvalidArgumentError, WeftError
-from weft.base.tensors import WireTensor, decode
+from weft.base.errors import InvalidArgumentError
 from weft.language.plan import GraphPlan
 from weft.router.operators.cascade import CascadePlan
 
-SOFT: dict[str, Any] = {"is_soft": True}
+LATE, INVALID = "DEADLINE_EXCEEDED", "INVALID_ARGUMENT"
+NO_ANSWER = "g/1: root/b -> b@1: no answer of 'b' in 100 ms"
+TOO_LITTLE = (
+    "less time is left than 'min_remaining_ms' of its steps asks for; give the request more time, or a step without "
+    "that limit"
+)
 
 
-def at_least(limit: float) -> Any:
-    return FakeCondition(lambda r, values: bool(values["Y"][0] >= limit), names=("Y",), source=f"Y >= {limit}")
+def reading(name: str, function: Any, source: str = "condition") -> FakeCondition:
+    return FakeCondition(lambda r, values: function(values[name]), names=(name,), source=source)
 
 
-def cascade(steps: Mapping[str, dict[str, Any]], **options: Any) -> GraphPlan:
-    """Steps that call the models named like them; all but the last accept 10 and more."""
-    last = list(steps)[-1]
-    made = [
-        make.step(n, n, {"IN": "X"}, {"OUT": "Y"}, **({} if n == last else {"accept": at_least(10)}) | how)
-        for n, how in steps.items()
-    ]
-    return make.graph(make.node("root", CascadePlan, made, inputs=["X"], outputs=["Y"], **options))
+def steps_of(text: str) -> dict[str, dict[str, Any]]:
+    """All but the last accept 10 and more.
+
+    ``a?`` is soft, ``a-`` has a false ``when``, ``a%`` one for even X, ``c@a`` one for an answer of a;
+    ``a<50`` needs 50 ms.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name, how in re.findall(r"(\w)(\S*)", text):
+        more: dict[str, Any] = {"accept": reading("Y", lambda y: bool(y.item() >= 10))}
+        if "?" in how:
+            more["is_soft"] = True
+        if "-" in how:
+            more["when"] = FakeCondition(lambda r, f: False, source="tier")
+        if "%" in how:
+            more["when"] = reading("X", lambda x: x.item() % 2 == 0)
+        if limit := re.search(r"<(\d+)", how):
+            more["min_remaining_ms"] = int(limit[1])
+        if other := re.search(r"@(\w)", how):
+            more["when"] = reading(f"steps.{other[1]}.ok", lambda ok: ok is not None)
+        found[name] = more
+    del found[name]["accept"]
+    return found
 
 
-async def path_and_answer(plan: GraphPlan, target: FakeTarget, **options: Any) -> tuple[str, float]:
-    context = make.context(**options)
-    result = await make.run(plan, target, context=context)
-    [(_, path)] = context.trailing_metadata
-    return path, decode(result.outputs["Y"]).item()
+def cascade(text: str, **changes: dict[str, Any]) -> GraphPlan:
+    steps = {name: how | changes.get(name, {}) for name, how in steps_of(text).items()}
+    made = [make.step(name, name, {"IN": "X"}, {"OUT": "Y"}, **how) for name, how in steps.items()]
+    return make.graph(make.node("root", CascadePlan, made, inputs=["X"], outputs=["Y"]))
 
 
 @pytest.mark.parametrize(
-    ("answers", "path", "value"),
+    ("steps", "answers", "expected"),
     [
-        ((12, 20, 30), "root<a>", 12.0),
-        ((5, 20, 30), "root<a;b>", 20.0),
-        ((5, 6, 30), "root<a;b;c>", 30.0),
-        ((5, 6, 1), "root<a;b;c>", 1.0),  # the last answer counts as it is
+        # The first accepted answer wins, and no step runs after it; the last answer counts as it is.
+        ("a b c", {"a": 12}, "Y=12 root<a>"),
+        ("a b c", {"a": 5, "b": 20}, "Y=20 root<a;b>"),
+        ("a b c", {"a": 5, "b": 6, "c": 30}, "Y=30 root<a;b;c>"),
+        ("a b c", {"a": 5, "b": 6, "c": 1}, "Y=1 root<a;b;c>"),
+        # A soft step that fails passes on, also where nothing is left but an answer that was not accepted.
+        ("a b? c", {"a": 5, "b": GONE, "c": 30}, "Y=30 root<a;b!;c>"),
+        ("a b?", {"a": 5, "b": GONE}, "Y=5 root<a;b!>"),
+        # A hard step that fails, or runs out of time, fails the node, though there is an answer.
+        ("a b c", {"a": 5, "b": "ABORTED"}, "ABORTED: g/1: root/b -> b@1: gone root<a;b!>"),
+        (
+            "a b",
+            {"a": 5, "b": Late(30, 900)},
+            f"{LATE}: {NO_ANSWER} root<a;b!> 100 ms",
+        ),
+        # With an answer in hand a soft step that runs into the deadline of the request is left out.
+        ("a b? c", {"a": 5, "b": Late(30, 900)}, "Y=5 root<a;b!> 100 ms"),
+        ("b? c", {"b": Late(30, 900)}, f"{LATE}: {NO_ANSWER} root<b!> 100 ms"),
+        # A false `when` passes the step over; a step knows which ones before it answered, accepted or not.
+        ("a- b", {"b": 20}, "Y=20 root<b>"),
+        ("a? b c@a d@b", {"a": GONE, "b": 1, "d": 4}, "Y=4 root<a!;b;d>"),
+        # A step is passed over when too little time is left.
+        ("a b<50", {"a": Late(5, 60), "b": 30}, "Y=5 root<a> 60 ms"),
+        ("a b<50", {"a": Late(5, 40), "b": 30}, "Y=30 root<a;b> 40 ms"),
+        # Without any answer an error of a step goes before lack of time, and that before a false `when`.
+        ("a? b?", {"a": GONE, "b": "ABORTED"}, "ABORTED: g/1: root/b -> b@1: gone root<a!;b!>"),
+        ("a? b?<500", {"a": GONE}, "UNAVAILABLE: g/1: root/a -> a@1: gone root<a!>"),
+        ("a- b?", {"b": "ABORTED"}, "ABORTED: g/1: root/b -> b@1: gone root<b!>"),
+        ("a<500 b<101", {}, f"{LATE}: g/1: root: cascade 'root' has no answer: {TOO_LITTLE} root"),
+        ("a- b<101", {}, f"{LATE}: g/1: root: cascade 'root' has no answer: {TOO_LITTLE} root"),
+        (
+            "a- b-",
+            {},
+            f"{INVALID}: g/1: root: no step of cascade 'root' is for this request: no 'when' holds of 'a' 'tier', 'b' "
+            "'tier' root",
+        ),
     ],
 )
-async def test_the_first_accepted_answer_wins(answers: tuple[float, ...], path: str, value: float) -> None:
-    """No step runs after it."""
-    target = FakeTarget(**{name: answering(answer) for name, answer in zip("abc", answers, strict=True)})
-    assert (path, value) == await path_and_answer(cascade({"a": {}, "b": {}, "c": {}}), target)
+async def test_a_cascade_answers(
+    virtual_clock: VirtualClock, steps: str, answers: dict[str, Any], expected: str
+) -> None:
+    """Within 100 ms, as its tests and the dependencies of its steps say."""
+    assert expected == await outcome(cascade(steps), models(**answers), timeout_ms=100)
 
 
-async def test_a_soft_step_that_fails_passes_on() -> None:
-    """Whether the step after it answers, or nothing is left but an answer that was not accepted."""
-    target = FakeTarget(a=answering(5), b=failing(), c=answering(30))
-    assert ("root<a;b!;c>", 30.0) == await path_and_answer(cascade({"a": {}, "b": SOFT, "c": {}}), target)
-    target = FakeTarget(a=answering(5), b=failing())
-    assert ("root<a;b!>", 5.0) == await path_and_answer(cascade({"a": {}, "b": SOFT}), target)
-
-
-async def test_a_hard_step_that_fails_fails_the_node() -> None:
-    """Though there is an answer."""
-    target = FakeTarget(a=answering(5), b=failing("ABORTED"))
-    with pytest.raises(WeftError, match=r"^g/1: root/b -> b@1: gone$") as caught:
-        await make.run(cascade({"a": {}, "b": {}, "c": {}}), target)
-    assert "ABORTED" == caught.value.code
-    assert ["a", "b"] == target.called()
-
-
-async def test_a_hard_step_that_runs_out_of_time_fails_the_node(virtual_clock: VirtualClock) -> None:
-    """Though there is an answer; a soft one would be left out."""
-    target = FakeTarget(a=answering(5), b=answering(30, after_ms=900))
-    with pytest.raises(WeftError) as caught:
-        await make.run(cascade({"a": {}, "b": {}}), target, context=make.context(timeout_ms=50))
-    assert "DEADLINE_EXCEEDED" == caught.value.code
+async def test_without_a_deadline_there_is_time() -> None:
+    """`min_remaining_ms` counts where the request has a deadline."""
+    assert "Y=30 root<a;b>" == await outcome(cascade("a b<50"), models(a=5, b=30))
 
 
 async def test_the_latest_answer_is_the_best() -> None:
     """Not the first, and not a mixture of both: every output is of the same step."""
-    steps = [
-        make.step("a", "a", {"IN": "X"}, {"O": "Y", "P": "Z"}, accept=at_least(10)),
-        make.step("b", "b", {"IN": "X"}, {"O": "Y", "P": "Z"}, accept=at_least(10)),
-        make.step("c", "c", {"IN": "X"}, {"O": "Y", "P": "Z"}, is_soft=True),
-    ]
+    steps = [make.step(n, n, {"IN": "X"}, {"O": "Y", "P": "Z"}, **how) for n, how in steps_of("a b c?").items()]
     plan = make.graph(make.node("root", CascadePlan, steps, inputs=["X"], outputs=["Y", "Z"]))
-    target = FakeTarget(a=answering(5), b=answering(6), c=failing())
-    assert {"Y": make.tensor(6.0), "Z": make.tensor(6.0)} == (await make.run(plan, target)).outputs
-
-
-async def test_a_false_when_passes_the_step_over() -> None:
-    """It does not run, and is not in the path."""
-    never = {"when": FakeCondition(lambda r, f: False)}
-    target = FakeTarget(b=answering(20))
-    assert ("root<b>", 20.0) == await path_and_answer(cascade({"a": never, "b": {}}), target)
-
-
-async def test_a_step_knows_which_ones_before_it_answered() -> None:
-    """`steps.<name>.ok` of a step that failed softly is false, of one whose answer was not accepted true."""
-    ok_a, ok_b = (
-        FakeCondition(lambda r, values, name=name: values[name] is not None, names=(name,))
-        for name in ("steps.a.ok", "steps.b.ok")
-    )
-    steps = {"a": SOFT, "b": {}, "c": {"when": ok_a}, "d": {"when": ok_b}}
-    target = FakeTarget(a=failing(), b=answering(1), d=answering(4))
-    assert ("root<a!;b;d>", 4.0) == await path_and_answer(cascade(steps), target)
-
-
-async def test_a_step_is_passed_over_when_too_little_time_is_left(virtual_clock: VirtualClock) -> None:
-    """100 ms less 60 is less than 50; the answer in hand is given."""
-    plan = cascade({"a": {}, "b": {"min_remaining_ms": 50}})
-    target = FakeTarget(a=answering(5, after_ms=60), b=answering(30))
-    assert ("root<a>", 5.0) == await path_and_answer(plan, target, timeout_ms=100)
-    assert ("root<a;b>", 30.0) == await path_and_answer(plan, target, timeout_ms=110)
-    assert ("root<a;b>", 30.0) == await path_and_answer(plan, target)
-
-
-@pytest.mark.parametrize(
-    ("steps", "code", "message"),
-    [
-        ({"a": SOFT, "b": SOFT}, "ABORTED", r"^g/1: root/b -> b@1: second$"),
-        ({"a": SOFT, "b": SOFT | {"min_remaining_ms": 500}}, "UNAVAILABLE", r"^g/1: root/a -> a@1: gone$"),
-        ({"a": "never", "b": SOFT}, "ABORTED", r"root/b -> b@1: second$"),
-        (
-            {"a": {"min_remaining_ms": 500}, "b": {"min_remaining_ms": 101}},
-            "DEADLINE_EXCEEDED",
-            r"^g/1: root: cascade 'root' has no answer: less time is left than 'min_remaining_ms' of its steps asks",
-        ),
-        ({"a": "never", "b": {"min_remaining_ms": 101}}, "DEADLINE_EXCEEDED", "less time is left"),
-        (
-            {"a": "never", "b": "never"},
-            "INVALID_ARGUMENT",
-            r"^g/1: root: no step of cascade 'root' is for this request: no 'when' holds of 'a' 'tier', 'b' 'tier'$",
-        ),
-    ],
-)
-async def test_without_any_answer_the_last_cause_is_the_error(
-    virtual_clock: VirtualClock, steps: dict[str, Any], code: str, message: str
-) -> None:
-    """An error of a step before lack of time before a false `when`."""
-    never = {"when": FakeCondition(lambda r, f: False, source="tier")}
-    plan = cascade({name: never if how == "never" else how for name, how in steps.items()})
-    target = FakeTarget(a=failing(), b=failing("ABORTED", "second"))
-    with pytest.raises(WeftError, match=message) as caught:
-        await make.run(plan, target, context=make.context(timeout_ms=100))
-    assert code == caught.value.code
-
-
-async def test_with_an_answer_in_hand_the_end_of_all_time_is_no_error(virtual_clock: VirtualClock) -> None:
-    """The soft step ran into the deadline of the request; without an answer that is the error."""
-    target = FakeTarget(a=answering(5), b=answering(30, after_ms=900), c=answering(40))
-    plan = cascade({"a": {}, "b": SOFT, "c": {}})
-    assert ("root<a;b!>", 5.0) == await path_and_answer(plan, target, timeout_ms=50)
-    assert 50.0 == virtual_clock.elapsed_ms()
-    with pytest.raises(WeftError) as caught:
-        await make.run(cascade({"b": SOFT, "c": {}}), target, context=make.context(timeout_ms=50))
-    assert "DEADLINE_EXCEEDED" == caught.value.code
+    assert "Y=6 Z=6 root<a;b;c!>" == await outcome(plan, models(a=5, b=6, c=GONE))
 
 
 @pytest.mark.parametrize("field", ["when", "accept"])
 async def test_a_test_that_cannot_be_evaluated_fails_the_request(field: str) -> None:
-    """A soft step makes no difference."""
+    """A soft step makes no difference; of a row the condition's own message names it."""
 
     def fail(request: Any, frame: Any) -> Any:
-        raise InvalidArgumentError("no such key")
+        raise InvalidArgumentError("row 0: no such key")
 
-    plan = cascade({"a": SOFT | {field: FakeCondition(fail)}, "b": {}})
-    with pytest.raises(InvalidArgumentError, match=r"^g/1: root: no such key$"):
-        await make.run(plan, FakeTarget())
+    failing = {field: FakeCondition(fail, names=("X",)), "is_soft": True}
+    expected = f"{INVALID}: g/1: root: row 0: no such key root"
+    assert (await outcome(cascade("a b", a=failing), models())).startswith(expected)
+    assert (await rows("a b", (1, 2), models(), a=failing)).startswith(expected)
 
 
-async def test_a_cancel_stops_the_cascade() -> None:
-    """The answer in hand is not given: nobody listens."""
-    is_called = asyncio.Event()
+async def rows(
+    text: str, given: tuple[float, ...], target: FakeTarget, timeout_ms: float | None = None, **changes: Any
+) -> str:
+    """What becomes of some rows, each of which goes its own way."""
+    steps = {name: how | changes.get(name, {}) for name, how in steps_of(text).items()}
+    return await outcome(per_row(CascadePlan, steps), target, inputs={"X": column(*given)}, timeout_ms=timeout_ms)
 
-    async def hang(call: InferCall, context: CallContext) -> Mapping[str, WireTensor]:
-        is_called.set()
-        await asyncio.Event().wait()
-        return {}
 
-    target = FakeTarget(a=answering(5), b=hang)
-    request = asyncio.create_task(make.run(cascade({"a": {}, "b": SOFT, "c": {}}), target))
-    await is_called.wait()
-    request.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await request
-    assert ["a", "b"] == target.called()
-    assert 0 == target.num_open
+@pytest.mark.parametrize(
+    ("steps", "given", "answers", "expected"),
+    [
+        # Each step gets the rows that are not accepted; the answers come back in order.
+        ("a b c", (1, 5, 3, 9, 2), {"a": 5, "b": 7, "c": 100}, "Y=101,10,10,14,102 root<a#5;b#3;c#2>"),
+        # Rows that a step is not for wait for the next one.
+        ("a% b", (1, 2, 3, 4), {"a": 20, "b": 30}, "Y=31,22,33,24 root<a#2;b#2>"),
+        # The latest answer of each row counts: row 0 is answered by a alone, row 1 by b too.
+        ("a b% c?", (1, 2, 30), {"a": 1, "b": 2, "c": GONE}, "Y=2,4,31 root<a#3;b#1;c#2!>"),
+        # Whether a step answered is asked by row.
+        ("a% b@a c", (1, 2, 3, 4), {"a": 1, "b": 20, "c": 300}, "Y=301,22,303,24 root<a#2;b#2;c#2>"),
+        # A row that ends without any answer fails the request, though the others have theirs.
+        ("a? b%", (2, 3), {"a": "ABORTED"}, "ABORTED: g/1: root/a -> a@1: gone; so row 1 has no answer root<a#2!;b#1>"),
+        (
+            "a%",
+            (2, 3),
+            {},
+            f"{INVALID}: g/1: root: no step of cascade 'root' is for this request for row 1: no 'when' holds of 'a' "
+            "'condition' root<a#1>",
+        ),
+        # Too little time counts by row: rows with an answer keep it.
+        ("a b<50", (1, 2), {"a": Late(1, 60), "b": 30}, "Y=2,3 root<a#2> 60 ms"),
+        (
+            "a% b<50",
+            (1, 2),
+            {"a": Late(1, 60)},
+            f"{LATE}: g/1: root: cascade 'root' has no answer for row 0: {TOO_LITTLE} root<a#1> 60 ms",
+        ),
+        # With an answer for every row the end of all time is no error; a row without one makes it an error.
+        ("a b?", (1, 2), {"a": 1, "b": Late(30, 900)}, "Y=2,3 root<a#2;b#2!> 100 ms"),
+        (
+            "a% b?",
+            (1, 2),
+            {"a": 1, "b": Late(30, 900)},
+            f"{LATE}: {NO_ANSWER} root<a#1;b#2!> 100 ms",
+        ),
+    ],
+)
+async def test_each_row_goes_its_own_way(
+    virtual_clock: VirtualClock, steps: str, given: tuple[float, ...], answers: dict[str, Any], expected: str
+) -> None:
+    """As if it were a request of its own; models add to what they get."""
+    target = models(**{name: one if isinstance(one, str) else adding(one) for name, one in answers.items()})
+    assert expected == await rows(steps, given, target, timeout_ms=100)
+
+
+async def test_rows_stay_in_order_though_they_were_tested_in_groups() -> None:
+    """The test reads what differs from row to row, and holds for all but one."""
+    small = FakeCondition(lambda r, values: values["X"].item() < 6, names=("steps.a.ok", "X"))
+    target = models(a=adding(1), b=adding(20))
+    assert "Y=21,22,7,23 root<a#2;b#3>" == await rows("a% b", (1, 2, 6, 3), target, b={"when": small})
+    assert [1.0, 2.0, 3.0] == values_of(target.calls[1].inputs["IN"])
+
+
+async def test_when_all_rows_are_accepted_nothing_is_copied() -> None:
+    """The answer is the step's own."""
+    x, target = column(10, 20), models()
+    result = await make.run(per_row(CascadePlan, steps_of("a b")), target, {"X": x})
+    assert (["a"], True) == (target.called(), result.outputs["Y"].data is x.data)

@@ -123,25 +123,6 @@ async def test_the_first_failure_cancels_the_siblings() -> None:
     assert [("x-graph-path", "root.a;b~;c!")] == context.trailing_metadata
 
 
-async def test_cancelling_the_request_cancels_every_call_in_flight() -> None:
-    """Both parallel calls see the cancel; no task is left."""
-    both = asyncio.Barrier(3)
-
-    async def wait_for_ever(call: InferCall, context: CallContext) -> Mapping[str, WireTensor]:
-        await both.wait()
-        await asyncio.Event().wait()
-        return {}
-
-    target = FakeTarget(mb=wait_for_ever, mc=wait_for_ever)
-    request = asyncio.create_task(make.run(diamond(), target))
-    await both.wait()
-    request.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await request
-    assert ["mb", "mc"] == sorted(target.cancelled)
-    assert make.num_other_tasks() == 0
-
-
 async def test_cancelling_a_lone_step_reaches_its_call() -> None:
     """A cancel passes through a step that is awaited inline, and the path says where it came."""
     is_called = asyncio.Event()

@@ -7,7 +7,7 @@ import pytest
 from tests.unit.router.virtual_clock import VirtualClock
 
 from weft.base.errors import DeadlineExceededError, UnavailableError
-from weft.router.tasks import Fork, Quorum, Race
+from weft.router.tasks import Fork, Quorum
 
 
 async def value(result: int) -> int:
@@ -90,51 +90,6 @@ async def test_errors_after_the_first_are_seen_and_dropped() -> None:
         await fork.join()
 
 
-async def test_a_race_is_won_by_the_first_success() -> None:
-    """Failures before it do not count, nor do tasks that end without success; the rest is cancelled."""
-    race = Race(KeyError)
-    race.start(fail(ValueError("early")))
-    race.start(value(0))
-    race.start(value(1))
-    race.start(asyncio.Event().wait())
-    await race.join()
-    assert 2 == race.winner
-    assert 0 == num_other_tasks()
-
-
-async def test_a_race_that_all_lose_raises_the_error_of_the_first_started() -> None:
-    """Whichever failed first."""
-    race = Race(KeyError)
-
-    async def late() -> int:
-        await asyncio.sleep(0)
-        raise ValueError("declared first")
-
-    race.start(late())
-    race.start(fail(ValueError("declared second")))
-    with pytest.raises(ValueError, match="declared first"):
-        await race.join()
-
-
-async def test_a_race_without_success_and_without_error_has_no_winner() -> None:
-    """Every task was allowed to fail."""
-    race = Race(KeyError)
-    race.start(value(0))
-    race.start(value(0))
-    await race.join()
-    assert -1 == race.winner
-
-
-async def test_a_fatal_error_ends_a_race() -> None:
-    """The others might still succeed, and are cancelled."""
-    race = Race(KeyError)
-    race.start(asyncio.Event().wait())
-    race.start(fail(KeyError("fatal")))
-    with pytest.raises(KeyError, match="fatal"):
-        await race.join()
-    assert 0 == num_other_tasks()
-
-
 def quorum(needed: int, kinds: str, straggler_ms: float | None = None, *, waits_for_hard: bool = False) -> Quorum:
     """A quorum of tasks that are hard (h) or soft (s)."""
     straggler_s = None if straggler_ms is None else straggler_ms / 1e3
@@ -153,55 +108,6 @@ async def joined(fork: Quorum, *coroutines: Any) -> list[int]:
     await fork.join()
     assert 0 == num_other_tasks()
     return fork.answered
-
-
-@pytest.mark.parametrize(
-    ("needed", "kinds", "straggler_ms", "delays_ms", "answered", "elapsed_ms"),
-    [
-        (2, "sss", None, (30, 10, 20), [1, 2, 0], 30),  # without a limit all are waited for
-        (2, "sss", 5, (30, 10, 20), [1, 2], 25),  # the wait starts with the second success
-        (2, "sss", 15, (30, 10, 20), [1, 2, 0], 30),  # nobody is late
-        (1, "shs", 5, (30, 40, 10), [2, 1], 40),  # a hard task is waited for, soft ones in the meantime not
-        (1, "sh", 5, (10, 12), [0, 1], 12),  # a late hard task is not late
-        (3, "sss", 5, (30, 10, 20), [1, 2, 0], 30),  # the wait starts when all is over
-    ],
-)
-async def test_late_soft_tasks_are_cancelled(
-    virtual_clock: VirtualClock,
-    needed: int,
-    kinds: str,
-    straggler_ms: float | None,
-    delays_ms: tuple[int, ...],
-    answered: list[int],
-    elapsed_ms: float,
-) -> None:
-    """The wait is counted from the success that makes the quorum."""
-    fork = quorum(needed, kinds, straggler_ms)
-    assert answered == await joined(fork, *(after(delay_ms) for delay_ms in delays_ms))
-    assert elapsed_ms == virtual_clock.elapsed_ms()
-
-
-async def test_without_a_number_the_wait_starts_when_the_hard_tasks_have_ended(virtual_clock: VirtualClock) -> None:
-    """A success of a soft task before that starts nothing."""
-    fork = quorum(1, "ssh", 5, waits_for_hard=True)
-    assert [0, 2] == await joined(fork, after(1), after(60), after(20))
-    assert 25.0 == virtual_clock.elapsed_ms()
-
-
-async def test_a_quorum_out_of_reach_is_over_at_once(virtual_clock: VirtualClock) -> None:
-    """Two of three have ended without success, so two cannot succeed any more; the third is cancelled."""
-    fork = quorum(2, "sss")
-    assert [] == await joined(fork, after(5, 0), after(1, 0), after(1_000))
-    assert not fork.is_reached
-    assert 5.0 == virtual_clock.elapsed_ms()
-
-
-async def test_an_error_of_a_hard_task_cancels_the_others(virtual_clock: VirtualClock) -> None:
-    """However many have succeeded."""
-    with pytest.raises(UnavailableError):
-        await joined(quorum(1, "shs"), value(1), fail(UnavailableError("gone")), after(1_000))
-    assert 0 == num_other_tasks()
-    assert 0.0 == virtual_clock.elapsed_ms()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Sequences that run again while a condition holds."""
 
-import asyncio
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -108,25 +107,6 @@ async def test_a_failure_ends_the_loop() -> None:
     with pytest.raises(RemoteError, match="root/double -> double@1: gone"):
         await make.run(loop(FakeCondition(lambda r, f: True)), calculator(double=fails_second), context=context)
     assert [("x-graph-path", "root.double;add;double!")] == context.trailing_metadata
-
-
-async def test_a_cancel_ends_the_loop() -> None:
-    """Nothing is called after it."""
-    is_called = asyncio.Event()
-
-    async def hang(call: InferCall, context: CallContext) -> Mapping[str, WireTensor]:
-        is_called.set()
-        await asyncio.Event().wait()
-        return {}
-
-    target = calculator(double=in_turn(answering(1.0), hang))
-    request = asyncio.create_task(make.run(loop(FakeCondition(lambda r, f: True)), target))
-    await is_called.wait()
-    request.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await request
-    assert ["double", "add", "double"] == target.called()
-    assert 0 == make.num_other_tasks()
 
 
 async def test_a_loop_that_is_pruned_still_loops() -> None:

@@ -163,18 +163,6 @@ async def test_a_deadline_reaches_every_chunk(virtual_clock: VirtualClock) -> No
     assert 50_000_000 == virtual_clock() - start_ns
 
 
-@pytest.mark.parametrize("turns", range(12))
-async def test_a_cancel_at_any_turn_leaves_nothing(turns: int) -> None:
-    """No call and no task."""
-    target = Target()
-    work = asyncio.create_task(outputs(compiled(READ % ('model_name: "sum@1"', "max_inflight: 3")), target, lists(9)))
-    for _ in range(turns):
-        await asyncio.sleep(0)
-    work.cancel()
-    await asyncio.gather(work, return_exceptions=True)
-    assert (0, 0) == (target.num_open, make.num_other_tasks())
-
-
 def test_it_is_drawn() -> None:
     """From its description: what it is over, how many at once, and what becomes of the answers."""
     collect = 'max_rows: 9 collect { output: "R" method: LIST }'

@@ -8,19 +8,18 @@ from typing import Any
 import pytest
 from tests.unit.router import make
 from tests.unit.router.fake_condition import FakeCondition
-from tests.unit.router.fake_target import FakeTarget, answering, failing, in_turn
+from tests.unit.router.fake_target import answering, failing, in_turn
+from tests.unit.router.outcomes import GONE, models, outcome
 from tests.unit.router.virtual_clock import VirtualClock
 
-from weft.base.core import CallContext
 from weft.base.errors import RemoteError
-from weft.language.plan import GraphPlan
+from weft.language.plan import GraphPlan, NodePlan
 from weft.router.executor import GraphExecutor
 from weft.router.operators.sequence import SequencePlan
 from weft.router.policies.retry import RetryPlan
 from weft.router.runtime import Runtime
 from weft.router.target import RetryBudget
 
-SEQUENCE = SequencePlan
 pytestmark = pytest.mark.usefixtures("virtual_clock")
 
 
@@ -28,9 +27,10 @@ def retry(attempts: int = 2, backoff_ms: int = 0, codes: tuple[str, ...] = ("UNA
     return RetryPlan(attempts, backoff_ms, frozenset(codes), 20.0)
 
 
-def one(plan: RetryPlan, **options: Any) -> GraphPlan:
-    steps = [make.step("a", "m", {"IN": "X"}, {"OUT": "Y"}, retry=plan, **options)]
-    return make.graph(make.node("root", SEQUENCE, steps, inputs=["X"], outputs=["Y"]))
+def one(plan: RetryPlan, action: "str | NodePlan" = "m", **options: Any) -> GraphPlan:
+    names = ("IN", "OUT") if isinstance(action, str) else ("X", "Y")
+    steps = [make.step("a", action, {names[0]: "X"}, {names[1]: "Y"}, retry=plan, **options)]
+    return make.graph(make.node("root", SequencePlan, steps, inputs=["X"], outputs=["Y"]))
 
 
 class Halves(random.Random):
@@ -40,43 +40,70 @@ class Halves(random.Random):
         return (a + b) / 2
 
 
-async def test_a_failure_that_is_listed_is_tried_again() -> None:
-    """The second answer counts, and the trace tells how many attempts there were."""
-    target = FakeTarget(m=in_turn(failing(), answering(5.0, p=1)))
-    context = CallContext()
-    result = await make.run(one(retry()), target, context=context, parameters={"graph_trace": True})
-    assert (make.tensor(5.0), 1, 2) == (result.outputs["Y"], result.parameters["p"], len(target.calls))
+WRONG, BOOM = failing("INVALID_ARGUMENT", "wrong"), failing("INTERNAL", "boom")
+PLACE = "g/1: root/a -> m@1:"
+
+
+@pytest.mark.parametrize(
+    ("plan", "answers", "num_calls", "expected"),
+    [
+        # A failure that is listed is tried again, another one is not; the message says which attempt it was.
+        (one(retry()), [failing(), answering(5.0)], 2, "Y=5 root.a"),
+        (one(retry(5)), [WRONG], 1, f"INVALID_ARGUMENT: {PLACE} wrong root.a!"),
+        (one(retry(5)), [failing(), WRONG], 2, f"INVALID_ARGUMENT: {PLACE} wrong, attempt 2 of 5 root.a!"),
+        (
+            one(retry(3, codes=("UNAVAILABLE", "INTERNAL"))),
+            [failing(), failing(), BOOM],
+            3,
+            f"INTERNAL: {PLACE} boom, attempt 3 of 3 root.a!",
+        ),
+        # The pause doubles, half to whole of it is waited, and it has a longest length.
+        (one(retry(4, 100)), [failing()], 4, f"{GONE}: {PLACE} gone, attempt 4 of 4 root.a! {75 + 150 + 300} ms"),
+        (
+            one(retry(60, 40_000)),
+            [failing()],
+            60,
+            f"{GONE}: {PLACE} gone, attempt 60 of 60 root.a! {30_000 + 58 * 45_000:g} ms",
+        ),
+        # One timeout holds for all attempts: each has what is left of it.
+        (
+            one(retry(), timeout_ms=50),
+            [failing(after_ms=30), answering(after_ms=30)],
+            2,
+            f"DEADLINE_EXCEEDED: {PLACE} no answer of 'm' in 20 ms, attempt 2 of 2 root.a! 50 ms",
+        ),
+        # No pause ends at the deadline or after it: the error comes at once.
+        *(
+            (
+                one(retry(2, backoff_ms), timeout_ms=100),
+                [failing(after_ms=after_ms)],
+                1,
+                f"{GONE}: {PLACE} gone, attempt 1 of 2, no time for another root.a! {after_ms} ms",
+            )
+            for backoff_ms, after_ms in ((1000, 10), (80, 40))
+        ),
+        # Attempts come before the fallback, and the text tells both.
+        (
+            one(retry(), fallback=make.step("spare", "spare", {"IN": "X"}, {"OUT": "Y"})),
+            [failing()],
+            2,
+            f"INTERNAL: {PLACE} gone, attempt 2 of 2 (UNAVAILABLE); fallback spare: INTERNAL: boom root.a!>spare!",
+        ),
+    ],
+)
+async def test_a_failure_is_tried_again(plan: GraphPlan, answers: list[Any], num_calls: int, expected: str) -> None:
+    """As often, and as late, as the policy says."""
+    target = models(m=in_turn(*answers), spare=BOOM)
+    assert expected == await outcome(plan, target, generator=Halves())
+    assert num_calls == target.called().count("m")
+
+
+async def test_the_trace_tells_how_many_attempts_there_were() -> None:
+    """The response parameters are those of the attempt that counts."""
+    target = models(m=in_turn(failing(), answering(5.0, p=1)))
+    result = await make.run(one(retry()), target, parameters={"graph_trace": True})
     entry = json.loads(str(result.parameters["graph_trace"]))[0]
-    assert (2, "OK", "root.a") == (entry["attempts"], entry["status"], context.trailing_metadata[0][1])
-
-
-async def test_a_failure_that_is_not_listed_is_not_tried_again() -> None:
-    """It stands as it is; after a listed one, the attempt is named."""
-    target = FakeTarget(m=failing("INVALID_ARGUMENT", "wrong"))
-    with pytest.raises(RemoteError, match=r"^g/1: root/a -> m@1: wrong$"):
-        await make.run(one(retry(5)), target)
-    assert 1 == len(target.calls)
-    target = FakeTarget(m=in_turn(failing(), failing("INVALID_ARGUMENT", "wrong")))
-    with pytest.raises(RemoteError, match=r"^g/1: root/a -> m@1: wrong, attempt 2 of 5$"):
-        await make.run(one(retry(5)), target)
-
-
-async def test_the_last_error_says_how_many_attempts_there_were() -> None:
-    """And has the status of the last."""
-    codes = ("UNAVAILABLE", "INTERNAL")
-    target = FakeTarget(m=in_turn(failing(), failing(), failing("INTERNAL", "boom")))
-    with pytest.raises(RemoteError) as caught:
-        await make.run(one(retry(3, codes=codes)), target)
-    assert ("INTERNAL", "g/1: root/a -> m@1: boom, attempt 3 of 3") == (caught.value.code, caught.value.message)
-    assert 3 == len(target.calls)
-
-
-async def test_the_pause_doubles(virtual_clock: VirtualClock) -> None:
-    """Between half and the whole of it is waited."""
-    target = FakeTarget(m=failing())
-    with pytest.raises(RemoteError):
-        await make.run(one(retry(4, backoff_ms=100)), target, generator=Halves())
-    assert 75.0 + 150 + 300 == virtual_clock.elapsed_ms()
+    assert (1, 2, "OK") == (result.parameters["p"], entry["attempts"], entry["status"])
 
 
 async def test_the_jitter_stays_within_half_and_whole(virtual_clock: VirtualClock) -> None:
@@ -85,92 +112,39 @@ async def test_the_jitter_stays_within_half_and_whole(virtual_clock: VirtualCloc
     for _ in range(50):
         start_ms = virtual_clock.elapsed_ms()
         with pytest.raises(RemoteError):
-            await make.run(one(retry(2, backoff_ms=100)), FakeTarget(m=failing()))
+            await make.run(one(retry(2, backoff_ms=100)), models(m=GONE))
         pauses.add(virtual_clock.elapsed_ms() - start_ms)
     assert 50 <= min(pauses) < 60
     assert 90 < max(pauses) <= 100
 
 
-async def test_a_pause_has_a_longest_length(virtual_clock: VirtualClock) -> None:
-    """However often it doubled."""
-    with pytest.raises(RemoteError):
-        await make.run(one(retry(60, backoff_ms=40_000)), FakeTarget(m=failing()), generator=Halves())
-    assert 30_000 + 58 * 45_000 == virtual_clock.elapsed_ms()
-
-
-async def test_one_timeout_holds_for_all_attempts(virtual_clock: VirtualClock) -> None:
-    """Each attempt has what is left of it."""
-    target = FakeTarget(m=in_turn(failing(after_ms=30), answering(after_ms=30)))
-    with pytest.raises(RemoteError, match=r"no answer of 'm' in 20 ms, attempt 2 of 2$") as caught:
-        await make.run(one(retry(2), timeout_ms=50), target)
-    assert ("DEADLINE_EXCEEDED", 50.0) == (caught.value.code, virtual_clock.elapsed_ms())
-
-
-async def test_no_pause_ends_after_the_deadline(virtual_clock: VirtualClock) -> None:
-    """The error comes at once, not after a wait for nothing."""
-    target = FakeTarget(m=failing(after_ms=10))
-    with pytest.raises(RemoteError, match=r"gone, attempt 1 of 2, no time for another$"):
-        await make.run(one(retry(2, backoff_ms=1000), timeout_ms=100), target)
-    assert (10.0, 1) == (virtual_clock.elapsed_ms(), len(target.calls))
-
-
-async def test_a_pause_up_to_the_deadline_is_one_for_nothing(virtual_clock: VirtualClock) -> None:
-    """40 ms and three quarters of 80 make the 100 that there are."""
-    target = FakeTarget(m=failing(after_ms=40))
-    with pytest.raises(RemoteError, match="no time for another"):
-        await make.run(one(retry(2, backoff_ms=80), timeout_ms=100), target, generator=Halves())
-    assert (40.0, 1) == (virtual_clock.elapsed_ms(), len(target.calls))
-
-
 async def test_an_empty_budget_leaves_the_first_error(virtual_clock: VirtualClock) -> None:
     """Retries are for few failures; when all fail they would make it worse."""
-    target = FakeTarget(m=failing(after_ms=10))
+    target = models(m=failing(after_ms=10))
     runtime = Runtime({"model": target}, clock_ns=virtual_clock, budgets={"model": RetryBudget(max_tokens=8)})
     executor = GraphExecutor(one(retry(3)), runtime)
     errors = await asyncio.gather(*(make.run(executor) for _ in range(20)), return_exceptions=True)
     refused = [error for error in errors if error.message.endswith(", retry budget exhausted")]
     assert (20, 20 + 8) == (len(refused), len(target.calls))
     (counters,) = runtime.step_counters
-    assert (8, 20, {"UNAVAILABLE": 20}) == (
-        counters.events["retries"],
-        counters.events["retries_refused"],
-        counters.failures,
-    )
-
-
-@pytest.mark.parametrize("at_ms", [5, 50])
-async def test_a_cancel_leaves_nothing(virtual_clock: VirtualClock, at_ms: int) -> None:
-    """During the call and during the pause."""
-    target = FakeTarget(m=failing(after_ms=10))
-    runtime = Runtime({"model": target}, clock_ns=virtual_clock)
-    request = asyncio.create_task(make.run(GraphExecutor(one(retry(3, backoff_ms=100)), runtime)))
-    await asyncio.sleep(at_ms / 1e3)
-    request.cancel()
-    await asyncio.wait((request,))
-    assert (True, 0, 0) == (request.cancelled(), target.num_open, make.num_other_tasks())
+    assert (8, 20) == (counters.events["retries"], counters.events["retries_refused"])
+    assert {"UNAVAILABLE": 20} == counters.failures
 
 
 async def test_a_node_is_run_again_as_a_whole() -> None:
     """In a frame of its own: nothing of the failed attempt is in the answer, and the path shows the last attempt."""
     optional = FakeCondition(lambda request, frame: len(target.calls) == 1)
-    inner = make.node(
-        "inner",
-        SEQUENCE,
-        [
-            make.step("i", "i", {"IN": "X"}, {"OUT": "S"}),
-            make.step("o", "o", {"IN": "S"}, {"OUT": "O"}, when=optional),
-            make.step("j", "j", {"IN": "S", "MORE": "O"}, {"OUT": "T"}),
-        ],
-        inputs=["X"],
-        outputs=["T", "O"],
-    )
-    steps = [make.step("a", inner, {"X": "X"}, {"T": "T", "O": "O"}, retry=retry())]
-    plan = make.graph(make.node("root", SEQUENCE, steps, inputs=["X"], outputs=["T", "O"]))
-    target = FakeTarget(
-        i=in_turn(answering(1.0, first=1), answering(2.0, second=2)),
-        j=in_turn(failing(), answering(3.0)),
-    )
-    context = CallContext()
+    steps = [
+        make.step("i", "i", {"IN": "X"}, {"OUT": "S"}),
+        make.step("o", "o", {"IN": "S"}, {"OUT": "O"}, when=optional),
+        make.step("j", "j", {"IN": "S", "MORE": "O"}, {"OUT": "T"}),
+    ]
+    inner = make.node("inner", SequencePlan, steps, inputs=["X"], outputs=["T", "O"])
+    outer = [make.step("a", inner, {"X": "X"}, {"T": "T", "O": "O"}, retry=retry())]
+    plan = make.graph(make.node("root", SequencePlan, outer, inputs=["X"], outputs=["T", "O"]))
+    first = in_turn(answering(1.0, first=1), answering(2.0, second=2))
+    target = models(i=first, j=in_turn(failing(), answering(3.0)))
+    context = make.context()
     result = await make.run(plan, target, context=context)
     assert ["i", "o", "j", "i", "j"] == target.called()
     assert ({"T": make.tensor(3.0)}, {"second": 2}) == (result.outputs, result.parameters)
@@ -179,22 +153,7 @@ async def test_a_node_is_run_again_as_a_whole() -> None:
 
 async def test_a_node_that_fails_every_time_says_so() -> None:
     """The message has the place inside and the attempts outside."""
-    inner = make.node("inner", SEQUENCE, [make.step("i", "i", {"IN": "X"}, {"OUT": "T"})], inputs=["X"], outputs=["T"])
-    steps = [make.step("a", inner, {"X": "X"}, {"T": "T"}, retry=retry())]
-    plan = make.graph(make.node("root", SEQUENCE, steps, inputs=["X"], outputs=["T"]))
-    context = CallContext()
-    with pytest.raises(RemoteError, match=r"^g/1: inner/i -> i@1: gone, attempt 2 of 2$"):
-        await make.run(plan, FakeTarget(i=failing()), context=context)
-    assert "root.a=inner(i!)!" == context.trailing_metadata[0][1]
-
-
-async def test_attempts_come_before_the_fallback() -> None:
-    """The text tells both."""
-    target = FakeTarget(m=failing(), spare=failing("INTERNAL", "boom"))
-    plan = one(retry(2), fallback=make.step("spare", "spare", {"IN": "X"}, {"OUT": "Y"}))
-    with pytest.raises(RemoteError) as caught:
-        await make.run(plan, target)
-    assert ["m", "m", "spare"] == target.called()
-    assert (
-        "g/1: root/a -> m@1: gone, attempt 2 of 2 (UNAVAILABLE); fallback spare: INTERNAL: boom" == caught.value.message
-    )
+    steps = [make.step("i", "i", {"IN": "X"}, {"OUT": "Y"})]
+    inner = make.node("inner", SequencePlan, steps, inputs=["X"], outputs=["Y"])
+    found = await outcome(one(retry(), inner), models(i=GONE))
+    assert "UNAVAILABLE: g/1: inner/i -> i@1: gone, attempt 2 of 2 root.a=inner(i!)!" == found

@@ -132,38 +132,6 @@ async def test_a_client_that_leaves_ends_everything(build: Plans, target: Any, l
         assert (0, 0) == (target.num_open, make.num_other_tasks())
 
 
-@pytest.mark.parametrize("limit", [1, 2])
-@pytest.mark.parametrize("num_turns", range(60))
-async def test_a_cancel_at_any_moment_leaves_nothing(build: Plans, target: Any, limit: int, num_turns: int) -> None:
-    """After any number of turns of the loop."""
-
-    async def slow(call: InferCall, context: CallContext) -> AsyncIterator[Any]:
-        for number in range(3):
-            await asyncio.sleep(0)
-            yield make.tensor(number)
-
-    async def post(call: InferCall, context: CallContext) -> dict[str, Any]:
-        await asyncio.sleep(0)
-        return {"OUT": call.inputs["IN"]}
-
-    target.streams |= {"a": slow, "b": slow}
-    target.answers["post"] = post
-    plan = build.graph(
-        build.stream("a", "X", "t"),
-        build.stream("b", "t", "u"),
-        build.step("post", "u", "Y"),
-        max_inflight_responses=limit,
-    )
-    context = CallContext()
-    task = asyncio.create_task(collected(stream_of(plan, target, context=context)))
-    for _ in range(num_turns):
-        await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.wait((task,))
-    assert (0, 0) == (target.num_open, make.num_other_tasks())
-    assert num_turns == 0 or 1 == len(context.trailing_metadata)
-
-
 async def test_the_deadline_holds_for_the_whole_stream(build: Plans, target: Any) -> None:
     """Of graph, step and client the earliest, for the stream and for all that follows."""
     target.streams["llm"] = counting(2)
