@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.base.errors import UnsupportedError
+from weft.jobs.atomic_files import replace_file
 
 _FORMAT = 2
 _PACKAGES = ("weft-mesh", "onnxruntime-gpu", "onnxruntime", "torch", "numpy")
@@ -183,8 +184,10 @@ class MachineProfile:
         if key not in self._sections:
             self._announce(f"measuring this machine once: {name}, {num_threads} threads ({self._file})")
             self._sections[key] = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", "values": _measured(name, num_threads)}
+            content = json.dumps({"of": _identity(), "sections": self._sections}, indent=1)
             try:
-                self._write()
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                replace_file(self._file, content.encode(), writer=str(os.getpid()))
             except OSError as error:
                 self._announce(f"the figures cannot be kept, and are measured again next time: {error}")
         return SECTIONS[name][2](**self._sections[key]["values"])
@@ -195,12 +198,6 @@ class MachineProfile:
             return dict(document["sections"]) if document["of"] == _identity() else {}
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return {}
-
-    def _write(self) -> None:
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._file.with_name(f"{self._file.name}.{os.getpid()}")
-        temporary.write_text(json.dumps({"of": _identity(), "sections": self._sections}, indent=1), encoding="utf-8")
-        temporary.replace(self._file)
 
 
 def cpu_model() -> str:

@@ -175,10 +175,8 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _embedded(options: argparse.Namespace, display: "BatchDisplay") -> "Progress":
-    try:
-        from weft.jobs.batch import run_batch  # noqa: PLC0415  # pyarrow is an extra
-    except ModuleNotFoundError as error:
-        raise UnsupportedError(f"weft batch needs '{error.name}': pip install 'weft-mesh[jobs]'") from error
+    from weft.jobs.batch import run_batch  # noqa: PLC0415  # pyarrow is an extra
+
     job = _job(options)
 
     async def run_there(url: str) -> "Progress":

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from weft.base.errors import InvalidArgumentError, NotFoundError, UnsupportedError
+from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.base.text.argument_types import add, not_negative_integer, positive, positive_integer
 from weft.base.text.printable import printable
 from weft.cli.arguments import add_json_argument, graph_version, made, pair, share
@@ -104,13 +104,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    try:
-        from weft.optimize.optimize import OptimizeOptions, optimize  # noqa: PLC0415  # torch, pyarrow
-        from weft.optimize.picture import draw  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise UnsupportedError(
-            f"weft optimize needs '{error.name}': pip install 'weft-mesh[optimize,model,preprocess,postprocess]'"
-        ) from error
+    from weft.optimize.optimize import OptimizeOptions, optimize  # noqa: PLC0415  # torch, pyarrow
+    from weft.optimize.picture import draw  # noqa: PLC0415
+
     name, _, version = options.model.partition("/")
     folder: Path | None = options.report
     if folder is not None:

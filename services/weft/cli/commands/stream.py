@@ -5,7 +5,6 @@ import asyncio
 import signal
 from functools import partial
 
-from weft.base.errors import UnsupportedError
 from weft.base.observing.logs import configure, get_logger
 from weft.base.text.argument_types import add, positive, positive_integer
 from weft.cli.arguments import add_router_arguments, made, pair, port
@@ -68,11 +67,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _stream(options: argparse.Namespace) -> None:
-    try:
-        from weft.jobs.brokers import make_broker, parse_address  # noqa: PLC0415  # pyarrow is an extra
-        from weft.jobs.stream import MessageStream, StreamMetrics, StreamOptions  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise UnsupportedError(f"weft stream needs '{error.name}': pip install 'weft-mesh[streams]'") from error
+    from weft.jobs.brokers import make_broker, parse_address  # noqa: PLC0415  # pyarrow is an extra
+    from weft.jobs.stream import MessageStream, StreamMetrics, StreamOptions  # noqa: PLC0415
+
     source, target = parse_address(options.source), parse_address(options.to)
     job = made(
         StreamOptions,

@@ -6,7 +6,6 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from weft.base.errors import WeftError
 from weft.base.text.argument_types import add, not_negative_integer, positive, positive_integer
 from weft.cli.arguments import add_json_argument
 from weft.tools.train_heads import HeadReport, train_heads
@@ -48,29 +47,19 @@ def run(options: argparse.Namespace) -> int:
         if step % _STEPS_BETWEEN_LINES == 0 or step == options.num_steps:
             print(f"step {step} of {options.num_steps}: {loss:.3f} nats per token", file=sys.stderr, flush=True)
 
-    try:
-        report = train_heads(
-            options.folder,
-            options.data,
-            options.output,
-            max_tokens=options.max_tokens,
-            device=options.device,
-            force=options.force,
-            on_step=on_step,
-            num_heads=options.num_heads,
-            num_steps=options.num_steps,
-            learning_rate=options.learning_rate,
-            seed=options.seed,
-        )
-    except WeftError as error:
-        print(f"weft train-heads: {error.message}", file=sys.stderr)
-        return 1
-    except ModuleNotFoundError as error:
-        print(
-            f"weft train-heads: {error.name} is not installed; install it with: pip install 'weft-mesh[model]'",
-            file=sys.stderr,
-        )
-        return 1
+    report = train_heads(
+        options.folder,
+        options.data,
+        options.output,
+        max_tokens=options.max_tokens,
+        device=options.device,
+        force=options.force,
+        on_step=on_step,
+        num_heads=options.num_heads,
+        num_steps=options.num_steps,
+        learning_rate=options.learning_rate,
+        seed=options.seed,
+    )
     print(_as_json(report) if options.json else _as_table(report))
     return 0
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.base.errors import InvalidArgumentError, UnsupportedError, WeftError
+from weft.base.errors import InvalidArgumentError
 from weft.base.text.argument_types import add, not_negative_integer, positive, positive_integer
 from weft.cli.arguments import add_json_argument, graph_version, made, pair
 
@@ -82,15 +82,9 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Search, print what was found; 0 when the search has ended, 1 if it cannot begin or go on, 130 after Ctrl-C."""
-    try:
-        from weft.capacity.tuning.measurement import parse_limit  # noqa: PLC0415
-        from weft.capacity.tuning.tune import (  # noqa: PLC0415  # Optuna is an extra
-            TuneOptions,
-            text,
-            tune,
-        )
-    except ModuleNotFoundError as error:
-        raise _missing(error) from error
+    from weft.capacity.tuning.measurement import parse_limit  # noqa: PLC0415
+    from weft.capacity.tuning.tune import TuneOptions, text, tune  # noqa: PLC0415  # Optuna is an extra
+
     if options.recorded and options.concurrency:
         raise InvalidArgumentError(
             "--recorded and --concurrency exclude each other; --data sends rows without their times"
@@ -107,8 +101,6 @@ def run(options: argparse.Namespace) -> int:
     )
     try:
         outcome = tune(tuned, _show)
-    except ModuleNotFoundError as error:
-        raise _missing(error) from error
     except KeyboardInterrupt:
         print(f"weft: interrupted; --study {study} --resume goes on", file=sys.stderr)
         return _INTERRUPTED
@@ -132,7 +124,3 @@ def _show(record: "TrialRecord", space: "SearchSpace") -> None:
     if gains and record.reason:
         shown += f"; {record.reason}"
     print(f"{mark} {record.outcome}: {changes or 'as it is shipped'}: {shown}", file=sys.stderr)
-
-
-def _missing(error: ModuleNotFoundError) -> WeftError:
-    return UnsupportedError(f"weft tune needs '{error.name}': pip install 'weft-mesh[tune]'")
