@@ -88,7 +88,6 @@ class Runtimes(NamedTuple):
             without a model.
         request_s, request_cpu_s: A request by backend, by the clock and in CPU time of the service, less the call of
             ONNX Runtime or of the program.
-        byte_s: A byte of inputs and outputs.
     """
 
     memory_bytes: dict[str, int]
@@ -101,9 +100,6 @@ class EngineTimes(NamedTuple):
     """Of the language-model engine, seconds apart from products with weights.
 
     Attributes:
-        step_s: A step.
-        layer_s: A layer of a step.
-        sequence_s: Each further sequence of a step.
         request_s: A request apart from its steps.
         next_request_s: Each further one that is sent at the same time.
         memory_bytes: Resident memory of a service with an engine that has hardly any weights.
