@@ -24,14 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shape token_type_ids=128 --rate minilm=2000 --cost-per-hour 2.5"
     )
     option("models MODEL", "or a graph, for the models that it calls; default: all of the model service", nargs="*")
-    option("--repository DIR", "default: model_repository", Path, Path("model_repository"))
+    option("--repository DIR (model_repository)", kind=Path)
     option(
         "--device NAME|FILE",
         "a GPU such as H100, a TOML file with memory_gib, bandwidth_gb_per_s and tflops, or this machine: this "
         "(default)",
         default="this",
     )
-    option("--num-devices N", "default: 1", positive_integer, 1)
+    option("--num-devices N (1)", kind=positive_integer)
     option("--batch N", "largest batch; default: that of the model", positive_integer, 0)
     option(
         "--shape [MODEL.]INPUT=1x128 ...",
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         positive_integer,
         0,
     )
-    language("--output-tokens N", "of them the answer's; default: 128", positive_integer, 128, dest="num_output_tokens")
+    language("--output-tokens N (128)", "of them the answer's", positive_integer, dest="num_output_tokens")
     option("--cost-per-hour N", "of a device, in any currency", not_negative, 0.0)
     _add_placement(parser)
     add_json_argument(parser)

@@ -31,12 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     option("-o --output FOLDER", "gets the heads; made if it is not there", Path, required=True)
     option("--force", "write over heads that exist")
-    option("--num-heads N", "most drafts of a step; default: 4", positive_integer, 4)
-    option("--num-steps N", "of the optimizer; default: 600", positive_integer, 600)
-    option("--learning-rate RATE", "largest; default: 0.008", positive, 0.008)
-    option("--max-tokens N", "of the text; default: 131072", positive_integer, 131072)
-    option("--seed N", "default: 0", not_negative_integer, 0)
-    option("--device DEVICE", "cpu, cuda or cuda:N; default: cpu", default="cpu")
+    option("--num-heads N (4)", "most drafts of a step", positive_integer)
+    option("--num-steps N (600)", "of the optimizer", positive_integer)
+    option("--learning-rate RATE (0.008)", "largest", positive)
+    option("--max-tokens N (131072)", "of the text", positive_integer)
+    option("--seed N (0)", kind=not_negative_integer)
+    option("--device DEVICE (cpu)", "cpu, cuda or cuda:N")
     add_json_argument(parser)
 
 
