@@ -11,7 +11,7 @@ from weft.base.statistics import (
     ModelStatistics,
     failure_reason,
 )
-from weft.v2.protocol.statistics import summed
+from weft.v2.protocol.wire import summed
 from weft_protos import grpc_service_pb2 as pb
 
 

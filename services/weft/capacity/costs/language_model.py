@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
-from weft.llm.config import EngineConfig
-from weft.llm.kv_window import kv_window
+from weft.llm.config import EngineConfig, kv_window
 from weft.llm.models.model_config import DTYPE_BYTES, TransformerConfig
 from weft.llm.models.registry import read_config
-from weft.llm.weights.gguf.container import find_gguf
+from weft.llm.weights.gguf import find_gguf
 from weft.llm.weights.parts import EMBEDDING, LM_HEAD, fused_shape, is_matrix
 
 _GROUP_SIZE, _GROUP_BYTES, _SCALE_BYTES = 32, 4, 4

@@ -32,7 +32,7 @@ from weft.v2.client.v2_client import V2Client
 from weft.v2.security.channel import ChannelSecurity, channel_security
 
 if TYPE_CHECKING:
-    from weft.jobs.job import BatchOptions, Progress
+    from weft.jobs.batch import BatchOptions, Progress
     from weft.jobs.ray_engine import OpenClient
 
 _INTERRUPTED = 128 + signal.SIGINT
@@ -202,7 +202,7 @@ def _on_ray(options: argparse.Namespace, display: "BatchDisplay") -> "Progress":
 
 
 def _job(options: argparse.Namespace) -> "BatchOptions":
-    from weft.jobs.job import BatchOptions  # noqa: PLC0415  # pyarrow is an extra
+    from weft.jobs.batch import BatchOptions  # noqa: PLC0415  # pyarrow is an extra
 
     return made(
         BatchOptions,

@@ -10,13 +10,13 @@ from weft.base.repository.control import add_completion_argument
 from weft.base.security.arguments import add_server_arguments, given_to_server, server_fault
 from weft.base.text.argument_types import add, positive
 from weft.cli.arguments import ROUTER_PORT, model_control, port
-from weft.mesh.fused.__main__ import main as serve
+from weft.mesh.fused import main as serve
 from weft.mesh.preflight import MeshError, service_folders
 from weft.mesh.service_names import GRAPHS, MODEL_SERVICES
 from weft.router.arguments import add_arguments as add_router_arguments
 from weft.router.arguments import given, usage_fault
 from weft.v2.client.wires import add_wire_argument
-from weft.v2.server.limits import add_limit_arguments, given_limits
+from weft.v2.server.arguments import add_limit_arguments, given_limits
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

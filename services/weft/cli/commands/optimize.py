@@ -105,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from weft.optimize.optimize import OptimizeOptions, optimize  # noqa: PLC0415  # torch, pyarrow
-    from weft.optimize.picture import draw  # noqa: PLC0415
+    from weft.optimize.report import draw  # noqa: PLC0415
 
     name, _, version = options.model.partition("/")
     folder: Path | None = options.report

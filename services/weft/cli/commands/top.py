@@ -18,9 +18,7 @@ from weft.base.text.argument_types import add, positive
 from weft.base.text.printable import printable
 from weft.cli.arguments import ROUTER_PORT, pair
 from weft.mesh.registry import SeveralMeshesError, the_mesh
-from weft.tools.top.frame import Frame, frame_of
-from weft.tools.top.render import frame_text
-from weft.tools.top.scrape import scrape
+from weft.tools.top import Frame, frame_of, frame_text, scrape
 from weft.v2.security.channel import channel_security
 from weft.v2.security.tls import http_context
 

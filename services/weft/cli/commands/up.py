@@ -35,7 +35,7 @@ from weft.mesh.service_names import GATEWAY, MODEL_SERVICES, ROUTER, is_public
 from weft.router.arguments import add_arguments as add_router_arguments
 from weft.router.arguments import given, usage_fault
 from weft.v2.client.wires import add_wire_argument
-from weft.v2.server.limits import add_limit_arguments, given_limits
+from weft.v2.server.arguments import add_limit_arguments, given_limits
 
 T = TypeVar("T")
 

@@ -14,7 +14,8 @@ from weft.language.description import condition_text
 from weft.language.plan import Condition
 from weft.language.syntax.file import GivenPolicies, GraphFile, GraphReport, PolicyKind
 from weft.router.reporting.path import StepRecord
-from weft.router.steps import Action, PolicyAction, PolicyParts, Run, StepPolicyPlan
+from weft.router.steps.action import Action, PolicyAction, PolicyParts, StepPolicyPlan
+from weft.router.steps.run import Run
 from weft_protos import graph_pb2 as pb
 
 _DEFAULT_MIB = 64
@@ -103,9 +104,6 @@ class Cached(PolicyAction):
 
     Requests are equal when their inputs are, and the value of the plan's key condition. What differs beside, headers
     and parameters, does not count.
-
-    Args:
-        action: Gives the answers.
     """
 
     def __init__(self, action: Action, plan: CachePlan, parts: PolicyParts) -> None:
@@ -168,7 +166,6 @@ class Cached(PolicyAction):
         return cache_key_base((self.target, self.model, self.version), (*self._output_names, *captured))
 
     def _captured_within(self, captures: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-        """Names of all that the client asked for of this step and of the steps within, sorted."""
         own, within = self._path, f"{self._path}/"
         return tuple(
             sorted(
@@ -180,7 +177,6 @@ class Cached(PolicyAction):
         )
 
     async def _make(self, run: Run, record: StepRecord, captured: Sequence[str]) -> CachedResponse:
-        """The answer of the action; the request that asked first may be over before it comes."""
         own = run.fork()
         await self._action.act(own, record)
         outputs = (*(own.frame[slot] for slot in self._output_slots), *map(own.request.captured.get, captured))

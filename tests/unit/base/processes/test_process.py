@@ -20,7 +20,7 @@ from weft.base.processes.process import (
     ServiceProcess,
     reserve_port,
 )
-from weft.mesh.hang_detector import HangDetector
+from weft.mesh.readiness import HangDetector
 
 ANNOUNCE = 'print(\'{"service": "s", "grpc": "127.0.0.1:1", "metrics": "127.0.0.1:2"}\', flush=True); '
 

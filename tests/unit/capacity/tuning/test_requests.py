@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.messages import call_from_request
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.base.signature import ModelSignature, TensorSpec
 from weft.base.tensors import decode
 from weft.capacity.tuning.load import RequestSet, arrivals, from_data, generated
-from weft.v2.protocol.wire import call_from_request
 from weft_protos import grpc_service_pb2 as pb
 
 SIGNATURE = ModelSignature(

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from weft.cli.__main__ import main
 from weft.cli.commands.batch import BatchDisplay
-from weft.jobs.job import Progress
+from weft.jobs.batch import Progress
 
 
 @pytest.mark.parametrize(
