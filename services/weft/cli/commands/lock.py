@@ -16,13 +16,8 @@ from weft.base.text.argument_types import add
 from weft.base.text.pbtxt import PbtxtError, render
 from weft.base.text.printable import printable
 from weft.cli.arguments import ROUTER_PORT, add_json_argument, pair
-<<<<<<< HEAD
 from weft.jobs.atomic_files import replace_file
-from weft.tools.live_signatures import signatures_of_router, signatures_of_targets
-from weft.tools.lock import drift, lock_text, read_lock
-=======
 from weft.tools.lock import drift, lock_text, read_lock, signatures_of_router, signatures_of_targets
->>>>>>> main
 from weft.v2.security.channel import channel_security
 from weft_protos import graph_service_pb2 as pb
 
