@@ -38,8 +38,9 @@ def add(
         rest.pop()
         more |= {"action": "append", "default": []}
     elif rest and rest[-1].startswith("("):
-        more["default"] = rest.pop()[1:-1]  # argparse gives it the type
-        text = f"{text}{'; ' if text else ''}default: {more['default']}"
+        told = rest.pop()[1:-1]
+        more["default"] = kind(told)
+        text = f"{text}{'; ' if text else ''}default: {told}"
     if rest:
         more["metavar"] = rest[0]
     parser.add_argument(*names, help=text or None, **more)
