@@ -46,9 +46,6 @@ async def classified(
 def classify(result: InferResult, requested: Sequence[RequestedOutput], signature: ModelSignature) -> None:
     """Replace outputs that were requested as classes by their top classes.
 
-    Args:
-        result: Its ``outputs`` are replaced.
-
     Raises:
         InvalidArgumentError: An output has no order, or too many elements.
     """

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from weft_protos import model_config_pb2
 
@@ -121,28 +122,8 @@ class ModelSignature:
             version=version,
             platform=config.platform or config.backend,
             max_batch_size=config.max_batch_size,
-            inputs=tuple(
-                TensorSpec(
-                    i.name,
-                    datatype_name(i.data_type),
-                    tuple(i.dims),
-                    i.optional,
-                    i.allow_ragged_batch,
-                    reshape=_reshape(i),
-                )
-                for i in config.input
-            ),
-            outputs=tuple(
-                TensorSpec(
-                    o.name,
-                    datatype_name(o.data_type),
-                    tuple(o.dims),
-                    o.name in optional,
-                    labels=labels.get(o.name, ()),
-                    reshape=_reshape(o),
-                )
-                for o in config.output
-            ),
+            inputs=tuple(_spec(i, i.optional, allow_ragged_batch=i.allow_ragged_batch) for i in config.input),
+            outputs=tuple(_spec(o, o.name in optional, labels=labels.get(o.name, ())) for o in config.output),
             is_decoupled=is_decoupled,
             can_collect=is_decoupled
             and COLLECTS_PARAMETER in config.parameters
@@ -175,8 +156,12 @@ def allows_empty_batch(parameters: Mapping[str, model_config_pb2.ModelParameter]
     return EMPTY_BATCH_PARAMETER in parameters and parameters[EMPTY_BATCH_PARAMETER].string_value in ("", "true")
 
 
-def _reshape(tensor: model_config_pb2.ModelInput | model_config_pb2.ModelOutput) -> tuple[int, ...] | None:
-    return tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None
+def _spec(
+    tensor: model_config_pb2.ModelInput | model_config_pb2.ModelOutput, is_optional: bool, **more: Any
+) -> TensorSpec:
+    reshape = tuple(tensor.reshape.shape) if tensor.HasField("reshape") else None
+    kind = datatype_name(tensor.data_type)
+    return TensorSpec(tensor.name, kind, tuple(tensor.dims), is_optional, reshape=reshape, **more)
 
 
 def _reshaped(specs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:

@@ -37,7 +37,6 @@ class DeviceSpec:
     """A device.
 
     Attributes:
-        bytes_per_s: Peak memory bandwidth.
         flops_per_s: Peak floating-point or integer operations per second by type, a multiply-add counted as two.
         is_cpu: Weights, activations and the runtime are in the memory of the host.
         num_cores: Of a CPU; 0: unknown, or a GPU.

@@ -29,7 +29,6 @@ class MemoryUse:
         weights: With the copies that the runtime packs.
         activations: Of the largest batch, all at the same time.
         arena: What the allocator takes beyond them.
-        kv: Keys and values of language models.
     """
 
     runtime: int
@@ -56,13 +55,11 @@ class Estimate:
     Attributes:
         memory: Of ``num_instances``; None: it cannot be known.
         unit: What ``rate_per_s`` counts: ``"requests"`` of one row, or ``"tokens"``.
-        max_batch: Rows, or sequences, of ``time_max``.
         time_1, time_max: Of a batch of one and of the largest; of language models a step of decoding.
         ridge_batch: Batch from which compute, not memory, bounds the time; None: at none.
         largest_batch: Rows, or sequences of ``context`` tokens, that the memory of the device holds.
         context, largest_context: Tokens of a sequence: as planned for, and that fit; of language models.
         prefill_per_s: Tokens of prompts per second; of language models.
-        rate_per_s: What one instance does.
         requests_per_s: Requests of one instance: of one row, or of a prompt and its answer.
         cost_per_million: Of requests or tokens, in the currency of ``--cost-per-hour``; None: unknown.
         missing_bytes: By how much the model does not fit into the device; 0: it fits.
@@ -102,20 +99,10 @@ class PlanOptions:
     """What the user asks, as the options of ``weft plan`` describe it.
 
     Attributes:
-        models: Their names; () for all of the model service.
-        device: Name of a device, ``"this"``, or a file.
-        batch: Largest batch; 0: that of each configuration.
-        shapes: Dims of inputs by name, for dimensions that configurations leave open.
-        declared: ``MIB:MS`` by model, for what cannot be told from files.
-        rates: Requests per second by model.
         context: Tokens of a sequence of language models, prompt and answer; 0: a quarter of what the model can have.
-        num_output_tokens: Of them, the answer's.
-        cost_per_hour: Of the device; 0: unknown.
         profile_file: Where figures of this machine are kept; None: the user's cache folder.
         fleet: A file of hosts with such devices; None: ``num_devices`` hosts.
-        replicas: The fewest replicas by model.
         max_models: That may share a device or slice; 0: eight, or all if they are more.
-        check: A saved plan that is in use.
     """
 
     repository: Path

@@ -273,7 +273,6 @@ def _operation_s(
     """Seconds of one operation in a model of so many bytes of weights, by what others of its family and size took.
 
     Args:
-        times: Of ONNX Runtime.
         rates: Of products with a square weight that lies in the caches: rows, side, operations per second.
         held_bytes: Weights beyond the caches are read from memory by every run.
     """

@@ -18,7 +18,6 @@ class Subject:
     """A model version.
 
     Attributes:
-        service: Folder of the repository that it is in.
         context: Signature, folder and parameters of the highest version that is served.
         num_instances: On all its devices together, as ``instance_group`` declares them.
         max_batch_size: Largest batch; 1 where there is no batch dimension.

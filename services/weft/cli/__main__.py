@@ -16,8 +16,18 @@ from weft.base.text.suggestion import suggestion
 
 #: What options were called before, and are called now.
 _RENAMED = {"--router": "--url", "--signatures": "--lock", "--format": "--json"}
-#: Commands that need more packages than a mesh: the extra that installs them.
-_EXTRAS = {"batch": "jobs", "optimize": "optimize"}
+#: Commands that need more packages than a mesh: the extras that install them.
+_EXTRAS = {
+    "batch": "jobs",
+    "stream": "streams",
+    "optimize": "optimize,model,preprocess,postprocess",
+    "train-heads": "model",
+    "quantize": "model",
+    "plan": "plan,model",
+    "tune": "tune",
+}
+#: Commands whose errors are told without the status that a server would give.
+_WITHOUT_STATUS = {"lock", "key", "plan", "quantize", "train-heads"}
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -40,11 +50,7 @@ class CommandParser(argparse.ArgumentParser):
         try:
             module = import_module(self._module)
         except ModuleNotFoundError as error:
-            if error.name is None or error.name.startswith("weft"):
-                raise
-            extra = _EXTRAS.get(self.prog.rpartition(" ")[2], "mesh")
-            text = f"{self.prog} needs '{error.name}': pip install 'weft-mesh[{extra}]'"
-            raise UnsupportedError(text) from error
+            raise _missing(self.prog.rpartition(" ")[2], error) from error
         module.add_arguments(self)
         self.set_defaults(run=module.run)
         self._module = ""
@@ -114,18 +120,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = parser.parse_args(argv)
         command = options.command
-        status: int = options.run(options)
+        try:
+            status: int = options.run(options)
+        except ModuleNotFoundError as error:
+            raise _missing(command, error) from error
         if sys.stdout is not None:
             sys.stdout.flush()
     except WeftError as error:
-        print(printable(f"weft: {error.code}: {error.message}"), file=sys.stderr)
+        is_short = command in _WITHOUT_STATUS and not isinstance(error.__cause__, ModuleNotFoundError)
+        print(
+            printable(f"weft {command}: {error.message}" if is_short else f"weft: {error.code}: {error.message}"),
+            file=sys.stderr,
+        )
         return 1
     except OSError as error:
         if not isinstance(error, BrokenPipeError):  # the reader has left, as in `weft check | head`
-            print(f"weft {command}: {error}", file=sys.stderr)
+            what = f"'{error.filename}': {error.strerror}" if error.filename else error
+            print(f"weft {command}: {what}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter flushes once more at its end
         return 1
     return status
+
+
+def _missing(command: str, error: ModuleNotFoundError) -> Exception:
+    """What to tell where a package is missing; one of ours is a defect."""
+    if error.name is None or error.name.startswith("weft"):
+        return error
+    extra = _EXTRAS.get(command, "mesh")
+    return UnsupportedError(f"weft {command} needs '{error.name}': pip install 'weft-mesh[{extra}]'")
 
 
 def make_parser() -> CommandParser:

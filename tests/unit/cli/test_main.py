@@ -94,7 +94,13 @@ def test_wrong_arguments_of_the_router_are_told_before_anything_starts(
     assert capsys.readouterr().err == f"weft: {fault}\n"
 
 
-@pytest.mark.parametrize(("arguments", "extra"), [("batch g --input i --output o", "jobs"), ("optimize m", "optimize")])
+@pytest.mark.parametrize(
+    ("arguments", "extra"),
+    [
+        ("batch g --input i --output o", "jobs"),
+        ("optimize m --data d --max-loss 1%", "optimize,model,preprocess,postprocess"),
+    ],
+)
 def test_a_package_that_is_missing_is_told_by_what_installs_it(
     arguments: str, extra: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,7 +109,7 @@ def test_a_package_that_is_missing_is_told_by_what_installs_it(
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "rich", None)
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    assert 1 == main([*arguments.split(), *(["--data", "d", "--max-loss", "1%"] if extra == "optimize" else [])])
+    assert 1 == main(arguments.split())
     told = capsys.readouterr().err
     assert f"pip install 'weft-mesh[{extra}]'" in told
     assert "Traceback" not in told

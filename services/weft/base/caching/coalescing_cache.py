@@ -34,9 +34,6 @@ class SingleFlight(Generic[_Value]):
 
     The work belongs to no single caller: if the one that started it is cancelled, it continues as long as another
     waits, and it is cancelled when the last one leaves.
-
-    Args:
-        clock_ns: Clock of deadlines.
     """
 
     def __init__(self, clock_ns: Callable[[], int]) -> None:

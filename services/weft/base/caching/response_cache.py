@@ -48,7 +48,6 @@ class ResponseCache:
     Args:
         max_bytes: Limit of all entries together; a larger response is not cached.
         ttl_ms: Time to live, in milliseconds; 0: until evicted.
-        clock_ns: Clock of the time to live.
         stale_ms: Time after expiry in which ``get_stale`` still returns a response, in milliseconds.
     """
 

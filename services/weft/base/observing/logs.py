@@ -17,12 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TextIO, cast
 from weakref import WeakSet
-
-if TYPE_CHECKING:
-    from typing import TextIO
-
 
 #: Lines of one place and level a minute that are logged whole; the others are counted.
 MAX_LINES = 100
@@ -302,8 +298,8 @@ def configure(level: str = "info", fields: Mapping[str, object] | None = None) -
     logging.captureWarnings(True)
     sys.excepthook = _uncaught
     threading.excepthook = _uncaught_in_thread
-    sys.stdout = _as_text_io(LoggingStream(get_logger("stdout"), logging.INFO))
-    sys.stderr = _as_text_io(LoggingStream(get_logger("stderr"), logging.WARNING))
+    sys.stdout = cast(TextIO, LoggingStream(get_logger("stdout"), logging.INFO))
+    sys.stderr = cast(TextIO, LoggingStream(get_logger("stderr"), logging.WARNING))
     atexit.register(flush)
 
 
@@ -330,11 +326,6 @@ def num_dropped() -> int:
 def get_logger(name: str) -> logging.Logger:
     """The logger of a component, for example ``weft.serving``."""
     return logging.getLogger(name)
-
-
-def _as_text_io(stream: Any) -> "TextIO":
-    text_io: TextIO = stream
-    return text_io
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -51,9 +51,6 @@ class _ExportSampledOrFailed(SpanProcessor):
     def __init__(self, exporter: SpanExporter) -> None:
         self._batch = BatchSpanProcessor(exporter)
 
-    def on_start(self, span: Any, parent_context: Context | None = None) -> None:
-        """Do nothing."""
-
     def on_end(self, span: ReadableSpan) -> None:
         context = span.get_span_context()
         if context is None:

@@ -53,7 +53,6 @@ class Principal:
     """An authenticated caller, the holder of a key or certificate, with its requests in flight.
 
     Args:
-        grant: Its permissions and limits.
         refusals: Counts its rejected calls.
         refresh: Reloads changed files; otherwise a stream would outlive its revoked key if nobody else calls.
         num_workers: How many processes share its limits; this one has its part of each.

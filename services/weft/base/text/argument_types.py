@@ -23,8 +23,9 @@ def add(
     """Add an argument.
 
     Args:
-        spec: Names and what stands for the value: ``"-o --output FILE"``, ``"graph GRAPH"``. With ``...`` behind, an
-            option may be repeated, and gives a list; without a value it is a flag.
+        spec: Names, what stands for the value, and its default, which the help then tells: ``"-o --output FILE"``,
+            ``"--rows N (32)"``, ``"graph GRAPH"``. With ``...`` behind, an option may be repeated, and gives a list;
+            without a value it is a flag.
         kind: Type of the value.
     """
     names = [part for part in spec.split() if part.startswith("-")] or spec.split()[:1]
@@ -36,6 +37,10 @@ def add(
     if rest[-1:] == ["..."]:
         rest.pop()
         more |= {"action": "append", "default": []}
+    elif rest and rest[-1].startswith("("):
+        told = rest.pop()[1:-1]
+        more["default"] = kind(told)
+        text = f"{text}{'; ' if text else ''}default: {told}"
     if rest:
         more["metavar"] = rest[0]
     parser.add_argument(*names, help=text or None, **more)

@@ -17,7 +17,8 @@ from weft.base.text.suggestion import suggestion
 _MAX_DEPTH = 64
 #: Most findings reported for one file.
 _MAX_FINDINGS = 500
-_TOKEN = re.compile(
+#: A token of the text format, or what is skipped.
+TOKEN = re.compile(
     r"(?P<skip>\s+|\#[^\n]*)"
     r"|(?P<name>[A-Za-z_][0-9A-Za-z_+-]*)"
     r"|(?P<number>[0-9.+-][0-9A-Za-z_.+-]*)"
@@ -89,7 +90,7 @@ class Scan:
         self._text = text
         self._tokens = [
             PbtxtToken(match.lastgroup or "", match.group(), match.start())
-            for match in _TOKEN.finditer(text)
+            for match in TOKEN.finditer(text)
             if match.lastgroup != "skip"
         ]
         self._next = 0

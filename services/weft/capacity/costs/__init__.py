@@ -14,8 +14,6 @@ class Operation:
             two activations), ``conv``, ``element`` (an addition and the like), ``function`` (exponentials and the
             like), ``norm``, ``softmax``, ``reduce``, ``transpose``, ``gather``, ``copy``; ``view`` moves nothing.
         num_flops: Floating-point or integer operations; a multiply-add counts as two.
-        weight_bytes: Weights that it reads.
-        moved_bytes: Activations that it reads and writes.
         kind: Type of what is multiplied: a key of ``TYPE_BYTES``.
         shape: ``(rows, inputs, outputs)`` of a product; else ().
     """
@@ -34,8 +32,6 @@ class BatchCost:
 
     Attributes:
         peak_bytes: Activations that are in memory at the same time, at most; inputs and outputs included.
-        input_bytes, output_bytes: Of the tensors of the request and its answer.
-        num_tensors: Inputs and outputs.
     """
 
     num_rows: int
@@ -51,7 +47,6 @@ class Weights:
     """Memory of one instance that does not depend on the batch.
 
     Attributes:
-        num_bytes: The weights, as the file has them.
         packed_bytes: Copies of matrices that the runtime lays out for its products on a CPU, beside the weights.
     """
 

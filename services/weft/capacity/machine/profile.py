@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.base.errors import UnsupportedError
+from weft.jobs.atomic_files import replace_file
 
 _FORMAT = 2
 _PACKAGES = ("weft-mesh", "onnxruntime-gpu", "onnxruntime", "torch", "numpy")
@@ -87,7 +88,6 @@ class Runtimes(NamedTuple):
             without a model.
         request_s, request_cpu_s: A request by backend, by the clock and in CPU time of the service, less the call of
             ONNX Runtime or of the program.
-        byte_s: A byte of inputs and outputs.
     """
 
     memory_bytes: dict[str, int]
@@ -100,9 +100,6 @@ class EngineTimes(NamedTuple):
     """Of the language-model engine, seconds apart from products with weights.
 
     Attributes:
-        step_s: A step.
-        layer_s: A layer of a step.
-        sequence_s: Each further sequence of a step.
         request_s: A request apart from its steps.
         next_request_s: Each further one that is sent at the same time.
         memory_bytes: Resident memory of a service with an engine that has hardly any weights.
@@ -183,8 +180,10 @@ class MachineProfile:
         if key not in self._sections:
             self._announce(f"measuring this machine once: {name}, {num_threads} threads ({self._file})")
             self._sections[key] = {"measured": f"{datetime.now(UTC):%Y-%m-%d}", "values": _measured(name, num_threads)}
+            content = json.dumps({"of": _identity(), "sections": self._sections}, indent=1)
             try:
-                self._write()
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                replace_file(self._file, content.encode(), writer=str(os.getpid()))
             except OSError as error:
                 self._announce(f"the figures cannot be kept, and are measured again next time: {error}")
         return SECTIONS[name][2](**self._sections[key]["values"])
@@ -195,12 +194,6 @@ class MachineProfile:
             return dict(document["sections"]) if document["of"] == _identity() else {}
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return {}
-
-    def _write(self) -> None:
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self._file.with_name(f"{self._file.name}.{os.getpid()}")
-        temporary.write_text(json.dumps({"of": _identity(), "sections": self._sections}, indent=1), encoding="utf-8")
-        temporary.replace(self._file)
 
 
 def cpu_model() -> str:

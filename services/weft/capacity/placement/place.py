@@ -217,9 +217,7 @@ class CheckedChange(NamedTuple):
 
     Attributes:
         solution: The placement after the change, with as few moves as were found.
-        differences: In the workloads and devices, in words.
         changes: Replicas that move, come or go, each with the cause.
-        cost_before, cost_after: Per hour.
     """
 
     solution: Solution

@@ -72,7 +72,6 @@ class MigProfile:
 
     Attributes:
         name: ``"1g.10gb"``.
-        memory_bytes: Usable memory of a slice.
         compute_share: The part of the device's streaming multiprocessors that a slice has, in (0, 1].
         num_slices: Memory slices that it occupies.
         starts: Memory slices at which it may begin.
@@ -246,7 +245,6 @@ def read_fleet(path: Path, device: Device, mig: tuple[MigProfile, ...] = ()) -> 
 
     Args:
         device: Class, memory and defaults of each; with an ``index``, they are GPUs and counted from 0 on each host.
-        mig: Slices of devices that can be partitioned.
 
     Raises:
         InvalidArgumentError: The file is none such: where, what is wrong, what is allowed.

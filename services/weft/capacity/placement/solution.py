@@ -45,7 +45,6 @@ class Solution:
 
     Attributes:
         assignments: Of all replicas that have a place, by workload and replica.
-        unplaced: Workloads with replicas that have none.
         is_optimal: Whether no placement costs less, moves fewer and is balanced better (in that order).
         cost_bound: No placement of as many replicas costs less per hour; 0: that is all that is known.
         notes: What the reader should know of how it was found.

@@ -90,7 +90,6 @@ class Search:
 
         Args:
             time_limit_s: Of all of it, in deterministic seconds.
-            aims: Which of them are minimised.
         """
         hint = first_fit(self._problem, self._devices, self._previous)
         if self._num_variables > MAX_VARIABLES:

@@ -9,14 +9,9 @@ from google.protobuf.message import Message
 
 from weft.base.errors import InternalError, UnsupportedError
 from weft.base.text.pbtxt import parse
+from weft.base.text.pbtxt_scan import TOKEN
 from weft_protos.model_config_pb2 import ModelConfig
 
-_TOKEN = re.compile(
-    r"(?P<skip>\s+|\#[^\n]*)"
-    r"|(?P<word>[A-Za-z0-9_.+-]+)"
-    r"|(?P<string>\"(?:[^\"\\\n]|\\.)*\"?|'(?:[^'\\\n]|\\.)*'?)"  # one without an end matches too: time stays linear
-    r"|(?P<symbol>.)"
-)
 _CLOSING = {"{": "}", "<": ">"}
 _PARAMETERS = "parameters"
 
@@ -186,7 +181,7 @@ def _without(text: str, field: _TextField) -> str:
 
 
 def _parsed(text: str) -> list[_TextField]:
-    tokens = [match for match in _TOKEN.finditer(text) if match.lastgroup != "skip"]
+    tokens = [match for match in TOKEN.finditer(text) if match.lastgroup != "skip"]
     return list(_fields(tokens, [0], ""))
 
 

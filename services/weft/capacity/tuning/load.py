@@ -61,8 +61,6 @@ class Load:
 
     Attributes:
         latencies_s: Of answered requests, in order of their ends; of an open loop from the planned arrival.
-        errors: Failed requests by gRPC status name.
-        first_error: Message of the first of them.
         duration_s: From the first request to the last answer.
         num_planned: Arrivals of an open loop.
     """
@@ -120,7 +118,6 @@ async def closed_loop(
     Args:
         call: What is loaded; a failure is an ``AioRpcError``.
         requests: Sent in turn, again from the start when all were sent.
-        bounds: When to stop sending.
         concurrency: Requests in work at once; each waits for its answer before the next.
         min_answers: With fewer it goes on, for three times the duration at most.
         max_errors: It ends after so many failed requests.
@@ -248,9 +245,7 @@ def from_data(
     """Requests of the rows of a data set, read as ``weft batch`` reads it.
 
     Args:
-        signature: Of the graph or model.
         path: Parquet, JSON Lines or CSV.
-        column_of: Column of an input, where it has another name.
         rows: Of each request; adjacent rows of one shape go together.
         recorded: Each row arrives on its own, when its column ``at_s`` says.
 

@@ -55,12 +55,9 @@ class Measurement:
 
     Attributes:
         level: Requests in work at once; 0 of an open loop.
-        throughput_per_s: Answers per second.
         cpu_s_per_1000: CPU-seconds of all processes of the mesh for 1000 answers; nan without answers.
         latency_ms: By percentile; nan without answers.
-        errors: Failed requests by status.
         offered_per_s: Mean rate of arrivals of an open loop; 0 of a closed one.
-        first_error: Message of the first failed request.
     """
 
     level: int
@@ -177,7 +174,6 @@ class TrialLoad(NamedTuple):
     Attributes:
         levels_vary: The most load that keeps the latencies is looked for, from ``level`` on; else ``level`` is all.
         level: Requests in work at once; 0: planned arrivals.
-        duration_s: Of one run.
     """
 
     levels_vary: bool
@@ -191,7 +187,6 @@ class Comparison:
 
     Attributes:
         pairs: The runs, old and new.
-        old, new: Medians of them.
         gains: By objective, how many times better the new one is, run by run.
         keeps_limits: The new one keeps the latencies, by the median of its runs.
     """

@@ -42,8 +42,6 @@ class MeshBench:
     """Starts meshes, and keeps those that are no longer measured for configurations that differ in models alone.
 
     Args:
-        space: Turns configurations into files and arguments.
-        folder: Of staged repositories and of the meshes' logs.
         make_requests: Makes the requests, once, of the signature that the first mesh tells.
         rate_per_s: Of an open loop; 0: as recorded.
         warm_up_s: Load that is not counted, before each configuration is measured.

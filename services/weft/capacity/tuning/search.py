@@ -25,7 +25,6 @@ class SearchLimits(NamedTuple):
     """When a search is over.
 
     Attributes:
-        num_trials: The shipped configuration is the first.
         budget_s: For everything, the confirmation included, seconds.
         num_confirmations: Rounds of the shipped configuration against the pick, at the end.
     """
@@ -54,12 +53,7 @@ _Rule: TypeAlias = Callable[[Comparison], bool]
 
 
 class Search:
-    """Searches; the incumbent, which is the best configuration so far, runs all the time.
-
-    Args:
-        study: Trials of before, and where new ones are kept.
-        limits: When it is over.
-    """
+    """Searches; the incumbent, which is the best configuration so far, runs all the time."""
 
     _incumbent: TrialRecord
     _running: Running

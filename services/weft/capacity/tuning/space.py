@@ -44,8 +44,6 @@ class TunedModel:
 
     Attributes:
         service: Its service, as the folder of the repository is called.
-        folder: Of the model, in the repository.
-        text: Content of its ``config.pbtxt``.
         config: The same, parsed; what the file leaves out is left out.
         execution_modes: Values of ``EXECUTION`` that its backend allows.
         min_batch_size: Rows of the largest request that a graph or client may send.

@@ -70,11 +70,7 @@ class Study:
 
     Args:
         path: Of the file; one process at a time may use it.
-        sampler: ``nsga2`` or ``tpe``.
         setup: What the study is about; a study in the file must be about the same.
-
-    Attributes:
-        records: Trials that have ended, in their order.
 
     Raises:
         InvalidArgumentError: The file holds another study, or none.

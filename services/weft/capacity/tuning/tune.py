@@ -41,20 +41,9 @@ class TuneOptions:
     """What is searched, as the options of ``weft tune`` describe it.
 
     Attributes:
-        graph: Graph or model; NAME/VERSION for one version.
-        limits: Latencies to keep, at least one.
-        study: Folder of the trials and the report.
-        objective: ``throughput``, ``cpu`` or ``latency``.
-        data: Data set whose rows are sent; "": random values.
         recorded: Data set with a column ``at_s``, rows sent as they arrived; "": none.
-        column_of: Column of an input, where it has another name.
         rate_per_s: Planned arrivals a second; 0: none are planned, or as recorded.
         concurrency: Requests in work at once; 0: four for each core, and for throughput as many as keep the limits.
-        num_trials: The shipped configuration is the first.
-        sampler: ``nsga2`` or ``tpe``.
-        seed: Of sampler, values and arrivals.
-        write: Write the pick into the repository.
-        output: Write a copy of the repository with the pick there; None: none.
     """
 
     graph: str

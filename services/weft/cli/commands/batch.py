@@ -65,12 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_pace(parser)
     _add_engine(parser)
     option("--url ADDRESS", "router to use; default: a mesh of its own, in this job")
-    option(
-        "--repository DIR",
-        "model repository of the job's own mesh; default: model_repository",
-        Path,
-        Path("model_repository"),
-    )
+    option("--repository DIR (model_repository)", "model repository of the job's own mesh", Path)
     option(
         "--cost-per-hour N",
         "what the machines of the job cost, in any currency; shows the cost of a million rows",
@@ -101,7 +96,7 @@ def _add_engine(parser: argparse.ArgumentParser) -> None:
 def _add_form(parser: argparse.ArgumentParser) -> None:
     form = partial(add, parser.add_argument_group("columns and formats"))
     form("--format", "default: by suffix; file: each is a row", default="", choices=("parquet", "jsonl", "csv", "file"))
-    form("--output-format", "default: parquet", default="parquet", choices=("parquet", "jsonl"))
+    form("--output-format (parquet)", choices=("parquet", "jsonl"))
     form(
         "--column INPUT=COLUMN[,COLUMN...] ...",
         "column of an input, or several of scalars that make a list; default: that of the same name, none for an "
@@ -129,10 +124,10 @@ def _add_pace(parser: argparse.ArgumentParser) -> None:
         "--skip-bad-files",
         "pass over files that cannot be read, and the rest of those that are damaged, with a word for each",
     )
-    pace("--max-inflight N", "requests, at most; default: 256", positive_integer, 256)
+    pace("--max-inflight N (256)", "requests, at most", positive_integer)
     pace("--max-failures N", "end once more rows failed; default: never", not_negative_integer)
-    pace("--timeout-ms N", "deadline of a request; default: 60000", positive, 60_000.0)
-    pace("--patience-s N", "how long the mesh may be busy or away before the job ends; default: 120", positive, 120.0)
+    pace("--timeout-ms N (60000)", "deadline of a request", positive)
+    pace("--patience-s N (120)", "how long the mesh may be busy or away before the job ends", positive)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -175,10 +170,8 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _embedded(options: argparse.Namespace, display: "BatchDisplay") -> "Progress":
-    try:
-        from weft.jobs.batch import run_batch  # noqa: PLC0415  # pyarrow is an extra
-    except ModuleNotFoundError as error:
-        raise UnsupportedError(f"weft batch needs '{error.name}': pip install 'weft-mesh[jobs]'") from error
+    from weft.jobs.batch import run_batch  # noqa: PLC0415  # pyarrow is an extra
+
     job = _job(options)
 
     async def run_there(url: str) -> "Progress":

@@ -27,14 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "JSON with the ports when all is ready. For small machines: pip install 'weft-mesh[edge]' is enough."
     )
     parser.epilog = "example: weft edge --repository models --router-port 8001"
-    option("--repository DIR", "default: ./model_repository", Path, Path("model_repository"))
+    option("--repository DIR (./model_repository)", kind=Path)
     option("--host HOST", "address to listen on", default="127.0.0.1")
     option("--router-port N", "gRPC; 0 is any free port", port, ROUTER_PORT)
     option("--metrics-port N", "default: router port + 1", port)
     add_wire_argument(parser)
     add_completion_argument(parser)
     option("--stop-with-stdin", "stop when standard input ends, so as not to outlive the parent")
-    option("--grace-s S", "how long stopping may take; default: 10", positive, 10.0)
+    option("--grace-s S (10)", "how long stopping may take", positive)
     add_router_arguments(
         parser.add_argument_group(
             "router",

@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_request_arguments(parser)
     add_router_arguments(parser)
     add_json_argument(parser)
-    option("--timeout-ms N", "deadline; default: 30000", positive, 30_000.0)
+    option("--timeout-ms N (30000)", "deadline", positive)
     option("--trace", "show the path taken, and when each step ran for how long")
 
 

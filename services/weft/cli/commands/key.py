@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from weft.base.errors import InvalidArgumentError, WeftError
+from weft.base.errors import InvalidArgumentError
 from weft.base.security.keys import new_key, read_keys
 from weft.base.text.argument_types import add
 from weft.cli.arguments import add_json_argument
@@ -30,24 +30,17 @@ def run(options: argparse.Namespace) -> int:
 
     The key is shown once, on standard output; the line with its hash goes to a file, or to standard error.
     """
-    try:
-        key, line = new_key(options.name)
-        if options.add_to is not None:
-            if options.add_to.exists() and options.name in read_keys([options.add_to], may_be_empty=True):
-                raise InvalidArgumentError(
-                    f"'{options.add_to}' has a line for '{options.name}', and a file with two is refused; leave out "
-                    "--add-to and put the hash beside the one that is there"
-                )
-            with options.add_to.open("a+b") as file:
-                end = file.seek(0, os.SEEK_END)
-                is_cut = end > 0 and _last_byte(file.fileno(), end) != b"\n"
-                file.write(b"\n" * is_cut + line.encode() + b"\n")
-    except WeftError as error:
-        print(f"weft key: {error.message}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"weft key: '{options.add_to}': {error.strerror}", file=sys.stderr)
-        return 1
+    key, line = new_key(options.name)
+    if options.add_to is not None:
+        if options.add_to.exists() and options.name in read_keys([options.add_to], may_be_empty=True):
+            raise InvalidArgumentError(
+                f"'{options.add_to}' has a line for '{options.name}', and a file with two is refused; leave out "
+                "--add-to and put the hash beside the one that is there"
+            )
+        with options.add_to.open("a+b") as file:
+            end = file.seek(0, os.SEEK_END)
+            is_cut = end > 0 and os.pread(file.fileno(), 1, end - 1) != b"\n"
+            file.write(b"\n" * is_cut + line.encode() + b"\n")
     if options.json:
         print(json.dumps({"name": options.name, "key": key, "line": line}))
         return 0
@@ -55,7 +48,3 @@ def run(options: argparse.Namespace) -> int:
         print(f"The line for the file of --auth-keys:\n{line}\nThe key, which is shown only now:", file=sys.stderr)
     print(key)
     return 0
-
-
-def _last_byte(descriptor: int, end: int) -> bytes:
-    return os.pread(descriptor, 1, end - 1)

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import json
-import os
 import shlex
 import sys
 from functools import partial
@@ -11,12 +10,13 @@ from pathlib import Path
 
 from google.protobuf.json_format import MessageToDict
 
-from weft.base.errors import UnavailableError, WeftError
+from weft.base.errors import UnavailableError
 from weft.base.security.arguments import add_channel_arguments
 from weft.base.text.argument_types import add
 from weft.base.text.pbtxt import PbtxtError, render
 from weft.base.text.printable import printable
 from weft.cli.arguments import ROUTER_PORT, add_json_argument, pair
+from weft.jobs.atomic_files import replace_file
 from weft.tools.live_signatures import signatures_of_router, signatures_of_targets
 from weft.tools.lock import drift, lock_text, read_lock
 from weft.v2.security.channel import channel_security
@@ -53,12 +53,6 @@ def run(options: argparse.Namespace) -> int:
         _write(options, found)
     except PbtxtError as error:
         print(render(error.diagnostics), file=sys.stderr)
-        return 1
-    except WeftError as error:
-        print(f"weft lock: {error.message}", file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"weft lock: '{error.filename}': {error.strerror}", file=sys.stderr)
         return 1
     return 0
 
@@ -107,10 +101,5 @@ def _write(options: argparse.Namespace, found: pb.TargetSignaturesResponse) -> N
     if options.output is None:
         print(text, end="")
         return
-    draft = options.output.with_name(f".{options.output.name}.{os.getpid()}")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(options.output)
-    finally:
-        draft.unlink(missing_ok=True)
+    replace_file(options.output, text.encode())
     print(f"{options.output}: {len(found.model)} models", file=sys.stderr)

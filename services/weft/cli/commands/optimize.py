@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from weft.base.errors import InvalidArgumentError, NotFoundError, UnsupportedError
+from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.base.text.argument_types import add, not_negative_integer, positive, positive_integer
 from weft.base.text.printable import printable
 from weft.cli.arguments import add_json_argument, graph_version, made, pair, share
@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     option("--graph GRAPH", "graph that the data goes through; default: the one that calls the model", graph_version)
     option("--method NAME ...", "try only this; may be repeated; default: all", dest="methods")
-    option("--repository DIR", "model repository; default: model_repository", Path, Path("model_repository"))
+    option("--repository DIR (model_repository)", "model repository", Path)
     option("--dry-run", "do all but write the version", dest="is_dry_run")
     option("--report DIR", "gets report.json, report.svg and mesh.log", Path)
     _add_judgement(parser)
@@ -71,9 +71,9 @@ def _add_judgement(parser: argparse.ArgumentParser) -> None:
     data = partial(add, parser.add_argument_group("data"))
     data("--format", "default: by suffix", default="", choices=("parquet", "jsonl", "csv"))
     data("--column INPUT=COLUMN ...", "column of an input; default: that of the same name", pair)
-    data("--calibration-rows N", "at most; default: 256", positive_integer, 256, dest="num_calibration")
-    data("--held-out-rows N", "at most; default: 1000", positive_integer, 1000, dest="num_held_out")
-    data("--seed N", "of the split into both; default: 0", not_negative_integer, 0)
+    data("--calibration-rows N (256)", "at most", positive_integer, dest="num_calibration")
+    data("--held-out-rows N (1000)", "at most", positive_integer, dest="num_held_out")
+    data("--seed N (0)", "of the split into both", not_negative_integer)
     judgement = partial(add, parser.add_argument_group("judgement"))
     judgement(
         "--metric NAME",
@@ -83,9 +83,9 @@ def _add_judgement(parser: argparse.ArgumentParser) -> None:
     )
     judgement("--output OUTPUT", "of the graph, that is judged", default="")
     judgement("--label COLUMN", "with the right class; default: the original's own", default="")
-    judgement("--positive COLUMN", "retrieval: the text to find; default: positive", default="positive")
-    judgement("--rounds N", "of the measurement of the cost; default: 5", positive_integer, 5, dest="num_rounds")
-    judgement("--timeout-ms N", "deadline of a request; default: 60000", positive, 60_000.0)
+    judgement("--positive COLUMN (positive)", "retrieval: the text to find")
+    judgement("--rounds N (5)", "of the measurement of the cost", positive_integer, dest="num_rounds")
+    judgement("--timeout-ms N (60000)", "deadline of a request", positive)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -104,13 +104,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    try:
-        from weft.optimize.optimize import OptimizeOptions, optimize  # noqa: PLC0415  # torch, pyarrow
-        from weft.optimize.report import draw  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise UnsupportedError(
-            f"weft optimize needs '{error.name}': pip install 'weft-mesh[optimize,model,preprocess,postprocess]'"
-        ) from error
+    from weft.optimize.optimize import OptimizeOptions, optimize  # noqa: PLC0415  # torch, pyarrow
+    from weft.optimize.report import draw  # noqa: PLC0415
+
     name, _, version = options.model.partition("/")
     folder: Path | None = options.report
     if folder is not None:

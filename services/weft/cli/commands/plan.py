@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from weft.base.errors import UnsupportedError, WeftError
 from weft.base.text.argument_types import add, not_negative, positive, positive_integer
 from weft.cli.arguments import add_json_argument, made, pair
 
@@ -25,14 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--shape token_type_ids=128 --rate minilm=2000 --cost-per-hour 2.5"
     )
     option("models MODEL", "or a graph, for the models that it calls; default: all of the model service", nargs="*")
-    option("--repository DIR", "default: model_repository", Path, Path("model_repository"))
+    option("--repository DIR (model_repository)", kind=Path)
     option(
         "--device NAME|FILE",
         "a GPU such as H100, a TOML file with memory_gib, bandwidth_gb_per_s and tflops, or this machine: this "
         "(default)",
         default="this",
     )
-    option("--num-devices N", "default: 1", positive_integer, 1)
+    option("--num-devices N (1)", kind=positive_integer)
     option("--batch N", "largest batch; default: that of the model", positive_integer, 0)
     option(
         "--shape [MODEL.]INPUT=1x128 ...",
@@ -54,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         positive_integer,
         0,
     )
-    language("--output-tokens N", "of them the answer's; default: 128", positive_integer, 128, dest="num_output_tokens")
+    language("--output-tokens N (128)", "of them the answer's", positive_integer, dest="num_output_tokens")
     option("--cost-per-hour N", "of a device, in any currency", not_negative, 0.0)
     _add_placement(parser)
     add_json_argument(parser)
@@ -90,29 +89,17 @@ def model_rate(text: str) -> tuple[str, float]:
 
 def run(options: argparse.Namespace) -> int:
     """Print the report; 0, or 1 if a model cannot be planned, fits nowhere or has no place."""
-    try:
-        # optional packages, and slow to import
-        from weft.capacity import report as plan  # noqa: PLC0415
-        from weft.capacity.estimates import PlanOptions  # noqa: PLC0415
-        from weft.capacity.subjects import shapes_of  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise UnsupportedError(
-            f"{error.name} is not installed; install it with pip install 'weft-mesh[plan,model]'"
-        ) from error
+    # optional packages, and slow to import
+    from weft.capacity import report as plan  # noqa: PLC0415
+    from weft.capacity.estimates import PlanOptions  # noqa: PLC0415
+    from weft.capacity.subjects import shapes_of  # noqa: PLC0415
+
     parsed: dict[str, Any] = {name: dict(getattr(options, name)) for name in ("declared", "rates", "replicas")}
-    try:
-        parsed["shapes"] = shapes_of(dict(options.shapes))
-        report = plan.make_report(
-            made(PlanOptions, options, **parsed),
-            announce=lambda text: print(f"weft plan: {text}", file=sys.stderr),
-        )
-        written = plan.write_outputs(report, options.save, options.kubernetes)
-    except OSError as error:
-        print(f"weft plan: '{error.filename}': {error.strerror}", file=sys.stderr)
-        return 1
-    except WeftError as error:
-        print(f"weft plan: {error.message}", file=sys.stderr)
-        return 1
+    parsed["shapes"] = shapes_of(dict(options.shapes))
+    report = plan.make_report(
+        made(PlanOptions, options, **parsed), announce=lambda text: print(f"weft plan: {text}", file=sys.stderr)
+    )
+    written = plan.write_outputs(report, options.save, options.kubernetes)
     if options.json:
         print(json.dumps(plan.plan_values(report)))
     else:

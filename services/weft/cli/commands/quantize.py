@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.base.errors import WeftError
 from weft.base.text.argument_types import add, not_negative_integer
 from weft.cli.arguments import add_json_argument, share
 
@@ -52,15 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Quantise and print the report; 0, or 1 if it cannot be done or costs more than ``--max-loss``."""
-    try:
-        # imports torch, which takes seconds
-        from weft.tools.quantize.quantize_folder import LossAboveLimitError, quantize_folder  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        print(
-            f"weft quantize: {error.name} is not installed; install it with pip install 'weft-mesh[model]'",
-            file=sys.stderr,
-        )
-        return 1
+    # imports torch, which takes seconds
+    from weft.tools.quantize.quantize_folder import LossAboveLimitError, quantize_folder  # noqa: PLC0415
+
     try:
         report = quantize_folder(
             options.folder,
@@ -72,11 +65,7 @@ def run(options: argparse.Namespace) -> int:
         )
     except LossAboveLimitError as error:
         _print(error.report, as_json=options.json)
-        print(f"weft quantize: {error.message}", file=sys.stderr)
-        return 1
-    except WeftError as error:
-        print(f"weft quantize: {error.message}", file=sys.stderr)
-        return 1
+        raise
     _print(report, as_json=options.json)
     print(f"{options.output}: written", file=sys.stderr)
     return 0

@@ -5,7 +5,6 @@ import asyncio
 import signal
 from functools import partial
 
-from weft.base.errors import UnsupportedError
 from weft.base.observing.logs import configure, get_logger
 from weft.base.text.argument_types import add, positive, positive_integer
 from weft.cli.arguments import add_router_arguments, made, pair, port
@@ -35,28 +34,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     option("--to SCHEME://HOST:PORT/TOPIC", "answers", required=True)
     option("--dead-letters TOPIC", "messages without an answer, at the broker of --from; default: TOPIC.dead")
-    option("--group NAME", "consumers that share the messages; default: weft", default="weft")
+    option("--group NAME (weft)", "consumers that share the messages")
     option("--order-by FIELD", "answer messages with an equal value one after another", default="")
     option("--column INPUT=FIELD ...", "default: the input's name", pair)
     option("--write OUTPUT ...", "write only this; may be repeated")
     option("--keep FIELD ...", "write this field of the message too")
     option("--param NAME=VALUE ...", "parameter of every request", pair)
     option("--rows-per-request N", "default: the largest batch", positive_integer, 0)
-    option("--max-inflight N", "messages in work; default: 256", positive_integer, 256)
-    option(
-        "--max-deliveries N",
-        "a message that was delivered more often is a dead letter; default: 5",
-        positive_integer,
-        5,
-    )
-    option(
-        "--ack-wait-s N",
-        "the broker delivers a message again after so long without a sign of life; default: 30",
-        positive,
-        30.0,
-    )
-    option("--timeout-ms N", "deadline of a request; default: 60000", positive, 60_000.0)
-    option("--grace-s N", "for what is in work at the end; default: 10", positive, 10.0)
+    option("--max-inflight N (256)", "messages in work", positive_integer)
+    option("--max-deliveries N (5)", "a message that was delivered more often is a dead letter", positive_integer)
+    option("--ack-wait-s N (30)", "the broker delivers a message again after so long without a sign of life", positive)
+    option("--timeout-ms N (60000)", "deadline of a request", positive)
+    option("--grace-s N (10)", "for what is in work at the end", positive)
     option("--metrics-port PORT", "serve metrics there; 0: a free one", port)
     add_router_arguments(parser)
 
@@ -68,11 +57,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 async def _stream(options: argparse.Namespace) -> None:
-    try:
-        from weft.jobs.brokers import make_broker, parse_address  # noqa: PLC0415  # pyarrow is an extra
-        from weft.jobs.stream import MessageStream, StreamMetrics, StreamOptions  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise UnsupportedError(f"weft stream needs '{error.name}': pip install 'weft-mesh[streams]'") from error
+    from weft.jobs.brokers import make_broker, parse_address  # noqa: PLC0415  # pyarrow is an extra
+    from weft.jobs.stream import MessageStream, StreamMetrics, StreamOptions  # noqa: PLC0415
+
     source, target = parse_address(options.source), parse_address(options.to)
     job = made(
         StreamOptions,

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     option("--service NAME=ADDRESS ...", "the metrics of a service, HOST:PORT or a URL; may be repeated", pair)
     option("--endpoints FILE", "every service of a mesh: the line that weft up --json prints", Path)
-    option("--interval-s S", "between frames; default: 1", positive, 1.0)
+    option("--interval-s S (1)", "between frames", positive)
     option("--once", "print one frame, as without a terminal")
     option("--json", "print one frame as JSON")
     add_channel_arguments(

@@ -6,7 +6,6 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from weft.base.errors import WeftError
 from weft.base.text.argument_types import add, not_negative_integer, positive, positive_integer
 from weft.cli.arguments import add_json_argument
 from weft.tools.train_heads import HeadReport, train_heads
@@ -32,12 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     option("-o --output FOLDER", "gets the heads; made if it is not there", Path, required=True)
     option("--force", "write over heads that exist")
-    option("--num-heads N", "most drafts of a step; default: 4", positive_integer, 4)
-    option("--num-steps N", "of the optimizer; default: 600", positive_integer, 600)
-    option("--learning-rate RATE", "largest; default: 0.008", positive, 0.008)
-    option("--max-tokens N", "of the text; default: 131072", positive_integer, 131072)
-    option("--seed N", "default: 0", not_negative_integer, 0)
-    option("--device DEVICE", "cpu, cuda or cuda:N; default: cpu", default="cpu")
+    option("--num-heads N (4)", "most drafts of a step", positive_integer)
+    option("--num-steps N (600)", "of the optimizer", positive_integer)
+    option("--learning-rate RATE (0.008)", "largest", positive)
+    option("--max-tokens N (131072)", "of the text", positive_integer)
+    option("--seed N (0)", kind=not_negative_integer)
+    option("--device DEVICE (cpu)", "cpu, cuda or cuda:N")
     add_json_argument(parser)
 
 
@@ -48,29 +47,19 @@ def run(options: argparse.Namespace) -> int:
         if step % _STEPS_BETWEEN_LINES == 0 or step == options.num_steps:
             print(f"step {step} of {options.num_steps}: {loss:.3f} nats per token", file=sys.stderr, flush=True)
 
-    try:
-        report = train_heads(
-            options.folder,
-            options.data,
-            options.output,
-            max_tokens=options.max_tokens,
-            device=options.device,
-            force=options.force,
-            on_step=on_step,
-            num_heads=options.num_heads,
-            num_steps=options.num_steps,
-            learning_rate=options.learning_rate,
-            seed=options.seed,
-        )
-    except WeftError as error:
-        print(f"weft train-heads: {error.message}", file=sys.stderr)
-        return 1
-    except ModuleNotFoundError as error:
-        print(
-            f"weft train-heads: {error.name} is not installed; install it with: pip install 'weft-mesh[model]'",
-            file=sys.stderr,
-        )
-        return 1
+    report = train_heads(
+        options.folder,
+        options.data,
+        options.output,
+        max_tokens=options.max_tokens,
+        device=options.device,
+        force=options.force,
+        on_step=on_step,
+        num_heads=options.num_heads,
+        num_steps=options.num_steps,
+        learning_rate=options.learning_rate,
+        seed=options.seed,
+    )
     print(_as_json(report) if options.json else _as_table(report))
     return 0
 

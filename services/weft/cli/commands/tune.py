@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.base.errors import InvalidArgumentError, UnsupportedError, WeftError
+from weft.base.errors import InvalidArgumentError
 from weft.base.text.argument_types import add, not_negative_integer, positive, positive_integer
 from weft.cli.arguments import add_json_argument, graph_version, made, pair
 
@@ -40,21 +40,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what decides within the latencies; default: throughput, with planned arrivals cpu",
         choices=("throughput", "cpu", "latency"),
     )
-    option("--repository DIR", "default: model_repository", Path, Path("model_repository"))
+    option("--repository DIR (model_repository)", kind=Path)
     _add_load(parser)
     search = partial(add, parser.add_argument_group("search"))
-    search("--trials N", "at most; default: 30", positive_integer, 30, dest="num_trials")
-    search("--budget-s N", "for all of it; default: 600", positive, 600.0)
-    search("--run-s N", "one run under load; default: 2", positive, 2.0)
+    search("--trials N (30)", "at most", positive_integer, dest="num_trials")
+    search("--budget-s N (600)", "for all of it", positive)
+    search("--run-s N (2)", "one run under load", positive)
     search(
-        "--confirm-rounds N",
-        "rounds of the pick against what is shipped, at the end; default: 5",
+        "--confirm-rounds N (5)",
+        "rounds of the pick against what is shipped, at the end",
         positive_integer,
-        5,
         dest="num_confirmations",
     )
-    search("--sampler", "Optuna's; default: nsga2", default="nsga2", choices=("nsga2", "tpe"))
-    search("--seed N", "default: 0", not_negative_integer, 0)
+    search("--sampler (nsga2)", "Optuna's", choices=("nsga2", "tpe"))
+    search("--seed N (0)", kind=not_negative_integer)
     search("--study DIR", "folder of the trials; default: tune-GRAPH", Path)
     search("--resume", "go on with the trials in --study")
     result = partial(add, parser.add_argument_group("result"))
@@ -69,7 +68,7 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
     rows("--data PATH", "rows to send: Parquet, JSON Lines or CSV as of weft batch; default: random values", default="")
     rows("--recorded PATH", "the same with a column at_s: rows are sent as they arrived, in seconds", default="")
     add(load, "--column INPUT=COLUMN ...", "default: that of the same name", pair, dest="column_of")
-    add(load, "--rows-per-request N", "where there is a batch; default: 1", positive_integer, 1)
+    add(load, "--rows-per-request N (1)", "where there is a batch", positive_integer)
     pace = partial(add, load.add_mutually_exclusive_group())
     pace("--rate N", "Poisson arrivals a second; of recorded ones their mean rate", positive, 0.0, dest="rate_per_s")
     pace(
@@ -82,15 +81,9 @@ def _add_load(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Search, print what was found; 0 when the search has ended, 1 if it cannot begin or go on, 130 after Ctrl-C."""
-    try:
-        from weft.capacity.tuning.measurement import parse_limit  # noqa: PLC0415
-        from weft.capacity.tuning.tune import (  # noqa: PLC0415  # Optuna is an extra
-            TuneOptions,
-            text,
-            tune,
-        )
-    except ModuleNotFoundError as error:
-        raise _missing(error) from error
+    from weft.capacity.tuning.measurement import parse_limit  # noqa: PLC0415
+    from weft.capacity.tuning.tune import TuneOptions, text, tune  # noqa: PLC0415  # Optuna is an extra
+
     if options.recorded and options.concurrency:
         raise InvalidArgumentError(
             "--recorded and --concurrency exclude each other; --data sends rows without their times"
@@ -107,8 +100,6 @@ def run(options: argparse.Namespace) -> int:
     )
     try:
         outcome = tune(tuned, _show)
-    except ModuleNotFoundError as error:
-        raise _missing(error) from error
     except KeyboardInterrupt:
         print(f"weft: interrupted; --study {study} --resume goes on", file=sys.stderr)
         return _INTERRUPTED
@@ -132,7 +123,3 @@ def _show(record: "TrialRecord", space: "SearchSpace") -> None:
     if gains and record.reason:
         shown += f"; {record.reason}"
     print(f"{mark} {record.outcome}: {changes or 'as it is shipped'}: {shown}", file=sys.stderr)
-
-
-def _missing(error: ModuleNotFoundError) -> WeftError:
-    return UnsupportedError(f"weft tune needs '{error.name}': pip install 'weft-mesh[tune]'")

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Start preprocess, model, postprocess and router as local processes; stop all of them at Ctrl-C."
     )
-    option("--repository DIR", "default: ./model_repository", Path, Path("model_repository"))
+    option("--repository DIR (./model_repository)", kind=Path)
     option("--host HOST", "address the router listens on; the others stay local", default="127.0.0.1")
     option("--router-port N", "gRPC; 0 is any free port", port, ROUTER_PORT)
     option("--metrics-port N", "the router's metrics; default: router port + 1", port)
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=MODEL_SERVICES,
     )
-    option("--router-workers N", "processes of the router, behind one port; default: 1", num_workers, 1)
+    option("--router-workers N (1)", "processes of the router, behind one port", num_workers)
     option(
         "--replicas NAME=COUNT ...",
         "start so many processes of this service; may be repeated; default: one of each",
@@ -92,17 +92,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_completion_argument(parser)
     option("--json", "print one line of JSON with every endpoint and pid")
     option("--stop-with-stdin", "stop when standard input ends, so as not to outlive the parent")
-    option("--start-timeout-s S", "default: 180", positive, 180.0)
-    option("--grace-s S", "how long stopping may take; default: 20", positive, 20.0)
+    option("--start-timeout-s S (180)", kind=positive)
+    option("--grace-s S (20)", "how long stopping may take", positive)
     option("--no-restart", "a service that dies stays dead, and the others go on")
     option(
         "--exit-on-error", "end if a model or graph cannot be loaded; without it the others are served, and it is told"
     )
     option(
-        "--hang-timeout-s S",
-        "kill and restart a service that has not answered a health check for so long; 0: never; default: 30",
+        "--hang-timeout-s S (30)",
+        "kill and restart a service that has not answered a health check for so long; 0: never",
         not_negative,
-        30.0,
     )
     add_router_arguments(
         parser.add_argument_group(
