@@ -3,9 +3,8 @@
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from typing import Generic, TypeVar
 
 from weft.base.core import InferResult
 from weft.base.errors import DeadlineExceededError, InternalError, WeftError
@@ -17,46 +16,8 @@ from weft.serving.request.stream import ResponseStream
 from weft.serving.runtime.execution import BatchExecution, OutputEncoder
 from weft.serving.runtime.recorder import Recorder, record_queue, record_stream
 
-K = TypeVar("K")
-V = TypeVar("V")
-_Ready = Iterable[tuple[InferenceRequest, tuple[InferResult | WeftError | None, BatchExecution]]]
+_Ready = tuple[InferResult | WeftError | None, BatchExecution]
 _LOG = get_logger("weft.serving")
-
-
-class ReorderBuffer(Generic[K, V]):
-    """Holds each value until every value that was expected before it has left."""
-
-    def __init__(self) -> None:
-        self._values: OrderedDict[K, V | None] = OrderedDict()  # None: not ready
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def expect(self, key: K) -> None:
-        """Have ``key`` leave after everything expected so far."""
-        self._values[key] = None
-
-    def release(self, key: K, value: V) -> list[tuple[K, V]]:
-        """Mark ``key`` as ready, unless it was withdrawn; returns what may leave now, in order."""
-        if key in self._values:
-            self._values[key] = value
-        return self._ready()
-
-    def withdraw(self, key: K) -> list[tuple[K, V]]:
-        """Remove ``key``; returns what may leave now, in order."""
-        self._values.pop(key, None)
-        return self._ready()
-
-    def _ready(self) -> list[tuple[K, V]]:
-        ready: list[tuple[K, V]] = []
-        while self._values:
-            key = next(iter(self._values))
-            value = self._values[key]
-            if value is None:
-                break
-            del self._values[key]
-            ready.append((key, value))
-        return ready
 
 
 class Answers:
@@ -72,20 +33,21 @@ class Answers:
         self._model = model
         self._recorder = recorder
         self._drop = drop
-        self._order: ReorderBuffer[InferenceRequest, tuple[InferResult | WeftError | None, BatchExecution]] | None = (
-            ReorderBuffer() if is_ordered else None
-        )
+        #: Requests that are expected, in order, and what those that are ready leave with.
+        self._order: OrderedDict[InferenceRequest, _Ready | None] | None = OrderedDict() if is_ordered else None
 
     def expect(self, request: InferenceRequest) -> None:
         """Have the request answered after those expected before; only where answers are ordered."""
         if self._order is not None:
-            self._order.expect(request)
+            self._order[request] = None
 
     def deliver(self, execution: BatchExecution) -> None:
         """Answer the members of a batch, except those that have ended or must wait for earlier answers."""
         if self._order is not None:
             for request, outcome in zip(execution.requests, execution.answers, strict=True):
-                self._release(self._order.release(request, (outcome, execution)))
+                if request in self._order:
+                    self._order[request] = outcome, execution
+                self._release(self._order)
             return
         now_ns = time.monotonic_ns()
         answered = []
@@ -115,7 +77,8 @@ class Answers:
         if request.answer is not None and not request.answer.done():
             request.answer.set_result(error)
         if self._order is not None:
-            self._release(self._order.withdraw(request))
+            self._order.pop(request, None)
+            self._release(self._order)
         if split is not None:
             self.forget(split)
         if request.start_ns == 0 and telemetry.is_enabled():
@@ -128,7 +91,8 @@ class Answers:
         for part in parts:
             self._drop(part)
             if self._order is not None:
-                self._release(self._order.withdraw(part))
+                self._order.pop(part, None)
+                self._release(self._order)
 
     def _answer(
         self, request: InferenceRequest, outcome: InferResult | WeftError | None, execution: BatchExecution, now_ns: int
@@ -150,7 +114,15 @@ class Answers:
         else:
             self._recorder.succeeded([request], execution, now_ns)
 
-    def _release(self, ready: _Ready) -> None:
+    def _release(self, order: OrderedDict[InferenceRequest, _Ready | None]) -> None:
+        """Answer every request that is ready, and before which none is expected."""
+        ready: list[tuple[InferenceRequest, _Ready]] = []
+        while order:
+            request, answer = next(iter(order.items()))
+            if answer is None:
+                break
+            del order[request]
+            ready.append((request, answer))
         now_ns = time.monotonic_ns()
         for request, (outcome, execution) in ready:
             self._answer(request, outcome, execution, now_ns)
