@@ -15,7 +15,7 @@ from weft.base.validation import validate
 from weft.serving.queues.priority_levels import PriorityQueue
 from weft.serving.queues.settings import SchedulerSettings
 from weft.serving.runtime import model as intake
-from weft.serving.scheduler.admission import MAX_AGE_NS, MIN_MEASUREMENTS, DeadlineAdmission, ExecutionTimes
+from weft.serving.scheduler.admission import MAX_AGE_NS, MIN_MEASUREMENTS, ExecutionTimes
 
 MS = 1_000_000
 NOW_NS = 1000 * MS
@@ -24,13 +24,12 @@ NOW_NS = 1000 * MS
 def _measured(*, num_instances=1, full_ms=0, single_ms=10, **settings):
     """Queue and admission of a model whose executions took so long lately."""
     scheduling = SchedulerSettings(**{"max_batch_size": 8, "is_batching": True, **settings})
-    times = ExecutionTimes()
-    admission = DeadlineAdmission(scheduling, num_instances, times)
+    times = ExecutionTimes(scheduling, num_instances)
     for _ in range(MIN_MEASUREMENTS):
         times.add(1, single_ms * MS, NOW_NS)
         if full_ms:
             times.add(8, full_ms * MS, NOW_NS)
-    return PriorityQueue(scheduling), admission
+    return PriorityQueue(scheduling), times
 
 
 def _is_admitted(queue, admission, request, now_ns=NOW_NS):
@@ -43,7 +42,7 @@ def _is_admitted(queue, admission, request, now_ns=NOW_NS):
 
 def test_median_needs_measurements():
     """Nothing is known before enough executions of about that size were measured; sizes are not mixed."""
-    times = ExecutionTimes()
+    times = ExecutionTimes(SchedulerSettings(8))
     for number in range(MIN_MEASUREMENTS):
         assert 0 == times.median_ns(4, 0)
         times.add(3 + number % 2, 100 + number, 0)
@@ -53,7 +52,7 @@ def test_median_needs_measurements():
 
 def test_median_forgets():
     """Measurements that are old, or followed by many others, no longer count."""
-    times = ExecutionTimes()
+    times = ExecutionTimes(SchedulerSettings(8))
     for _ in range(MIN_MEASUREMENTS):
         times.add(1, 900, 5)
     assert (900, 0) == (times.median_ns(1, 5 + MAX_AGE_NS), times.median_ns(1, 6 + MAX_AGE_NS))
