@@ -26,7 +26,7 @@ from weft.serving.scheduler.admission import CALL_PATH_HEADER, longer_path, path
 from weft.v2.client.channels import MAX_TIMEOUT_S
 from weft.v2.client.v2_client import V2Client, metadata_of
 from weft.v2.client.wires import WireName
-from weft.v2.protocol.rpc import SEND_EMPTY_FINAL
+from weft.v2.protocol.status import SEND_EMPTY_FINAL
 from weft.v2.security.channel import ChannelSecurity
 
 #: Headers of the calling request that go along, beside those that begin with ``x-``.

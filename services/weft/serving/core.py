@@ -13,8 +13,7 @@ from weft.base.classification import check_classification, classified
 from weft.base.core import CallContext, IndexEntry, InferCall, InferenceCore, InferResult, ParameterValue
 from weft.base.errors import InvalidArgumentError, NotFoundError, UnavailableError, UnsupportedError, WeftError
 from weft.base.observing.logs import get_logger
-from weft.base.repository.control import DEFAULT_POLL_S, ClientControl
-from weft.base.repository.watcher import RepositoryWatcher
+from weft.base.repository.control import DEFAULT_POLL_S, ClientControl, RepositoryWatcher
 from weft.base.signature import ModelSignature
 from weft.base.statistics import ModelStatistics
 from weft.serving.backends.base import Backend
@@ -29,8 +28,8 @@ from weft.serving.metrics import ExportedMetrics, InlineCollector, WarmPoolColle
 from weft.serving.runtime.idle import make_limiter
 from weft.serving.scheduler.rate_limiter import ResourceKey
 from weft.v2.client.wires import WireName
-from weft.v2.load_report import LoadReporter
 from weft.v2.security.channel import ChannelSecurity
+from weft.v2.server.health import LoadReporter
 from weft.v2.server.server import Extension
 from weft_protos.model_config_pb2 import ModelConfig
 
