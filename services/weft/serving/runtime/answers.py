@@ -24,17 +24,29 @@ class Answers:
     """Delivers the outcomes of executions, and errors of requests that end without one, to their callers.
 
     Every answer counts once, that of a request that was split too. Where it ``is_ordered``, answers leave in the order
-    in which the requests were expected. ``drop`` takes a request out of the queue, or flags it if it runs.
+    in which the requests were expected. Those of a decoupled model go through streams; ``unfinished`` has the requests
+    that still wait for their last response. ``drop`` takes a request out of the queue, or flags it if it runs, and
+    ``on_end`` is called with one of a decoupled model that has ended. Lives on the event loop.
     """
 
     def __init__(
-        self, model: str, recorder: Recorder, *, is_ordered: bool, drop: Callable[[InferenceRequest], None]
+        self,
+        signature: ModelSignature,
+        recorder: Recorder,
+        *,
+        is_ordered: bool,
+        drop: Callable[[InferenceRequest], None],
+        on_end: Callable[[InferenceRequest], None],
+        checks_outputs: bool = True,
     ) -> None:
-        self._model = model
+        self._signature = signature
         self._recorder = recorder
         self._drop = drop
+        self._on_end = on_end
+        self._encoder = OutputEncoder(signature, is_checked=checks_outputs)
         #: Requests that are expected, in order, and what those that are ready leave with.
         self._order: OrderedDict[InferenceRequest, _Ready | None] | None = OrderedDict() if is_ordered else None
+        self.unfinished: set[InferenceRequest] = set()
 
     def expect(self, request: InferenceRequest) -> None:
         """Have the request answered after those expected before; only where answers are ordered."""
@@ -82,7 +94,7 @@ class Answers:
         if split is not None:
             self.forget(split)
         if request.start_ns == 0 and telemetry.is_enabled():
-            record_queue(self._model, request, now_ns, error)
+            record_queue(self._signature.name, request, now_ns, error)
 
     def forget(self, split: SplitRequest) -> None:
         """Drop the parts of a request whose whole is answered, or refused."""
@@ -127,31 +139,6 @@ class Answers:
         for request, (outcome, execution) in ready:
             self._answer(request, outcome, execution, now_ns)
 
-
-def _described() -> Work:
-    """In place of the description by the backend, once the span is written."""
-    return Work("compute", {})
-
-
-class DecoupledRequests:
-    """Opens the streams of requests, and ends them; ``unfinished`` has those without their last response."""
-
-    def __init__(
-        self,
-        signature: ModelSignature,
-        recorder: Recorder,
-        *,
-        withdraw: Callable[[InferenceRequest, WeftError], None],
-        on_end: Callable[[InferenceRequest], None],
-        checks_outputs: bool = True,
-    ) -> None:
-        self._signature = signature
-        self._encoder = OutputEncoder(signature, is_checked=checks_outputs)
-        self._recorder = recorder
-        self._withdraw = withdraw
-        self._on_end = on_end
-        self.unfinished: set[InferenceRequest] = set()
-
     def open(self, request: InferenceRequest) -> None:
         """Open the stream of a request; call before it can be executed."""
         request.stream = ResponseStream(
@@ -162,7 +149,7 @@ class DecoupledRequests:
             on_end=partial(self._ended, request),
         )
 
-    def add(self, request: InferenceRequest) -> None:
+    def follow(self, request: InferenceRequest) -> None:
         """Follow an admitted request until it is answered, and end it at its deadline."""
         answer = request.answer
         if answer is None:
@@ -206,7 +193,7 @@ class DecoupledRequests:
 
     def _expire(self, request: InferenceRequest) -> None:
         if request.answer is not None and not request.answer.done():
-            self._withdraw(request, DeadlineExceededError("the deadline passed before the last response"))
+            self.withdraw(request, DeadlineExceededError("the deadline passed before the last response"))
 
     def _answered(
         self,
@@ -230,3 +217,8 @@ class DecoupledRequests:
                 self._recorder.dropped(stream.num_sent, stream.last_ns, time.monotonic_ns())
             stream.fail(outcome)
         self._on_end(request)
+
+
+def _described() -> Work:
+    """In place of the description by the backend, once the span is written."""
+    return Work("compute", {})

@@ -18,7 +18,7 @@ from weft.serving.queues import QUEUES
 from weft.serving.queues.queue import RequestQueue, Waiting
 from weft.serving.queues.settings import LengthBuckets, SchedulerSettings, num_to_hold
 from weft.serving.request.request import InferenceRequest
-from weft.serving.runtime.answers import Answers, DecoupledRequests
+from weft.serving.runtime.answers import Answers
 from weft.serving.runtime.execution import BackgroundThread, BatchExecution
 from weft.serving.runtime.idle import CrashedInstances, IdleInstances, idle_instances
 from weft.serving.runtime.instance import Instance
@@ -145,11 +145,11 @@ class Dispatcher:
         self._running: dict[Instance | BackgroundThread, Sequence[InferenceRequest]] = {}
         self._is_inline = any(place.is_inline for place in places)
         self.recorder = Recorder(statistics, is_inline=self._is_inline)
-        self.answers = Answers(signature.name, self.recorder, is_ordered=settings.preserve_ordering, drop=self._drop)
-        self.decoupled = DecoupledRequests(
+        self.answers = Answers(
             signature,
             self.recorder,
-            withdraw=self.answers.withdraw,
+            is_ordered=settings.preserve_ordering,
+            drop=self._drop,
             on_end=self._on_stream_end,
             checks_outputs=backend.checks_outputs,
         )
@@ -314,13 +314,13 @@ class Dispatcher:
     def _abandon(self) -> None:
         now_ns = time.monotonic_ns()
         running = [request for requests in self._running.values() for request in requests]
-        for request in [*self.queue, *running, *self.decoupled.unfinished]:
+        for request in [*self.queue, *running, *self.answers.unfinished]:
             self._drop(request)
             if request.answer is not None and not request.answer.done():
                 self.answers.fail(request, self._not_ready(), now_ns)
 
     def _check_drained(self) -> None:
-        if not (self.is_open or self._running or self.queue.num_waiting or self.decoupled.unfinished):
+        if not (self.is_open or self._running or self.queue.num_waiting or self.answers.unfinished):
             self._drained.set()
 
     async def _close(self, grace_s: float) -> None:

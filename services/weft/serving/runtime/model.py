@@ -201,14 +201,14 @@ class ServedModel(Dispatcher):
             self._idle.check_call(request)
         answer = request.answer = self.loop.create_future()
         if self.signature.is_decoupled:
-            self.decoupled.open(request)
+            self.answers.open(request)
         now_ns = time.monotonic_ns()
         if parts:
             self._enqueue_parts(SplitRequest(request, parts, self._settings.max_batch_size), now_ns)
         else:
             self._enqueue(request, now_ns)
         if request.stream is not None:
-            self.decoupled.add(request)
+            self.answers.follow(request)
         self._request_added(now_ns)
         return request, answer
 

@@ -163,7 +163,7 @@ async def test_a_backend_may_say_what_it_does(serve_python, exporter, monkeypatc
         sender.send(response(pb_utils, 1), flags=FINAL)
 
     model = await serve_python(execute)
-    decoupled = model.decoupled
+    decoupled = model.answers
     opened = decoupled.open
 
     def opening(request):
