@@ -134,16 +134,13 @@ class GpuCollector(Collector):
         """Every family, each with one sample a GPU."""
         nvml = self._nvml
         with suppress(nvml.NVMLError):  # a driver that is gone takes no other figures along
-            yield from self._families([nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())])
-
-    def _families(self, gpus: Sequence[Any]) -> Iterator[Metric]:
-        nvml = self._nvml
-        for name, text, family, value in _FIGURES:
-            metric = family(name, text, labels=("gpu_uuid",))  # type: ignore[call-arg]  # those of the families
-            for gpu in gpus:
-                with suppress(nvml.NVMLError):
-                    metric.add_metric((nvml.nvmlDeviceGetUUID(gpu),), value(nvml, gpu))  # type: ignore[attr-defined]
-            yield metric
+            gpus = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+            for name, text, family, value in _FIGURES:
+                metric: Any = family(name, text, labels=("gpu_uuid",))  # type: ignore[call-arg]  # those of the families
+                for gpu in gpus:
+                    with suppress(nvml.NVMLError):
+                        metric.add_metric((nvml.nvmlDeviceGetUUID(gpu),), value(nvml, gpu))
+                yield metric
 
 
 def gpu_collectors() -> tuple[Collector, ...]:

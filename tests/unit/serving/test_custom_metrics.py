@@ -1,12 +1,17 @@
 """Metrics of models, without a model."""
 
+import sys
+from dataclasses import dataclass
+
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from weft.base.errors import InvalidArgumentError, ResourceExhaustedError, UnsupportedError
 from weft.serving.backends.custom_metrics import COUNTER, GAUGE, HISTOGRAM, MAX_FAMILIES, MAX_METRICS, CustomMetrics
+from weft.serving.metrics import ExportedMetrics, GpuCollector, gpu_collectors
 
 
 @pytest.fixture
@@ -121,3 +126,158 @@ def test_labels_and_families_are_bounded(metrics):
     with pytest.raises(ResourceExhaustedError, match="there are 1024 metric families"):
         metrics.add_family("a", "n", "N", COUNTER)
     metrics.add_family("b", "m", "M", COUNTER)
+
+
+def _family(kind, name, **values):
+    family = kind(name, "text", labels=("model",))
+    for model, value in values.items():
+        family.add_metric((model,), value)
+    return family
+
+
+def _shown(exported):
+    return {
+        family.name: {sample.labels["model"]: sample.value for sample in family.samples}
+        for family in exported.collect()
+    }
+
+
+def test_families_of_all_are_shown_once():
+    """With the samples of each owner, as they are when asked for."""
+    exported = ExportedMetrics()
+    totals = {"x": 1}
+    exported.attach("1", lambda: [_family(CounterMetricFamily, "weft_a", **totals)])
+    exported.attach(
+        "2", lambda: [_family(CounterMetricFamily, "weft_a", y=2), _family(GaugeMetricFamily, "weft_b", y=3)]
+    )
+    totals["x"] = 5
+    assert {"weft_a": {"x": 5, "y": 2}, "weft_b": {"y": 3}} == _shown(exported)
+    exported.detach("2")
+    assert {"weft_a": {"x": 5}} == _shown(exported)
+
+
+def test_two_loads_of_a_model():
+    """Counters add up; a gauge is that of the latest load."""
+    exported = ExportedMetrics()
+    for owner, value in (("old", 1), ("new", 2)):
+        exported.attach(
+            owner,
+            lambda value=value: [
+                _family(CounterMetricFamily, "weft_a", x=value),
+                _family(GaugeMetricFamily, "weft_b", x=value),
+            ],
+        )
+    assert {"weft_a": {"x": 3}, "weft_b": {"x": 2}} == _shown(exported)
+
+
+def test_one_that_fails_costs_the_others_nothing():
+    """What it gave before it failed is shown."""
+    exported = ExportedMetrics()
+
+    def read():
+        yield _family(GaugeMetricFamily, "weft_b", x=1)
+        raise RuntimeError
+
+    exported.attach("bad", read)
+    exported.attach("good", lambda: [_family(CounterMetricFamily, "weft_a", x=1)])
+    assert {"weft_b": {"x": 1}, "weft_a": {"x": 1}} == _shown(exported)
+
+
+class NvmlError(Exception):
+    """What NVML raises."""
+
+
+def refuse(*_arguments):
+    """What a GPU does that lacks a figure."""
+    raise NvmlError
+
+
+@dataclass
+class Utilization:
+    gpu: int
+
+
+@dataclass
+class MemoryInfo:
+    total: int
+    used: int
+
+
+class FakeNvml:
+    """Two GPUs; the second one does not tell its power."""
+
+    NVMLError = NvmlError
+
+    def nvmlInit(self):  # noqa: N802  # these are NVML's names
+        pass
+
+    def nvmlDeviceGetCount(self):  # noqa: N802
+        return 2
+
+    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
+        return index
+
+    def nvmlDeviceGetUUID(self, gpu):  # noqa: N802
+        return f"GPU-{gpu}"
+
+    def nvmlDeviceGetUtilizationRates(self, gpu):  # noqa: N802
+        return Utilization(25 * gpu)
+
+    def nvmlDeviceGetMemoryInfo(self, gpu):  # noqa: N802
+        return MemoryInfo(total=80 << 30, used=gpu << 30)
+
+    def nvmlDeviceGetPowerUsage(self, gpu):  # noqa: N802
+        return refuse() if gpu else 70500
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, gpu):  # noqa: N802
+        return 700000
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, gpu):  # noqa: N802
+        return 1500
+
+
+@pytest.fixture
+def nvml():
+    return FakeNvml()
+
+
+def scraped(collector):
+    """Sample lines."""
+    registry = CollectorRegistry()
+    registry.register(collector)
+    lines = generate_latest(registry).decode().splitlines()
+    return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+
+
+def test_figures_have_the_names_and_units_of_triton_inference_server(nvml):
+    """Shares, bytes, watts and joules by GPU; what a GPU does not tell is left out."""
+    got = scraped(GpuCollector(nvml))
+    assert {
+        'nv_gpu_utilization{gpu_uuid="GPU-0"}': 0.0,
+        'nv_gpu_utilization{gpu_uuid="GPU-1"}': 0.25,
+        'nv_gpu_memory_total_bytes{gpu_uuid="GPU-0"}': 80 << 30,
+        'nv_gpu_memory_total_bytes{gpu_uuid="GPU-1"}': 80 << 30,
+        'nv_gpu_memory_used_bytes{gpu_uuid="GPU-0"}': 0,
+        'nv_gpu_memory_used_bytes{gpu_uuid="GPU-1"}': 1 << 30,
+        'nv_gpu_power_usage{gpu_uuid="GPU-0"}': 70.5,
+        'nv_gpu_power_limit{gpu_uuid="GPU-0"}': 700,
+        'nv_gpu_power_limit{gpu_uuid="GPU-1"}': 700,
+        'nv_energy_consumption{gpu_uuid="GPU-0"}': 1.5,
+        'nv_energy_consumption{gpu_uuid="GPU-1"}': 1.5,
+    } == {name: float(value) for name, value in got.items()}
+
+
+def test_a_driver_that_is_gone_leaves_the_other_figures(nvml):
+    """A scrape does not fail when NVML does."""
+    nvml.nvmlDeviceGetCount = refuse
+    assert {} == scraped(GpuCollector(nvml))
+
+
+def test_nothing_without_package_or_driver(monkeypatch, nvml):
+    """Where the package is missing, or NVML does not start, there are no such metrics."""
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    assert 1 == len(gpu_collectors())
+    nvml.nvmlInit = refuse
+    assert () == gpu_collectors()
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert () == gpu_collectors()

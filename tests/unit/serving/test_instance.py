@@ -2,8 +2,10 @@
 
 import asyncio
 import logging
+import os
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,12 +33,14 @@ from tests.unit.serving.fake_backends import (
 )
 
 from weft.base.core import CallContext, InferResult
-from weft.base.errors import InternalError, InvalidArgumentError, WeftError
+from weft.base.errors import InternalError, InvalidArgumentError, NotFoundError, WeftError
 from weft.base.tensors import decode
 from weft.serving.backends.base import InstanceContext
+from weft.serving.queues.settings import SchedulerSettings
 from weft.serving.request.request import InferenceRequest, InferenceResponse
 from weft.serving.runtime.execution import OutputEncoder
 from weft.serving.runtime.instance import Instance
+from weft.serving.runtime.model import ServedModel
 
 
 class Runner:
@@ -300,3 +304,42 @@ async def test_bytes_are_encoded(start, model_context):
     execution = await runner.run(make_call())
     with pytest.raises(InternalError, match="an output of model 'echo' cannot be encoded"):
         raise execution.answers[0]
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A version folder with a file that its owner alone can read, as seen by another user."""
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"")
+    file.chmod(0o600)
+    real = os.access
+
+    def access(path: Path, mode: int) -> bool:
+        return real(path, mode) and path.stat().st_mode & 0o004 != 0
+
+    tmp_path.chmod(0o755)
+    monkeypatch.setattr(os, "access", access)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("raised", "expected"),
+    [(NotFoundError("No such file or directory"), InvalidArgumentError), (OSError(2, "No such file"), InternalError)],
+    ids=["an error of the backend", "any other"],
+)
+async def test_a_file_that_cannot_be_read_is_the_reason(
+    model_context, directory: Path, raised: Exception, expected: type[WeftError]
+) -> None:
+    """Path, mode, both users and the cure are in the message, in place of a missing file."""
+
+    class Unreadable(Echo):
+        def load(self) -> None:
+            raise raised
+
+    context = replace(model_context, directory=directory)
+    model = ServedModel(context, Unreadable, SchedulerSettings(8), [InstanceContext("echo_0")])
+    with pytest.raises(expected, match=rf"permission denied: .*model.safetensors has mode 0600 .* user {os.geteuid()}"):
+        await model.start()
+    (directory / "model.safetensors").chmod(0o644)
+    with pytest.raises(WeftError, match="No such file"):
+        await ServedModel(context, Unreadable, SchedulerSettings(8), [InstanceContext("echo_0")]).start()

@@ -242,8 +242,8 @@ async def test_retry_hint_follows_the_model(serve, gate):
     await gate.entered()
     statistics = model.statistics
     parts = (statistics.compute_input, statistics.compute_infer, statistics.compute_output)
-    assert sum(part.total_ns for part in parts) == model.retry_after._request_ns
-    model.retry_after._request_ns = 50.0 * MS
+    assert sum(part.total_ns for part in parts) == model.times._request_ns
+    model.times._request_ns = 50.0 * MS
     running = await _busy(model, gate, make_call(1))
     rest = await _queued(model, make_call(2), make_call(3), make_call(4))
     with pytest.raises(ResourceExhaustedError) as raised:

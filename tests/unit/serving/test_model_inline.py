@@ -15,7 +15,7 @@ from weft.base.errors import DeadlineExceededError, InternalError, InvalidArgume
 from weft.base.statistics import ModelStatistics
 from weft.base.tensors import decode
 from weft.serving.metrics import InlineCollector
-from weft.serving.runtime.recorder import LIMIT_NS, Overruns
+from weft.serving.runtime.recorder import LIMIT_NS, Recorder
 
 
 class Noted(Echo):
@@ -184,10 +184,10 @@ async def test_inline_executions_are_counted_as_others(serve):
 def test_an_execution_that_takes_too_long_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     """With the model's name; each counts, and of those within ten seconds one is logged."""
     statistics = ModelStatistics("slow", "3")
-    overruns = Overruns(statistics)
+    recorder = Recorder(statistics, is_inline=True)
     with caplog.at_level(logging.WARNING, "weft.serving"):
         for duration_ns, now_ns in ((LIMIT_NS + 1, 10), (2 * LIMIT_NS, 20), (2 * LIMIT_NS, 2 * 10**10)):
-            overruns.add(duration_ns, now_ns)
+            recorder.overran(duration_ns, now_ns)
     assert 3 == statistics.inline_overrun_count
     first, second = caplog.messages
     assert first.startswith("model 'slow' held the event loop for 5.0 ms, 1 times so far")

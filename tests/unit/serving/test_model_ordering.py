@@ -8,30 +8,6 @@ from tests.unit.serving.builders import make_call
 from tests.unit.serving.fake_backends import Echo
 
 from weft.base.core import CallContext
-from weft.serving.runtime.answers import ReorderBuffer
-
-
-def test_held_until_its_turn():
-    """What is ready early is held until everything before it has left."""
-    buffer = ReorderBuffer()
-    for key in "abc":
-        buffer.expect(key)
-    assert [] == buffer.release("b", 2)
-    assert [("a", 1), ("b", 2)] == buffer.release("a", 1)
-    assert [("c", 3)] == buffer.release("c", 3)
-    assert 0 == len(buffer)
-
-
-def test_withdrawn_holds_nothing_up():
-    """What is withdrawn lets those behind it leave, and is dropped if it becomes ready later."""
-    buffer = ReorderBuffer()
-    for key in "ab":
-        buffer.expect(key)
-    buffer.release("b", 2)
-    assert [("b", 2)] == buffer.withdraw("a")
-    assert [] == buffer.withdraw("a")
-    assert [] == buffer.release("a", 1)
-    assert 0 == len(buffer)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ The rules are those of Triton Inference Server's load-time validation. A field t
 implemented, is an error; one that only tunes speed or adds labels is ignored and named in the log.
 """
 
-from collections.abc import Callable, Collection, MutableSequence
+from collections.abc import Collection, MutableSequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -62,69 +62,59 @@ _BY_FILENAME = {
 TELLING_FILES = f"the latest version folder has none of {', '.join(_BY_FILENAME)}, which would tell the backend"
 _BY_SUFFIX = {PurePosixPath(filename).suffix: name for filename, name in _BY_FILENAME.items()}
 
-_Asked = Callable[[ModelConfig], object]
+#: Fields that would change answers, with the cure.
+_UNSUPPORTED = {
+    "ensemble_scheduling": "an ensemble is a graph: move it to the repository of the router",
+    "cc_model_filenames": "one file serves every device; use default_model_filename",
+    "model_operations.op_library_filename": "remove it",
+    "model_repository_agents.agents": "agents are plug-ins that change a model's files at load; change them before "
+    "they come into the repository, and remove it",
+}
 
 #: Backends that copy between host and GPU.
 _PINNING = ("onnxruntime", "pytorch")
-
-_UNSUPPORTED: tuple[tuple[str, _Asked, str], ...] = (
-    (
-        "ensemble_scheduling",
-        lambda c: c.HasField("ensemble_scheduling"),
-        "an ensemble is a graph: move it to the repository of the router",
-    ),
-    (
-        "cc_model_filenames",
-        lambda c: c.cc_model_filenames,
-        "one file serves every device; use default_model_filename",
-    ),
-    ("model_operations.op_library_filename", lambda c: c.model_operations.op_library_filename, "remove it"),
-    (
-        "model_repository_agents",
-        lambda c: c.model_repository_agents.agents,
-        "agents are plug-ins that change a model's files at load; change them before they come into the repository, "
-        "and remove it",
-    ),
-)
-
-_IGNORED: tuple[tuple[str, _Asked], ...] = (
-    ("runtime", lambda c: c.runtime),
-    ("metric_tags", lambda c: c.metric_tags),
-    ("model_metrics", lambda c: c.model_metrics.metric_control),
-    ("optimization.graph", lambda c: c.optimization.HasField("graph") and c.backend != "onnxruntime"),
-    (
-        "optimization.execution_accelerators",
-        lambda c: c.optimization.HasField("execution_accelerators") and c.backend != "onnxruntime",
-    ),
-    ("optimization.priority", lambda c: c.optimization.priority),
-    ("optimization.cuda", lambda c: c.optimization.HasField("cuda") and not _only_asks_for_graphs(c)),
-    (
-        "optimization.input_pinned_memory",
-        lambda c: c.optimization.HasField("input_pinned_memory") and c.backend not in _PINNING,
-    ),
-    (
-        "optimization.output_pinned_memory",
-        lambda c: c.optimization.HasField("output_pinned_memory") and c.backend not in _PINNING,
-    ),
-    ("optimization.gather_kernel_buffer_threshold", lambda c: c.optimization.gather_kernel_buffer_threshold),
-    ("optimization.eager_batching", lambda c: c.optimization.eager_batching),
-    ("input.format", lambda c: any(tensor.format for tensor in c.input)),
-    ("instance_group.host_policy", lambda c: any(group.host_policy for group in c.instance_group)),
-    ("instance_group.profile", lambda c: any(group.profile for group in c.instance_group)),
-)
+#: Fields that only tune speed or add labels, with the backends that heed them.
+_IGNORED: dict[str, tuple[str, ...]] = {
+    "runtime": (),
+    "metric_tags": (),
+    "model_metrics.metric_control": (),
+    "optimization.graph": ("onnxruntime",),
+    "optimization.execution_accelerators": ("onnxruntime",),
+    "optimization.priority": (),
+    "optimization.cuda": (),
+    "optimization.input_pinned_memory": _PINNING,
+    "optimization.output_pinned_memory": _PINNING,
+    "optimization.gather_kernel_buffer_threshold": (),
+    "optimization.eager_batching": (),
+    "input.format": (),
+    "instance_group.host_policy": (),
+    "instance_group.profile": (),
+}
 
 #: Of a path inside a model's folder, which is also the most that one of its parts may have.
 _MAX_PATH_BYTES = 255
 
 
-def _only_asks_for_graphs(config: ModelConfig) -> bool:
-    cuda = config.optimization.cuda
-    return config.backend == "onnxruntime" and {field.name for field, _ in cuda.ListFields()} <= {"graphs"}
+def _is_set(message: Any, path: str) -> bool:
+    """Whether a field is, in one of the messages where a part of the path is repeated."""
+    name, _, rest = path.partition(".")
+    value, field = getattr(message, name), message.DESCRIPTOR.fields_by_name[name]
+    if field.is_repeated:
+        return any(_is_set(item, rest) for item in value) if rest else bool(value)
+    if field.message_type is None:
+        return bool(value)
+    return message.HasField(name) and (not rest or _is_set(value, rest))
 
 
 def ignored_fields(config: ModelConfig) -> list[str]:
     """Fields that are set and have no effect in this version."""
-    return [path for path, is_asked in _IGNORED if is_asked(config)]
+    cuda = {field.name for field, _ in config.optimization.cuda.ListFields()}
+    heeded = ["optimization.cuda"] if config.backend == "onnxruntime" and cuda <= {"graphs"} else []
+    return [
+        path
+        for path, backends in _IGNORED.items()
+        if config.backend not in backends and path not in heeded and _is_set(config, path)
+    ]
 
 
 def name_backend(config: ModelConfig, directory: Path) -> None:
@@ -151,8 +141,9 @@ def is_incomplete(config: ModelConfig) -> bool:
 def check_declared(config: ModelConfig, name: str, backends: Collection[str], report: ConfigReport) -> None:
     """Check everything but the tensors, and fill in ``name``, the model's folder, and ``backend`` from ``platform``."""
     _check_identity(config, name, backends, report)
-    for path, is_asked, cure in _UNSUPPORTED:
-        report.refuse(is_asked(config), path, f"{path} is not supported by this version; {cure}")
+    for asked, cure in _UNSUPPORTED.items():
+        path = asked.removesuffix(".agents")
+        report.refuse(_is_set(config, asked), path, f"{path} is not supported by this version; {cure}")
     named = [("default_model_filename", config.default_model_filename)]
     named += [(f"output[{i}].label_filename", tensor.label_filename) for i, tensor in enumerate(config.output)]
     for path, filename in named:

@@ -42,30 +42,14 @@ class Stage(Protocol):
         """The pieces that were kept back; no token follows."""
 
 
-class _EachToken:
-    """Maps every token alone."""
-
-    is_silent_until_settled: ClassVar[bool] = False
-    is_settled = True
-
-    def __init__(self, piece_of: Callable[[str], str]) -> None:
-        self._piece_of = piece_of
-
-    def push(self, tokens: list[str]) -> list[str]:
-        return [self._piece_of(token) for token in tokens]
-
-    def finish(self) -> list[str]:
-        return []
-
-
 class _FirstDiffers:
-    """Maps the first token of the stream in one way, all others in another."""
+    """Maps the first token of the stream in one way, all others in another; or every token alike."""
 
     is_silent_until_settled: ClassVar[bool] = False
 
-    def __init__(self, first: Callable[[str], str], later: Callable[[str], str]) -> None:
-        self._first, self._later = first, later
-        self.is_settled = False
+    def __init__(self, first: Callable[[str], str], later: Callable[[str], str] | None = None) -> None:
+        self._first, self._later = first, later or first
+        self.is_settled = later is None
 
     def push(self, tokens: list[str]) -> list[str]:
         if self.is_settled or not tokens:
@@ -211,12 +195,12 @@ def stages_of(decoder: Mapping[str, Any] | None) -> list[Callable[[], Stage]]:
 def _factory(part: Mapping[str, Any], is_fused: bool) -> Callable[[], Stage] | None:
     kind = part["type"]
     if kind == "Replace" and (pattern := part["pattern"].get("String")) and (len(pattern) == 1 or not is_fused):
-        return lambda: _EachToken(lambda token: token.replace(pattern, part["content"]))
+        return lambda: _FirstDiffers(lambda token: token.replace(pattern, part["content"]))
     if kind == "Strip" and part["stop"] == 0:
         content, limit = part["content"], part["start"]
         if is_fused:
             return lambda: _StripText(content, limit)
-        return lambda: _EachToken(lambda token: _without_prefix(token, content, limit))
+        return lambda: _FirstDiffers(lambda token: _without_prefix(token, content, limit))
     return None if is_fused else _unfused_factory(part)
 
 

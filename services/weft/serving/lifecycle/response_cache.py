@@ -56,13 +56,18 @@ class CachedModel:
         else:
             key = self._key(call)
         looked_ns = time.monotonic_ns()
-        answer, is_cached = await self._answers.answer(key, lambda: self._execute(call, context), context.deadline_ns)
+        names = self._names(call)
+
+        async def execute() -> CachedResponse:
+            result = await self._served.infer(call, context)
+            return CachedResponse(tuple(map(result.outputs.get, sorted(names))), result.parameters)
+
+        answer, is_cached = await self._answers.answer(key, execute, context.deadline_ns)
         if is_cached:
             self._count_hit(call, context, start_ns)
             context.trailing_metadata.append(CACHE_HIT)
         else:
             self.statistics.cache_miss.add(looked_ns - start_ns)
-        names = self._names(call)
         found = dict(zip(sorted(names), answer.outputs, strict=True))
         outputs = {name: tensor for name in names if (tensor := found[name]) is not None}
         signature = self.signature
@@ -88,10 +93,6 @@ class CachedModel:
         parameters = sorted((key, value) for key, value in call.parameters.items() if key not in _SCHEDULING)
         base = cache_key_base(self._identity, sorted(self._names(call)))
         return cache_key(base, known, repr((parameters, others)))
-
-    async def _execute(self, call: InferCall, context: CallContext) -> CachedResponse:
-        result = await self._served.infer(call, context)
-        return CachedResponse(tuple(map(result.outputs.get, sorted(self._names(call)))), result.parameters)
 
     def _count_hit(self, call: InferCall, context: CallContext, start_ns: int) -> None:
         """Count a success without an execution, as Triton Inference Server does."""

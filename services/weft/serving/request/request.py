@@ -30,17 +30,8 @@ def split_call(call: InferCall, num_rows: int, max_rows: int) -> list[InferCall]
             f"requests into at most {MAX_PARTS} parts of {max_rows} rows, got {num_rows}; send fewer rows"
         )
     rows = {name: list(_cut(tensor, bounds)) for name, tensor in call.inputs.items()}
-    return [
-        InferCall(
-            call.model_name,
-            call.model_version,
-            call.request_id,
-            call.parameters,
-            {name: tensors[i] for name, tensors in rows.items()},
-            call.outputs,
-        )
-        for i in range(len(bounds) - 1)
-    ]
+    parts = range(len(bounds) - 1)
+    return [replace(call, inputs={name: tensors[i] for name, tensors in rows.items()}, num_rows=1) for i in parts]
 
 
 def _cut(tensor: WireTensor, bounds: Sequence[int]) -> Iterator[WireTensor]:

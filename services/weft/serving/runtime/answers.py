@@ -3,9 +3,8 @@
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
-from typing import Generic, TypeVar
 
 from weft.base.core import InferResult
 from weft.base.errors import DeadlineExceededError, InternalError, WeftError
@@ -17,75 +16,50 @@ from weft.serving.request.stream import ResponseStream
 from weft.serving.runtime.execution import BatchExecution, OutputEncoder
 from weft.serving.runtime.recorder import Recorder, record_queue, record_stream
 
-K = TypeVar("K")
-V = TypeVar("V")
-_Ready = Iterable[tuple[InferenceRequest, tuple[InferResult | WeftError | None, BatchExecution]]]
+_Ready = tuple[InferResult | WeftError | None, BatchExecution]
 _LOG = get_logger("weft.serving")
-
-
-class ReorderBuffer(Generic[K, V]):
-    """Holds each value until every value that was expected before it has left."""
-
-    def __init__(self) -> None:
-        self._values: OrderedDict[K, V | None] = OrderedDict()  # None: not ready
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def expect(self, key: K) -> None:
-        """Have ``key`` leave after everything expected so far."""
-        self._values[key] = None
-
-    def release(self, key: K, value: V) -> list[tuple[K, V]]:
-        """Mark ``key`` as ready, unless it was withdrawn; returns what may leave now, in order."""
-        if key in self._values:
-            self._values[key] = value
-        return self._ready()
-
-    def withdraw(self, key: K) -> list[tuple[K, V]]:
-        """Remove ``key``; returns what may leave now, in order."""
-        self._values.pop(key, None)
-        return self._ready()
-
-    def _ready(self) -> list[tuple[K, V]]:
-        ready: list[tuple[K, V]] = []
-        while self._values:
-            key = next(iter(self._values))
-            value = self._values[key]
-            if value is None:
-                break
-            del self._values[key]
-            ready.append((key, value))
-        return ready
 
 
 class Answers:
     """Delivers the outcomes of executions, and errors of requests that end without one, to their callers.
 
     Every answer counts once, that of a request that was split too. Where it ``is_ordered``, answers leave in the order
-    in which the requests were expected. ``drop`` takes a request out of the queue, or flags it if it runs.
+    in which the requests were expected. Those of a decoupled model go through streams; ``unfinished`` has the requests
+    that still wait for their last response. ``drop`` takes a request out of the queue, or flags it if it runs, and
+    ``on_end`` is called with one of a decoupled model that has ended. Lives on the event loop.
     """
 
     def __init__(
-        self, model: str, recorder: Recorder, *, is_ordered: bool, drop: Callable[[InferenceRequest], None]
+        self,
+        signature: ModelSignature,
+        recorder: Recorder,
+        *,
+        is_ordered: bool,
+        drop: Callable[[InferenceRequest], None],
+        on_end: Callable[[InferenceRequest], None],
+        checks_outputs: bool = True,
     ) -> None:
-        self._model = model
+        self._signature = signature
         self._recorder = recorder
         self._drop = drop
-        self._order: ReorderBuffer[InferenceRequest, tuple[InferResult | WeftError | None, BatchExecution]] | None = (
-            ReorderBuffer() if is_ordered else None
-        )
+        self._on_end = on_end
+        self._encoder = OutputEncoder(signature, is_checked=checks_outputs)
+        #: Requests that are expected, in order, and what those that are ready leave with.
+        self._order: OrderedDict[InferenceRequest, _Ready | None] | None = OrderedDict() if is_ordered else None
+        self.unfinished: set[InferenceRequest] = set()
 
     def expect(self, request: InferenceRequest) -> None:
         """Have the request answered after those expected before; only where answers are ordered."""
         if self._order is not None:
-            self._order.expect(request)
+            self._order[request] = None
 
     def deliver(self, execution: BatchExecution) -> None:
         """Answer the members of a batch, except those that have ended or must wait for earlier answers."""
         if self._order is not None:
             for request, outcome in zip(execution.requests, execution.answers, strict=True):
-                self._release(self._order.release(request, (outcome, execution)))
+                if request in self._order:
+                    self._order[request] = outcome, execution
+                self._release(self._order)
             return
         now_ns = time.monotonic_ns()
         answered = []
@@ -115,11 +89,12 @@ class Answers:
         if request.answer is not None and not request.answer.done():
             request.answer.set_result(error)
         if self._order is not None:
-            self._release(self._order.withdraw(request))
+            self._order.pop(request, None)
+            self._release(self._order)
         if split is not None:
             self.forget(split)
         if request.start_ns == 0 and telemetry.is_enabled():
-            record_queue(self._model, request, now_ns, error)
+            record_queue(self._signature.name, request, now_ns, error)
 
     def forget(self, split: SplitRequest) -> None:
         """Drop the parts of a request whose whole is answered, or refused."""
@@ -128,7 +103,8 @@ class Answers:
         for part in parts:
             self._drop(part)
             if self._order is not None:
-                self._release(self._order.withdraw(part))
+                self._order.pop(part, None)
+                self._release(self._order)
 
     def _answer(
         self, request: InferenceRequest, outcome: InferResult | WeftError | None, execution: BatchExecution, now_ns: int
@@ -150,35 +126,18 @@ class Answers:
         else:
             self._recorder.succeeded([request], execution, now_ns)
 
-    def _release(self, ready: _Ready) -> None:
+    def _release(self, order: OrderedDict[InferenceRequest, _Ready | None]) -> None:
+        """Answer every request that is ready, and before which none is expected."""
+        ready: list[tuple[InferenceRequest, _Ready]] = []
+        while order:
+            request, answer = next(iter(order.items()))
+            if answer is None:
+                break
+            del order[request]
+            ready.append((request, answer))
         now_ns = time.monotonic_ns()
         for request, (outcome, execution) in ready:
             self._answer(request, outcome, execution, now_ns)
-
-
-def _described() -> Work:
-    """In place of the description by the backend, once the span is written."""
-    return Work("compute", {})
-
-
-class DecoupledRequests:
-    """Opens the streams of requests, and ends them; ``unfinished`` has those without their last response."""
-
-    def __init__(
-        self,
-        signature: ModelSignature,
-        recorder: Recorder,
-        *,
-        withdraw: Callable[[InferenceRequest, WeftError], None],
-        on_end: Callable[[InferenceRequest], None],
-        checks_outputs: bool = True,
-    ) -> None:
-        self._signature = signature
-        self._encoder = OutputEncoder(signature, is_checked=checks_outputs)
-        self._recorder = recorder
-        self._withdraw = withdraw
-        self._on_end = on_end
-        self.unfinished: set[InferenceRequest] = set()
 
     def open(self, request: InferenceRequest) -> None:
         """Open the stream of a request; call before it can be executed."""
@@ -190,7 +149,7 @@ class DecoupledRequests:
             on_end=partial(self._ended, request),
         )
 
-    def add(self, request: InferenceRequest) -> None:
+    def follow(self, request: InferenceRequest) -> None:
         """Follow an admitted request until it is answered, and end it at its deadline."""
         answer = request.answer
         if answer is None:
@@ -234,7 +193,7 @@ class DecoupledRequests:
 
     def _expire(self, request: InferenceRequest) -> None:
         if request.answer is not None and not request.answer.done():
-            self._withdraw(request, DeadlineExceededError("the deadline passed before the last response"))
+            self.withdraw(request, DeadlineExceededError("the deadline passed before the last response"))
 
     def _answered(
         self,
@@ -258,3 +217,8 @@ class DecoupledRequests:
                 self._recorder.dropped(stream.num_sent, stream.last_ns, time.monotonic_ns())
             stream.fail(outcome)
         self._on_end(request)
+
+
+def _described() -> Work:
+    """In place of the description by the backend, once the span is written."""
+    return Work("compute", {})

@@ -18,12 +18,12 @@ from weft.serving.queues import QUEUES
 from weft.serving.queues.queue import RequestQueue, Waiting
 from weft.serving.queues.settings import LengthBuckets, SchedulerSettings, num_to_hold
 from weft.serving.request.request import InferenceRequest
-from weft.serving.runtime.answers import Answers, DecoupledRequests
+from weft.serving.runtime.answers import Answers
 from weft.serving.runtime.execution import BackgroundThread, BatchExecution
 from weft.serving.runtime.idle import CrashedInstances, IdleInstances, idle_instances
 from weft.serving.runtime.instance import Instance
-from weft.serving.runtime.recorder import LIMIT_NS, Overruns, Recorder, record_execution
-from weft.serving.scheduler.admission import ExecutionTimes, RetryAfter
+from weft.serving.runtime.recorder import LIMIT_NS, Recorder, record_execution
+from weft.serving.scheduler.admission import ExecutionTimes
 from weft.serving.scheduler.batcher import Batcher, SlotBatcher, holding, make_batcher
 from weft.serving.scheduler.rate_limiter import RateLimiter
 
@@ -143,20 +143,19 @@ class Dispatcher:
         #: Who is idle, and the requests that wait for them.
         self._lines: list[tuple[IdleInstances[Any], Waiting]] = [(self._idle, self.queue)]
         self._running: dict[Instance | BackgroundThread, Sequence[InferenceRequest]] = {}
-        self._overruns = Overruns(statistics) if any(place.is_inline for place in places) else None
-        self.recorder = Recorder(statistics)
-        self.answers = Answers(signature.name, self.recorder, is_ordered=settings.preserve_ordering, drop=self._drop)
-        self.decoupled = DecoupledRequests(
+        self._is_inline = any(place.is_inline for place in places)
+        self.recorder = Recorder(statistics, is_inline=self._is_inline)
+        self.answers = Answers(
             signature,
             self.recorder,
-            withdraw=self.answers.withdraw,
+            is_ordered=settings.preserve_ordering,
+            drop=self._drop,
             on_end=self._on_stream_end,
             checks_outputs=backend.checks_outputs,
         )
         self.crashed = CrashedInstances(signature.name, len(places))
-        self.times = ExecutionTimes()
         num_at_once = len(places) * max(self.num_slots, 1)
-        self.retry_after = RetryAfter(num_at_once, has_sequences=settings.sequences is not None)
+        self.times = ExecutionTimes(settings, len(places), num_at_once)
         self.is_open = self.is_due = False
         self._alarm: Alarm | None = None
         self._drained = asyncio.Event()
@@ -247,7 +246,7 @@ class Dispatcher:
                     self._slots.enter(requests, instance)
                 self._running[instance] = requests
                 instance.execute(requests)
-                if self._overruns is not None:
+                if self._is_inline:
                     break  # it has executed; where more is waiting, others get a turn of the event loop first
             if wake_ns is not None:
                 self._wake_at(wake_ns, now_ns)
@@ -271,7 +270,7 @@ class Dispatcher:
             self._idle.give_back(instance, is_lost=instance in self.crashed.reasons)
         else:
             self._background.append(instance)
-        if self._overruns is None:
+        if not self._is_inline:
             self.dispatch()
         elif self.queue.num_waiting or not self.is_open:
             self._dispatch_soon()
@@ -279,10 +278,10 @@ class Dispatcher:
         if not requests:
             return
         duration_ns = execution.end_ns - execution.start_ns
-        if self._overruns is not None and duration_ns > LIMIT_NS:
-            self._overruns.add(duration_ns, execution.end_ns)
+        if self._is_inline and duration_ns > LIMIT_NS:
+            self.recorder.overran(duration_ns, execution.end_ns)
         if self._slots is None:  # else the requests still run
-            self.retry_after.measured(len(requests), duration_ns)
+            self.times.measured(len(requests), duration_ns)
         if execution.num_rows:
             self.recorder.executed(execution)
         if not execution.has_failed and isinstance(instance, Instance):  # in the background they wait for others
@@ -293,7 +292,7 @@ class Dispatcher:
 
     def _on_stream_end(self, request: InferenceRequest) -> None:
         if self._slots is not None and self._slots.leave(request):
-            self.retry_after.measured(1, time.monotonic_ns() - request.start_ns)
+            self.times.measured(1, time.monotonic_ns() - request.start_ns)
             self._dispatch_soon()
         self._check_drained()
 
@@ -315,13 +314,13 @@ class Dispatcher:
     def _abandon(self) -> None:
         now_ns = time.monotonic_ns()
         running = [request for requests in self._running.values() for request in requests]
-        for request in [*self.queue, *running, *self.decoupled.unfinished]:
+        for request in [*self.queue, *running, *self.answers.unfinished]:
             self._drop(request)
             if request.answer is not None and not request.answer.done():
                 self.answers.fail(request, self._not_ready(), now_ns)
 
     def _check_drained(self) -> None:
-        if not (self.is_open or self._running or self.queue.num_waiting or self.decoupled.unfinished):
+        if not (self.is_open or self._running or self.queue.num_waiting or self.answers.unfinished):
             self._drained.set()
 
     async def _close(self, grace_s: float) -> None:

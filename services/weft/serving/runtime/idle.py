@@ -78,51 +78,6 @@ async def until_slow(turn: asyncio.Lock | asyncio.Semaphore) -> AsyncIterator[No
         yield
 
 
-class LoadWatch:
-    """Calls ``on_slow`` when a load has taken ``SLOW_S``, ``on_limit`` after ``limit_s`` (0: no limit)."""
-
-    def __init__(
-        self,
-        what: str,
-        limit_s: float,
-        on_slow: Callable[[str], None],
-        on_limit: Callable[[str], None],
-    ) -> None:
-        self._what = what
-        self._limit_s = limit_s
-        self._on_slow = on_slow
-        self._on_limit = on_limit
-        self._timer: asyncio.TimerHandle | None = None
-
-    def start(self) -> None:
-        """A load begins."""
-        self._wait(0.0, SLOW_S)
-
-    def stop(self) -> None:
-        """It has ended."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _wait(self, passed_s: float, pause_s: float) -> None:
-        if self._limit_s:
-            pause_s = min(pause_s, self._limit_s - passed_s)
-        self._timer = asyncio.get_running_loop().call_later(pause_s, self._report, passed_s + pause_s)
-
-    def _report(self, passed_s: float) -> None:
-        if self._limit_s and passed_s >= self._limit_s:
-            self._timer = None
-            text = f"{self._what} was not loaded within {passed_s:g} s, its load_timeout_s"
-            _LOG.error("%s", text)
-            self._on_limit(text)
-            return
-        text = f"{self._what} has been loading for {passed_s:g} s: its import or initialize does not return"
-        _LOG.warning("%s", text)
-        if passed_s == SLOW_S:
-            self._on_slow(text)
-        self._wait(passed_s, PERIOD_S)
-
-
 _InstanceT = TypeVar("_InstanceT", bound=Hashable)
 
 

@@ -20,8 +20,9 @@ from weft.base.observing.logs import get_logger
 from weft.serving.backends.base import Backend, InstanceContext, ModelContext, TensorBackend
 from weft.serving.backends.loading import why_unreadable
 from weft.serving.request.request import InferenceRequest
+from weft.serving.runtime import idle
 from weft.serving.runtime.execution import BackgroundThread, BatchExecution, BatchRunner
-from weft.serving.runtime.idle import PAUSES_S, STABLE_S, LoadWatch
+from weft.serving.runtime.idle import PAUSES_S, STABLE_S
 
 _LOG = get_logger("weft.serving")
 
@@ -81,7 +82,9 @@ class Instance:
         self._started_s: float | None = None  # the batch that runs, by the clock of the loop; only with a limit
         self._overdue: asyncio.TimerHandle | None = None
         what = f"instance {self.name} of model '{model.signature.name}'"
-        self._watch = LoadWatch(what, load_timeout_s, self._on_slow, self._give_up)
+        self._what = what
+        self._load_timeout_s = load_timeout_s
+        self._load_timer: asyncio.TimerHandle | None = None
         self.is_hung = self.is_slow = False
         self._has_background = has_background
         self.background: BackgroundThread | None = None
@@ -98,11 +101,11 @@ class Instance:
         self._closed = self._loop.create_future()
         # A daemon, so that a model that never returns cannot keep the process alive after the grace of a shutdown.
         threading.Thread(target=self._run, name=self.name, daemon=True).start()
-        self._watch.start()
+        self._begin_load()
         try:
             error = await self._loaded
         finally:
-            self._watch.stop()
+            self._end_load()
         if error is not None:
             raise error
 
@@ -236,19 +239,38 @@ class Instance:
             self.is_hung = False
         self._report(self, execution)
 
+    def _begin_load(self) -> None:
+        self._report_load_after(idle.SLOW_S, 0.0)
+
     def _end_load(self) -> None:
-        self._watch.stop()
+        if self._load_timer is not None:
+            self._load_timer.cancel()
+            self._load_timer = None
         self.is_slow = False
 
-    def _on_slow(self, reason: str) -> None:
-        if self._loaded is not None and self._loaded.done():
-            self.is_slow = True
-            self._report_crash(self, reason)
+    def _report_load_after(self, pause_s: float, passed_s: float) -> None:
+        if self._load_timeout_s:
+            pause_s = min(pause_s, self._load_timeout_s - passed_s)
+        loop = asyncio.get_running_loop()
+        self._load_timer = loop.call_later(pause_s, self._report_load, passed_s + pause_s)
 
-    def _give_up(self, reason: str) -> None:
-        if self._loaded is not None:
-            _resolve(self._loaded, UnavailableError(f"{reason}; if it needs longer, raise that parameter of the model"))
-        self.abort()
+    def _report_load(self, passed_s: float) -> None:
+        """A load takes long: log it, and fail it at its limit; calls do not wait for that of a lost backend."""
+        if self._load_timeout_s and passed_s >= self._load_timeout_s:
+            self._load_timer = None
+            text = f"{self._what} was not loaded within {passed_s:g} s, its load_timeout_s"
+            _LOG.error("%s", text)
+            if self._loaded is not None:
+                fault = f"{text}; if it needs longer, raise that parameter of the model"
+                _resolve(self._loaded, UnavailableError(fault))
+            self.abort()
+            return
+        text = f"{self._what} has been loading for {passed_s:g} s: its import or initialize does not return"
+        _LOG.warning("%s", text)
+        if passed_s == idle.SLOW_S and self._loaded is not None and self._loaded.done():
+            self.is_slow = True
+            self._report_crash(self, text)
+        self._report_load_after(idle.PERIOD_S, passed_s)
 
     def _load_again(
         self, backend: Backend, loss: str, num_losses: int, held: Sequence[InferenceRequest]
@@ -261,7 +283,7 @@ class Instance:
             pause_s = PAUSES_S[min(attempt - 1, len(PAUSES_S) - 1)] if attempt else 0.0
             try:
                 held = self._next_within(pause_s) or held
-                self._on_loop(self._watch.start)
+                self._on_loop(self._begin_load)
                 try:
                     backend.load()
                 finally:

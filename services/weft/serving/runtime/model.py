@@ -30,7 +30,7 @@ from weft.serving.request.request import InferenceRequest, SplitRequest, split_c
 from weft.serving.runtime.dispatcher import Dispatcher
 from weft.serving.runtime.execution import BackgroundThread, BatchExecution
 from weft.serving.runtime.instance import Instance
-from weft.serving.scheduler.admission import CALL_PATH_HEADER, DeadlineAdmission, check_self_call, make_batch_key
+from weft.serving.scheduler.admission import CALL_PATH_HEADER, check_self_call, make_batch_key
 from weft.serving.scheduler.batcher import Batcher, make_sequence_batcher
 from weft.serving.scheduler.rate_limiter import RateLimiter
 
@@ -86,7 +86,6 @@ class ServedModel(Dispatcher):
         has_strings = any(spec.datatype == "BYTES" for spec in signature.inputs)
         self._may_have_many_strings = has_strings and settings.sequences is None
         self._reshape = call_reshaper(signature)
-        self._deadlines = DeadlineAdmission(settings, len(instances), self.times)
         self._knows_priority = settings.priority_levels > 0
         self._origins = frozenset(place.origin(signature) for place in instances)
         is_keyed = settings.is_batching and not self.num_slots
@@ -202,14 +201,14 @@ class ServedModel(Dispatcher):
             self._idle.check_call(request)
         answer = request.answer = self.loop.create_future()
         if self.signature.is_decoupled:
-            self.decoupled.open(request)
+            self.answers.open(request)
         now_ns = time.monotonic_ns()
         if parts:
             self._enqueue_parts(SplitRequest(request, parts, self._settings.max_batch_size), now_ns)
         else:
             self._enqueue(request, now_ns)
         if request.stream is not None:
-            self.decoupled.add(request)
+            self.answers.follow(request)
         self._request_added(now_ns)
         return request, answer
 
@@ -225,7 +224,7 @@ class ServedModel(Dispatcher):
         if self._batch_key is not None:
             request.batch_key = self._batch_key(request.call.inputs)
         if request.context.deadline_ns is not None and not self.num_slots:  # how long a stream takes is unknown
-            self._deadlines.check(request, self.queue, now_ns)
+            self.times.check(request, self.queue, now_ns)
         try:
             self.queue.add(request, now_ns)
         except ResourceExhaustedError as error:
@@ -233,7 +232,7 @@ class ServedModel(Dispatcher):
                 self.dispatch()
                 self._enqueue(request, now_ns)
                 return
-            error.retry_after_ms = self.retry_after.hint_ms(self.queue.num_waiting)
+            error.retry_after_ms = self.times.retry_after_ms(self.queue.num_waiting)
             raise
         if self._settings.preserve_ordering:
             self.answers.expect(request)

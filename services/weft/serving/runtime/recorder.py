@@ -40,8 +40,11 @@ _LOG = get_logger("weft.serving")
 class Recorder:
     """The only writer of one model's counters."""
 
-    def __init__(self, statistics: ModelStatistics) -> None:
+    def __init__(self, statistics: ModelStatistics, *, is_inline: bool = False) -> None:
         self._statistics = statistics
+        if is_inline:
+            statistics.inline_overrun_count = statistics.inline_overrun_count or 0
+        self._logged_ns = -_PAUSE_NS
         self._counters = (
             statistics.success,
             statistics.queue,
@@ -129,28 +132,8 @@ class Recorder:
         """Count a request that is answered at ``now_ns`` with an error."""
         self._statistics.record_failure(failure_reason(error.code), now_ns - arrival_ns)
 
-    def _response(self, number: int) -> ResponseStatistics:
-        return self._statistics.responses.setdefault(min(number, _MAX_COUNTED_RESPONSES - 1), ResponseStatistics())
-
-    def _make_histograms(self, level: int) -> _Histograms:
-        statistics = self._statistics
-        return (
-            statistics.request_latency.setdefault(level, LatencyHistogram()),
-            statistics.queue_latency.setdefault(level, LatencyHistogram()),
-            statistics.compute_latency.setdefault(level, LatencyHistogram()),
-        )
-
-
-class Overruns:
-    """Counts and logs the inline executions of one model that take longer than ``LIMIT_NS``."""
-
-    def __init__(self, statistics: ModelStatistics) -> None:
-        self._statistics = statistics
-        statistics.inline_overrun_count = statistics.inline_overrun_count or 0
-        self._logged_ns = -_PAUSE_NS
-
-    def add(self, duration_ns: int, now_ns: int) -> None:
-        """Count an execution that took too long, and log it unless another was logged within ten seconds."""
+    def overran(self, duration_ns: int, now_ns: int) -> None:
+        """Count an inline execution that took too long, and log it unless another was logged within ten seconds."""
         statistics = self._statistics
         count = statistics.inline_overrun_count = (statistics.inline_overrun_count or 0) + 1
         if now_ns - self._logged_ns >= _PAUSE_NS:
@@ -164,6 +147,17 @@ class Overruns:
                 LIMIT_NS / 1e6,
                 extra={"model": statistics.name},
             )
+
+    def _response(self, number: int) -> ResponseStatistics:
+        return self._statistics.responses.setdefault(min(number, _MAX_COUNTED_RESPONSES - 1), ResponseStatistics())
+
+    def _make_histograms(self, level: int) -> _Histograms:
+        statistics = self._statistics
+        return (
+            statistics.request_latency.setdefault(level, LatencyHistogram()),
+            statistics.queue_latency.setdefault(level, LatencyHistogram()),
+            statistics.compute_latency.setdefault(level, LatencyHistogram()),
+        )
 
 
 def record_queue(model: str, request: InferenceRequest, end_ns: int, error: WeftError | None = None) -> None:

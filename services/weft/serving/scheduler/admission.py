@@ -75,10 +75,20 @@ _NEWEST_WEIGHT = 0.1
 
 
 class ExecutionTimes:
-    """Medians of execution times by batch size; sizes up to 1, 2, 4, 8, ... rows share one."""
+    """How long the latest executions of a model took, and what follows for requests that arrive or wait.
 
-    def __init__(self) -> None:
+    Sizes up to 1, 2, 4, 8, ... rows share one median. Every estimate favours a request: running batches end at once,
+    batches before it are full, and with too few measurements nothing is refused.
+    """
+
+    def __init__(self, settings: SchedulerSettings, num_instances: int = 1, num_at_once: int = 1) -> None:
+        self._is_batching = settings.is_batching
+        self._num_instances = num_instances
+        self._max_rows = max(settings.max_batch_size, 1)
         self._windows: dict[int, _DurationWindow] = {}
+        self._num_at_once = num_at_once
+        self._least_ms = 1 if settings.sequences is None else DEFAULT_RETRY_AFTER_MS
+        self._request_ns = 0.0
 
     def add(self, num_rows: int, duration_ns: int, now_ns: int) -> None:
         """Add a batch of ``num_rows`` that took ``duration_ns`` and ended at ``now_ns``."""
@@ -86,30 +96,59 @@ class ExecutionTimes:
         window = self._windows.get(size_class)
         if window is None:
             window = self._windows[size_class] = _DurationWindow()
-        window.add(duration_ns, now_ns)
+        window.added.append((now_ns, duration_ns))
 
     def median_ns(self, num_rows: int, now_ns: int) -> int:
         """Median of the latest executions of about ``num_rows``; 0 after too few of them."""
         window = self._windows.get((num_rows - 1).bit_length())
         return 0 if window is None else window.median_ns(now_ns)
 
+    def check(self, request: InferenceRequest, queue: RequestQueue, now_ns: int) -> None:
+        """Set ``expected_ns`` of a request with a deadline; DeadlineExceededError if by medians it cannot meet it."""
+        deadline_ns = request.context.deadline_ns
+        if deadline_ns is None or deadline_ns <= now_ns:  # the queue refuses the latter
+            return
+        num_before = queue.num_rows_before(request)
+        num_full, num_left = divmod(num_before, self._max_rows)
+        num_rows = request.num_rows
+        if self._is_batching and num_left + num_rows <= self._max_rows:
+            num_rows += num_left
+        expected_ns = request.expected_ns = self.median_ns(num_rows, now_ns)
+        num_rounds = num_full // self._num_instances
+        wait_ns = num_rounds and num_rounds * self.median_ns(self._max_rows, now_ns)
+        left_ns = deadline_ns - now_ns
+        if expected_ns + wait_ns > left_ns:
+            raise DeadlineExceededError(
+                f"cannot finish inside its deadline: {left_ns / 1e6:.1f} ms are left, and by the median of the latest "
+                f"executions it takes {(expected_ns + wait_ns) / 1e6:.1f} ms, of which {wait_ns / 1e6:.1f} ms go to "
+                f"the {num_before} rows that wait before it; allow more time, or send it when less is waiting"
+            )
+
+    def measured(self, num_requests: int, duration_ns: int) -> None:
+        """Add the duration of an execution of at least one request to the mean of ``retry_after_ms``."""
+        request_ns = duration_ns / num_requests
+        self._request_ns += (request_ns - self._request_ns) * (_NEWEST_WEIGHT if self._request_ns else 1.0)
+
+    def retry_after_ms(self, num_queued: int) -> int:
+        """Milliseconds until so many requests have been executed."""
+        if not self._request_ns:
+            return DEFAULT_RETRY_AFTER_MS
+        return max(self._least_ms, math.ceil(num_queued * self._request_ns / self._num_at_once / 1e6))
+
 
 class _DurationWindow:
     """The latest durations, by time and by size."""
 
     def __init__(self) -> None:
-        self._added: deque[tuple[int, int]] = deque(maxlen=_MAX_MEASUREMENTS)  # (end, duration), not yet in the others
+        self.added: deque[tuple[int, int]] = deque(maxlen=_MAX_MEASUREMENTS)  # (end, duration), not yet in the others
         self._latest: deque[tuple[int, int]] = deque()
         self._sorted: list[int] = []
 
-    def add(self, duration_ns: int, now_ns: int) -> None:
-        self._added.append((now_ns, duration_ns))
-
     def median_ns(self, now_ns: int) -> int:
-        while self._added:  # sorted in here, as most models never have a deadline to hold a median against
+        while self.added:  # sorted in here, as most models never have a deadline to hold a median against
             if len(self._latest) == _MAX_MEASUREMENTS:
                 self._forget_first()
-            measured = self._added.popleft()
+            measured = self.added.popleft()
             self._latest.append(measured)
             insort(self._sorted, measured[1])
         while self._latest and self._latest[0][0] < now_ns - MAX_AGE_NS:
@@ -120,60 +159,6 @@ class _DurationWindow:
     def _forget_first(self) -> None:
         _, duration_ns = self._latest.popleft()
         del self._sorted[bisect_left(self._sorted, duration_ns)]
-
-
-class DeadlineAdmission:
-    """Compares the deadline of a request with the durations of recent executions, in favour of the request.
-
-    Running batches end at once, batches before it are full, and with too few measurements nothing is refused.
-    """
-
-    def __init__(self, settings: SchedulerSettings, num_instances: int, times: ExecutionTimes) -> None:
-        self._settings = settings
-        self._num_instances = num_instances
-        self._max_rows = max(settings.max_batch_size, 1)
-        self._times = times
-
-    def check(self, request: InferenceRequest, queue: RequestQueue, now_ns: int) -> None:
-        """Set ``expected_ns`` of a request with a deadline; DeadlineExceededError if by medians it cannot meet it."""
-        deadline_ns = request.context.deadline_ns
-        if deadline_ns is None or deadline_ns <= now_ns:  # the queue refuses the latter
-            return
-        num_before = queue.num_rows_before(request)
-        num_full, num_left = divmod(num_before, self._max_rows)
-        num_rows = request.num_rows
-        if self._settings.is_batching and num_left + num_rows <= self._max_rows:
-            num_rows += num_left
-        expected_ns = request.expected_ns = self._times.median_ns(num_rows, now_ns)
-        num_rounds = num_full // self._num_instances
-        wait_ns = num_rounds and num_rounds * self._times.median_ns(self._max_rows, now_ns)
-        left_ns = deadline_ns - now_ns
-        if expected_ns + wait_ns > left_ns:
-            raise DeadlineExceededError(
-                f"cannot finish inside its deadline: {left_ns / 1e6:.1f} ms are left, and by the median of the latest "
-                f"executions it takes {(expected_ns + wait_ns) / 1e6:.1f} ms, of which {wait_ns / 1e6:.1f} ms go to "
-                f"the {num_before} rows that wait before it; allow more time, or send it when less is waiting"
-            )
-
-
-class RetryAfter:
-    """Estimates when the requests that wait now will have been executed, from measured executions."""
-
-    def __init__(self, num_instances: int, *, has_sequences: bool) -> None:
-        self._num_instances = num_instances
-        self._least_ms = DEFAULT_RETRY_AFTER_MS if has_sequences else 1
-        self._request_ns = 0.0
-
-    def measured(self, num_requests: int, duration_ns: int) -> None:
-        """Add the duration of an execution of at least one request."""
-        request_ns = duration_ns / num_requests
-        self._request_ns += (request_ns - self._request_ns) * (_NEWEST_WEIGHT if self._request_ns else 1.0)
-
-    def hint_ms(self, num_queued: int) -> int:
-        """Milliseconds until so many requests have been executed."""
-        if not self._request_ns:
-            return DEFAULT_RETRY_AFTER_MS
-        return max(self._least_ms, math.ceil(num_queued * self._request_ns / self._num_instances / 1e6))
 
 
 def make_batch_key(signature: ModelSignature, buckets: LengthBuckets | None = None) -> BatchKey | None:
