@@ -51,12 +51,7 @@ class LivenessAction(Enum):
 
 @dataclass(slots=True)
 class Observation:
-    """What the connection is like at a check.
-
-    Attributes:
-        has_partial_frame: A frame, a header block or the handshake is incomplete.
-        num_partial: Grows with every new incomplete frame.
-    """
+    """What the connection is like at a check; ``num_partial`` grows with every new incomplete frame."""
 
     num_received: int
     num_streams: int
@@ -68,15 +63,7 @@ class Observation:
 
 
 class Liveness:
-    """Decides what one connection needs.
-
-    Args:
-        now_s: By any monotonic clock, as in ``check``.
-        age_factor: Spreads the ages of connections that began together, for example 0.9 to 1.1.
-
-    Attributes:
-        reason: Why the last check asked for ABORT or DRAIN.
-    """
+    """Decides what one connection needs; ``age_factor`` spreads the ages of connections that began together."""
 
     def __init__(self, options: LivenessOptions, now_s: float, age_factor: float = 1.0) -> None:
         self._options = options
@@ -180,11 +167,7 @@ _PING = b"weftwire"
 
 
 class Http2Protocol(Owner, asyncio.Protocol):
-    """Base of both ends; each overrides the events of ``Owner`` that it needs.
-
-    Attributes:
-        transport: None before the connection is made.
-    """
+    """Base of both ends; each overrides the events of ``Owner`` that it needs."""
 
     def __init__(
         self,

@@ -117,14 +117,7 @@ class LocalTensors:
         return num_bytes >= LOCAL_BYTES or call.model_name in self._large_answers
 
     async def infer(self, call: InferCall, invoke: Callable[[Any], Any]) -> Any:
-        """The response to a call, as its deserializer gives it. Cancelling the awaiting task cancels the call.
-
-        Args:
-            invoke: Starts the RPC with a request.
-
-        Raises:
-            AioRpcError: It has failed.
-        """
+        """The response to a call that ``invoke`` starts. Cancelling the awaiting task cancels it."""
         shared = self._open() if self.is_for(call) else None
         if shared is not None:
             try:

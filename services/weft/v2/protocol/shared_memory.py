@@ -68,10 +68,6 @@ class SystemRegion(Region):
 
     Accessed by system calls, not mapped: if a client truncates the object while it is in use, the access fails, whereas
     a mapped page would kill this process with SIGBUS.
-
-    Attributes:
-        key: The client's ``shm_open`` name.
-        descriptor: File descriptor of the object; closed after the last request that uses it.
     """
 
     kind: ClassVar[str] = "system"

@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self
 
 from prometheus_client.core import CounterMetricFamily
@@ -163,32 +162,28 @@ class Ports(NamedTuple):
     metrics: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerPlace:
-    """A worker's place in its group, as the parent gives it on the command line.
+class WorkerPlace(NamedTuple):
+    """A worker's place in its group, from 1; on the command line numbers between slashes.
 
     Attributes:
         descriptor: Of the socket to the parent.
-        listens_late: Whether siblings serve already, so that it listens once it is ready.
-        unix_descriptor: Of a Unix socket that all of them serve; None: there is none.
+        listens_late: Siblings serve already, so that it listens once it is ready.
+        unix_descriptor: Of a Unix socket that all of them serve; -1: there is none.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # in place of the method of tuples
     num_workers: int
     descriptor: int
-    listens_late: bool = False
-    unix_descriptor: int | None = None
+    listens_late: int = False
+    unix_descriptor: int = -1
 
     def __str__(self) -> str:
-        """As ``parse`` reads it."""
-        unix = -1 if self.unix_descriptor is None else self.unix_descriptor
-        return f"{self.index}/{self.num_workers}/{self.descriptor}/{int(self.listens_late)}/{unix}"
+        return "/".join(str(int(number)) for number in self)
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Raises ValueError."""
-        index, num_workers, descriptor, listens_late, unix = map(int, text.split("/"))
-        return cls(index, num_workers, descriptor, bool(listens_late), None if unix < 0 else unix)
+        return cls._make(map(int, text.split("/")))
 
 
 class Worker(Protocol):
@@ -212,7 +207,7 @@ class Listener:
         self._keys = KeyRing(options.auth_keys, num_workers=num_workers) if options.auth_keys else None
         interceptors = () if self._keys is None else (AccessInterceptor(self._keys, service),)
         self.server = make_server(server_options_of(options), interceptors, wire=options.wire)
-        if worker is not None and worker.place.unix_descriptor is not None:
+        if worker is not None and worker.place.unix_descriptor >= 0:
             add_listening(self.server, worker.place.unix_descriptor)
         path = options.unix_socket
         self._unix_socket = None if path is None else UnixSocket(path, takes_over=options.take_over)

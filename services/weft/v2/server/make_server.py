@@ -123,14 +123,7 @@ def make_server(
     *,
     wire: WireName | None = None,
 ) -> grpc.aio.Server:
-    """A server without ports that has not been started; on the event loop that it will run on.
-
-    Args:
-        wire: Implementation; None: ``default_wire``.
-
-    Raises:
-        UnsupportedError: It is grpcio's, which is not installed.
-    """
+    """A server without ports that has not been started, of ``default_wire`` by default. Raises UnsupportedError."""
     if (wire or default_wire()) is WireName.WEFT:
         return Server(options, interceptors)
     if not HAS_GRPCIO:

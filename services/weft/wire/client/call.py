@@ -24,11 +24,7 @@ _MAX_QUOTED_BYTES: Final = 1000
 
 
 class UnansweredError(grpc.aio.AioRpcError):
-    """A call that ended without a status of the server: the client says what happened instead.
-
-    Attributes:
-        is_unprocessed: The server has not begun the call, so that it may be sent elsewhere without a risk.
-    """
+    """A call that ended without a status of the server; ``is_unprocessed``: it may be sent elsewhere without a risk."""
 
     is_unprocessed: bool = False
 

@@ -129,13 +129,7 @@ class MessagingCall(ClientCall):
         return self.needs_whole_request or self._kept is not None
 
     async def write(self, request: Any) -> None:
-        """Send a request; waits while the server takes no more. Cancelling the caller cancels the call.
-
-        Raises:
-            AioRpcError: The call ends while this waits.
-            InvalidStateError: The call has ended, or ``done_writing`` was called.
-            UsageError: The call has an iterator of requests.
-        """
+        """Send a request; waits while the server takes no more. Cancelling the caller cancels the call."""
         if self._feeder is not None:
             raise grpc.aio.UsageError(_MIXED)
         await self._send(request)

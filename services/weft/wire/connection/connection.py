@@ -49,7 +49,6 @@ class Http2Connection(StreamStates):
     """One end of a connection.
 
     Attributes:
-        num_partial_frames: Grows whenever another frame is left incomplete.
         has_unread: Frames wait for the next turn, because this one took long enough; ``receive(b"")`` reads on.
     """
 
