@@ -214,7 +214,6 @@ class Decoder:
         self._free_bytes = free_bytes
 
     def _update_size(self, block: bytes) -> int:
-        """Follows the table size updates at the beginning of a block, and returns the position of its first field."""
         if not 0x20 <= block[0] < 0x40:
             return 0
         position = count = 0
@@ -240,7 +239,6 @@ def _malformed(reason: str) -> Http2ConnectionError:
 
 
 def _integer(block: bytes, position: int, value: int) -> tuple[int, int]:
-    """Reads on an integer whose prefix, ``value``, was all ones; gives it and the position after it."""
     shift = 0
     while True:
         byte = block[position]

@@ -74,7 +74,6 @@ class _SharedMemory:
             self._close_unless_used()
 
     def retire(self) -> None:
-        """Begin no more calls; it ends with those in flight, whose responses may lie in the memory."""
         if not self._is_retired:
             self._is_retired = True
             asyncio.get_running_loop().remove_reader(self._socket.fileno())
@@ -150,7 +149,6 @@ class LocalTensors:
         self._drop()
 
     def _open(self) -> _SharedMemory | None:
-        """The memory, once the service has accepted it; else None, and it is offered from time to time."""
         if self._shared is not None:
             return self._shared if self._shared.is_accepted else None
         now_s = time.monotonic()

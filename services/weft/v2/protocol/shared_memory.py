@@ -294,7 +294,6 @@ def location_of(memory: SharedMemory | None, parameters: Mapping[str, object], t
 
 
 def _opened(key: str) -> int:
-    """Open the shared memory object. Raises InvalidArgumentError."""
     name = key.removeprefix("/")
     check_name("a shared memory key", key)
     if not name or "/" in name or "\0" in name or name in (".", ".."):

@@ -237,7 +237,6 @@ async def _serve(
 async def _stop(
     server: grpc.aio.Server, services: Services, core: ClosableCore, loading: "asyncio.Task[None]", grace_s: float
 ) -> None:
-    """Drain and stop; calls in flight and held calls have ``grace_s`` to end."""
     stop_at_s = time.monotonic() + grace_s
 
     def left_s() -> float:

@@ -256,7 +256,6 @@ class V2Servicer:
     def _read_call(
         self, request: InferMessage | InferCall, call_context: CallContext
     ) -> tuple[InferCall, Mapping[str, TensorLocation]]:
-        """Parse a request into a call and the locations of its outputs. Raises like the precheck."""
         if isinstance(request, InferCall):  # without parameters
             if self._precheck is not None:
                 self._precheck(request.model_name, request.model_version, dict, call_context)

@@ -129,8 +129,6 @@ class _Worker:
 
 
 class _Group(Collector):
-    """Starts the workers, starts them again when they die or hang, and stops them."""
-
     def __init__(
         self,
         service: str,
@@ -183,7 +181,6 @@ class _Group(Collector):
         _log.info("serving", extra=endpoints | {"num_workers": len(self._workers)})
 
     async def _keep(self, index: int, ports: _Ports) -> None:
-        """Keep one worker running until the group stops."""
         worker = self._workers[index]
         try:
             while not self._is_stopping:

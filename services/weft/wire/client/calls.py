@@ -181,7 +181,6 @@ class MessagingCall(ClientCall):
     # Responses.
 
     def _read(self, data: bytes | memoryview, *, decompresses: bool, keeps_parts: bool) -> list[Message]:
-        """The messages that are complete with this data; the call fails if it cannot be read."""
         reader = self._reader
         if reader is None:
             head = self._head
@@ -276,7 +275,6 @@ class UnaryCall(MessagingCall, grpc.aio.UnaryUnaryCall[Any, Any], grpc.aio.Strea
             self._finish(StatusCode.INTERNAL, _UNREADABLE, head)
 
     def _deserialized(self) -> bool:
-        """Make the response of the message; False: it cannot be read."""
         message: Any = self._message
         deserialize = self._deserialize
         if isinstance(message, memoryview) and not getattr(deserialize, "takes_parts", False):

@@ -186,7 +186,6 @@ class Link:
         self._pump()
 
     def _pump(self) -> None:
-        """Send calls that wait, in order, as far as the server allows."""
         if self._held is not None:
             return
         waiting, protocol = self._waiting, self._protocol

@@ -301,7 +301,6 @@ class Sender:
         return bool(self.waiting) and self.send_window_bytes > 0 and not self.is_paused and not self.is_closed
 
     def _send_frame(self, stream: Stream, limit: int) -> int:
-        """One DATA frame of a stream that waits; returns its length."""
         pending = stream.pending
         assert pending is not None  # noqa: S101  # it was waiting
         size = 0
