@@ -32,8 +32,7 @@ from benchmarks.report import machine_lines, table, write_json
 from weft.backends import BACKENDS
 from weft.base.core import CallContext, InferCall
 from weft.base.tensors import encode
-from weft.mesh.fused.core import FusedCore
-from weft.router.core import RouterCore
+from weft.mesh.fused import FusedCore
 from weft.serving.core import ServingCore
 from weft.v2.protocol.codec import deserialize_request
 from weft.v2.protocol.encoding import serialize_call, serialize_result
@@ -119,7 +118,8 @@ async def serving() -> AsyncIterator[FusedCore]:
         models, graphs = _write_repository(Path(folder))
         core = FusedCore(
             {"model": lambda callee: ServingCore(models, BACKENDS, num_gpus=0, callee=callee)},
-            lambda targets: RouterCore(graphs, targets, poll_s=_NEVER_S),
+            graphs,
+            poll_s=_NEVER_S,
         )
         await core.start()
         try:

@@ -25,8 +25,7 @@ from benchmarks.resnet import write_pictures, write_resnet
 from benchmarks.retrieval_pairs import write_pairs
 from weft.optimize.cost import VersionCost
 from weft.optimize.optimize import OptimizeOptions, optimize
-from weft.optimize.picture import draw
-from weft.optimize.report import CandidateReport, Report
+from weft.optimize.report import CandidateReport, Report, draw
 
 ROOT = Path(__file__).resolve().parents[1]
 SAMPLES = ROOT / "model_repository"

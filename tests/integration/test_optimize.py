@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from weft.cli.__main__ import main
 from weft.optimize import optimize
-from weft.optimize.methods.int8_dynamic import Int8Dynamic
+from weft.optimize.methods.int8 import INT8_DYNAMIC
 from weft.optimize.methods.method import Built, Inputs, SourceModel
 
 WIDTH = 1024
@@ -125,7 +125,7 @@ def test_the_best_candidate_that_passes_becomes_a_version(
     repository: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One that answers otherwise is refused, one that cannot be loaded has failed; the report says all of it."""
-    methods = {method.name: method for method in (Spoiled(), Garbage(), Int8Dynamic())}
+    methods = {method.name: method for method in (Spoiled(), Garbage(), INT8_DYNAMIC)}
     monkeypatch.setattr(optimize, "METHODS", methods)
     before = state(repository)
     command = ["optimize", "wide", "--data", str(data), "--max-loss", "1%", "--repository", str(repository)]

@@ -1,18 +1,55 @@
-"""Validation of a model file's inputs and outputs against the configuration, at load."""
+"""What a configuration declares: compared with what a backend takes or a model's file has, or completed from that."""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from weft.base.errors import InvalidArgumentError
 from weft.base.signature import ModelSignature, TensorSpec
+from weft.base.tensors import DATATYPES
+from weft.serving.backends.base import ModelContext
+from weft.serving.backends.loading import Dims, check_tensor
+
+#: Of a model that can be batched and does not say how large its batches may be, as in Triton Inference Server.
+DEFAULT_MAX_BATCH_SIZE = 4
+
+
+def inputs_among(
+    model: ModelContext, of: str, required: Sequence[str], optional: Sequence[str] = ()
+) -> dict[str, TensorSpec]:
+    """The declared inputs, by name: all that ``of`` requires, and perhaps optional ones.
+
+    Raises:
+        InvalidArgumentError: There are others.
+    """
+    inputs = {spec.name: spec for spec in model.signature.inputs}
+    if inputs.keys() - set(optional) != set(required):
+        also = f" and may have {optional[0]} beside" if optional else ""
+        raise model.fault(
+            "input",
+            f"model '{model.signature.name}': {of} must have the inputs {', '.join(required)}{also}, got "
+            f"{', '.join(inputs)}",
+        )
+    return inputs
+
+
+def only_output(model: ModelContext, datatypes: Sequence[str], dims: Dims) -> TensorSpec:
+    """The one declared output, checked by ``check_tensor``.
+
+    Raises:
+        InvalidArgumentError: There are several, or it is declared otherwise.
+    """
+    outputs = model.signature.outputs
+    if len(outputs) != 1:
+        text = f"model '{model.signature.name}' must have exactly one output, got {len(outputs)}"
+        raise model.fault("output", text)
+    return check_tensor(model, outputs[0], datatypes, dims)
 
 
 class FileTensor(NamedTuple):
     """One input or output of a model file.
 
     Attributes:
-        name: Tensor name.
         datatype: V2 datatype, or the file's own name for one that V2 lacks.
         shape: Including the batch dimension; -1 is any size. None: not specified in the file.
     """
@@ -27,11 +64,7 @@ def check_inputs(
 ) -> None:
     """Check that the configuration declares the inputs of the file, with equal types and shapes.
 
-    Args:
-        signature: From the configuration.
-        path: The model file, for errors.
-        found: Inputs of the file.
-        may_be_absent: Inputs with a default in the file.
+    Inputs that may be absent have a default in the file.
 
     Raises:
         InvalidArgumentError: They differ; the message has both sides.
@@ -92,3 +125,54 @@ def _agree(declared: tuple[int, ...], found: tuple[int, ...] | None, *, is_input
 
 def _quoted(names: Collection[str]) -> str:
     return ", ".join(f"'{name}'" for name in names) or "none"
+
+
+def completed(
+    config: dict[str, Any],
+    path: Path,
+    inputs: Sequence[FileTensor],
+    outputs: Sequence[FileTensor],
+    *,
+    max_rows: int = DEFAULT_MAX_BATCH_SIZE,
+) -> dict[str, Any]:
+    """The configuration, changed, with inputs and outputs of the file, or types and shapes that it declares without.
+
+    A model whose tensors all begin with a dimension of any size gets a batch dimension, of ``max_rows`` at most, and
+    dynamic batching, unless the configuration declares tensors.
+
+    Raises:
+        InvalidArgumentError: A tensor has no datatype of V2, or no shape.
+    """
+    found = {"input": inputs, "output": outputs}
+    can_batch = all(t.shape and t.shape[0] == -1 for tensors in found.values() for t in tensors)
+    if can_batch and not (config.get("max_batch_size") or config.get("input") or config.get("output")):
+        config["max_batch_size"] = min(DEFAULT_MAX_BATCH_SIZE, max_rows)
+        if not {"sequence_batching", "ensemble_scheduling"} & set(config):
+            config.setdefault("dynamic_batching", {})
+    has_batch = bool(config.get("max_batch_size"))
+    for kind, tensors in found.items():
+        if not config.get(kind):
+            config[kind] = [_declaration(path, tensor, has_batch=has_batch) for tensor in tensors]
+            continue
+        by_name = {tensor.name: tensor for tensor in tensors}
+        for declared in config[kind]:
+            is_open = "dims" not in declared or declared.get("data_type", "TYPE_INVALID") == "TYPE_INVALID"
+            if is_open and (tensor := by_name.get(declared.get("name", ""))) is not None:
+                made = _declaration(path, tensor, has_batch=has_batch)
+                if "dims" in declared:
+                    made.pop("reshape", None)
+                declared.update(made | declared)
+    return config
+
+
+def _declaration(path: Path, tensor: FileTensor, *, has_batch: bool) -> dict[str, Any]:
+    """The tensor as an entry of ``input`` or ``output`` in a configuration; one value per row has a dimension of 1."""
+    if tensor.datatype not in DATATYPES or not tensor.shape:
+        raise InvalidArgumentError(
+            f"{path}: '{tensor.name}' is {tensor.datatype} {list(tensor.shape or ())}, from which no datatype and dims "
+            "can be made; declare input and output in config.pbtxt"
+        )
+    dims = list(tensor.shape)[has_batch:]
+    data_type = "STRING" if tensor.datatype == "BYTES" else tensor.datatype
+    declaration: dict[str, Any] = {"name": tensor.name, "data_type": f"TYPE_{data_type}", "dims": dims or [1]}
+    return declaration if dims else declaration | {"reshape": {"shape": []}}

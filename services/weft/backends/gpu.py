@@ -21,11 +21,7 @@ _MIN_BLOCK_BYTES = 4096
 
 
 def use_cpu_instead(instance: InstanceContext, reason: str) -> None:
-    """Log why an instance that was placed on a GPU runs on the CPU.
-
-    Args:
-        instance: The instance.
-        reason: Why its library cannot use the GPU, and the cure.
+    """Log why an instance that was placed on a GPU runs on the CPU; the reason has the cure.
 
     Raises:
         UnavailableError: The configuration requires KIND_GPU.
@@ -47,12 +43,8 @@ def is_pinning_enabled(config: Mapping[str, Any], way: str) -> bool:
 class PinnedPool:
     """Allocates arrays in pinned memory and reuses the memory of arrays that were garbage-collected; pinning is slow.
 
-    Arrays and their views stay valid as long as they are referenced, also after ``close``. Blocks have power-of-two
-    sizes.
-
-    Args:
-        allocate: Returns the address of as many bytes as asked for, for example ``Cuda.allocate_pinned``.
-        free: Frees an address that ``allocate`` returned.
+    Arrays and their views stay valid as long as they are referenced, also after ``close``. Blocks, of which
+    ``allocate`` returns the addresses, have power-of-two sizes.
     """
 
     def __init__(self, allocate: Callable[[int], int], free: Callable[[int], None]) -> None:

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.backends.completion import completed
-from weft.backends.contract import FileTensor, check_inputs, check_outputs
+from weft.backends.contract import FileTensor, check_inputs, check_outputs, completed
 from weft.backends.gpu import PinnedPool, is_pinning_enabled, make_pinned_pool, use_cpu_instead
 from weft.base.errors import InvalidArgumentError, UnsupportedError
 from weft.base.observing.logs import get_logger
@@ -250,12 +249,7 @@ def _optimization(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class BoundOutput(NamedTuple):
-    """A requested output.
-
-    Attributes:
-        dtype: Element type.
-        dims: Shape without the batch dimension; None: unknown before the session has run.
-    """
+    """A requested output; its shape without the batch dimension is None if it is unknown before the session has run."""
 
     dtype: "np.dtype[Any]"
     dims: tuple[int, ...] | None
@@ -268,10 +262,8 @@ class BoundSession:
     to the host as a whole. Not thread-safe.
 
     Args:
-        ort: The package.
         session: A session without string inputs or outputs.
         device: ``("cuda", 0)``, or ``("cpu", 0)``.
-        outputs: Outputs of ``run``, by name.
         has_rows: Whether the first dimension of every tensor is the batch dimension.
         allocate: Creates arrays that the device can write to.
         captures: Whether runs are captured as a CUDA graph per set of shapes; the session has ``enable_cuda_graph``.

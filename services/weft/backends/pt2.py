@@ -21,11 +21,7 @@ _CURE = "export the model with torch.export.export and torch.export.save"
 
 
 def load_program(torch: Any, path: Path) -> Any:
-    """Load the ``ExportedProgram`` in ``path``, on the devices it was exported on.
-
-    Args:
-        torch: The package.
-        path: A file that ends in ``.pt2``.
+    """Load the ``ExportedProgram`` in a file that ends in ``.pt2``, on the devices it was exported on.
 
     Raises:
         InvalidArgumentError: The file is not such an archive, or needs pickle or native code.

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.backends.completion import DEFAULT_MAX_BATCH_SIZE, completed
-from weft.backends.contract import FileTensor, check_inputs, check_outputs
+from weft.backends.contract import DEFAULT_MAX_BATCH_SIZE, FileTensor, check_inputs, check_outputs, completed
 from weft.backends.gpu import is_pinning_enabled, use_cpu_instead
 from weft.backends.pt2 import load_program
 from weft.base.errors import InvalidArgumentError
@@ -33,7 +32,7 @@ _COMPILERS = ("none", "inductor", "eager")
 
 
 class _Threads:
-    """The number of torch threads, a setting of the whole process."""
+    """A setting of the whole process."""
 
     lock = threading.Lock()
     asked_for: int | None = None
@@ -87,7 +86,11 @@ class PyTorchBackend(TensorBackend):
             self._module.to(memory_format=torch.channels_last)
         self._autocast = getattr(torch, autocast) if autocast else None
         if self._autocast:
-            _remove_type_assertions(torch, self._module)
+            # The program's assertions on the types of the export, which autocast changes.
+            assertion, graph = torch.ops.aten._assert_tensor_metadata.default, self._module.graph
+            for node in graph.find_nodes(op="call_function", target=assertion):
+                graph.erase_node(node)
+            self._module.recompile()
         if compiler != "none":
             self._module = torch.compile(self._module, backend=compiler, dynamic=False)
         signature = self.model.signature
@@ -198,11 +201,7 @@ class PyTorchBackend(TensorBackend):
 
 
 def _values(torch: Any, program: Any, path: Any) -> tuple[Sequence[str], Sequence[str], Mapping[str, Any]]:
-    """Arguments and results of a program, by the names of their nodes, and the tensor that stands for each node.
-
-    Raises:
-        InvalidArgumentError: One of them is no tensor.
-    """
+    """Arguments and results of a program, by the names of their nodes, and the tensor that stands for each node."""
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     arguments, results = program.graph_signature.user_inputs, program.graph_signature.user_outputs
     if not all(isinstance(values.get(name), torch.Tensor) for name in (*arguments, *results)):
@@ -242,13 +241,6 @@ def _found(name: str, value: Any) -> FileTensor:
     return FileTensor(name, _DATATYPES.get(datatype, datatype), shape)
 
 
-def _remove_type_assertions(torch: Any, module: Any) -> None:
-    """Remove the program's assertions on the types of the export, which autocast changes."""
-    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
-        module.graph.erase_node(node)
-    module.recompile()
-
-
 def _bucket(num_rows: int, max_rows: int) -> int:
     return min(1 << (num_rows - 1).bit_length(), max(max_rows, num_rows))
 
@@ -256,12 +248,8 @@ def _bucket(num_rows: int, max_rows: int) -> int:
 class TorchDevice:
     """The device of one instance; on a GPU with a CUDA stream of its own, the only one that it waits for.
 
-    Args:
-        torch: The package.
-        device: A ``torch.device``.
-        pins_inputs: Whether ``empty`` returns pinned memory on a GPU. torch's allocator reuses it for later arrays.
-        pins_outputs: Whether ``to_host`` copies to pinned memory on a GPU.
-        is_channels_last: Whether four-dimensional tensors use the NHWC memory format.
+    There ``empty`` returns pinned memory, which torch's allocator reuses for later arrays, and ``to_host`` copies to
+    such, unless told otherwise. Channels last is the NHWC memory format of four-dimensional tensors.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 import fcntl
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from weft.base.errors import PermissionDeniedError, UnavailableError
@@ -28,17 +28,33 @@ def replace_file(path: Path, content: bytes, writer: str = "") -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
 
 
 def remove_unfinished(folder: Path) -> None:
     """Remove what writers that were killed have left in a folder, which nobody else writes to."""
     for path in folder.glob(f"*{_TEMPORARY}"):
         path.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path, flags: int = os.O_RDONLY) -> Iterator[None]:
+    """Lock a file or folder, opened with ``flags``. Raises BlockingIOError where another process holds the lock."""
+    descriptor = os.open(path, flags, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -50,9 +66,9 @@ def held(path: Path) -> Iterator[None]:
         OSError: It cannot be made.
     """
     path.mkdir(parents=True, exist_ok=True)
-    with (path / LOCK).open("wb") as lock:
+    with ExitStack() as stack:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            stack.enter_context(locked(path / LOCK, os.O_WRONLY | os.O_CREAT))  # NFS locks what is open for writing
         except BlockingIOError:
             raise UnavailableError(f"another job writes to '{path}'; wait for it, or name another --output") from None
         yield

@@ -15,30 +15,24 @@ import pyarrow as pa
 
 from weft.base.errors import InvalidArgumentError, NotFoundError
 from weft.base.observing.logs import get_logger
-from weft.jobs.readers import READERS, FileLook, FilePart, check_columns, is_compressed
+from weft.jobs.readers import PATH_COLUMN, READERS, ROW_FILE, FileLook, FilePart, FileReader, is_compressed
 
 _log = get_logger("weft.jobs")
 
 #: Format by suffix; a suffix of compression may follow that of JSON Lines and CSV.
 FORMATS = {".parquet": "parquet", ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
-#: Suffixes of files that are a row each, and its columns.
+#: Suffixes of files that are a row each.
 _ROW_FILES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".wav", ".flac", ".mp3", ".pdf")
-PATH_COLUMN, CONTENT_COLUMN = "path", "content"
-ROW_FILE = "file"
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst")
-_HASHED_AT_ONCE_BYTES = 1 << 20
 #: Files that cannot be read whose reasons a message has.
 _MAX_TOLD = 10
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of a data set.
+    """A file of a data set, of a format of ``READERS``.
 
-    Attributes:
-        path: As its file system names it.
-        format: ``parquet``, ``jsonl``, ``csv``, or ``file`` for one that is a row.
-        digest: sha256 of a local file; of one in an object store, what that says of its content.
+    The digest is the sha256 of a local file; of one in an object store, what that says of its content.
     """
 
     path: str
@@ -54,7 +48,6 @@ class Shard:
         index: Counts the shards of the data set.
         first_row: Number of its first row in the data set.
         num_rows: At least 1.
-        file: Where it is from.
         columns: A list of values, or a column of Arrow, by name.
         is_text: Every value is text.
         faults: Rows that could not be read, counted from 0, and why. Their columns hold None.
@@ -93,12 +86,20 @@ class ShardSpan(NamedTuple):
     share: float
 
 
+class _Unit(NamedTuple):
+    """A file; or adjacent ones that are a row each, which are read as one. Its share is of the whole data set."""
+
+    number: int
+    file: DataFile
+    reader: FileReader
+    share: float
+
+
 class Dataset:
     """Files that match a path, in the order of their names.
 
-    Args:
-        path: A file, a folder, or a pattern; with a protocol such as ``s3://`` where fsspec knows it.
-        format: Format of all files; "": as their suffixes say.
+    The path is a file, a folder, or a pattern; with a protocol such as ``s3://`` where fsspec knows it. All files have
+    the format, or, where that is "", the one that their suffixes say.
 
     Attributes:
         files: The files, at least one.
@@ -115,7 +116,8 @@ class Dataset:
             self._system, plain = fsspec.core.url_to_fs(path)
         except (ImportError, ValueError) as error:
             raise InvalidArgumentError(f"--input '{path}': {error}") from None
-        self._is_local = "file" in self._protocols()
+        protocol = self._system.protocol
+        self._is_local = "file" in ((protocol,) if isinstance(protocol, str) else protocol)
         paths = self._paths(plain)
         if not paths:
             raise NotFoundError(f"--input '{path}' matches no file")
@@ -127,15 +129,13 @@ class Dataset:
 
     @property
     def is_of_row_files(self) -> bool:
-        """Whether each file is a row, with the columns ``path`` and ``content``."""
+        """Whether each file is a row."""
         return all(file.format == ROW_FILE for file in self.files)
 
     def look(self, columns: Sequence[str], *, skips_bad: bool = False) -> FileLook:
-        """Look at the begin of every file, before a row of any is worked on.
+        """Look at the begin of every file for the columns that will be read, before a row of any is worked on.
 
-        Args:
-            columns: Those that will be read.
-            skips_bad: Leave files out that cannot be read, and the rest of those that turn out to be damaged.
+        With ``skips_bad`` files that cannot be read are left out, and the rest of those that turn out to be damaged.
 
         Returns:
             Types of the columns over all files, text where these differ, and the memory of a row of the largest file.
@@ -148,7 +148,7 @@ class Dataset:
         looks: dict[str, FileLook] = {}
         for file in self.files:
             try:
-                looks[file.path] = self._look(file, columns)
+                looks[file.path] = READERS[file.format](self._system, [file.path]).look(columns)
             except InvalidArgumentError as error:
                 self.bad_files[file.path] = error.message
         if not looks:
@@ -164,22 +164,15 @@ class Dataset:
         types = {name: _common_type([look.types[name] for look in looks.values()]) for name in columns}
         return FileLook(types, max(look.row_bytes for look in looks.values()))
 
-    def _look(self, file: DataFile, columns: Sequence[str]) -> FileLook:
-        if file.format != ROW_FILE:
-            return READERS[file.format].look(self._system, file.path, columns)
-        check_columns(file.path, (PATH_COLUMN, CONTENT_COLUMN), columns)
-        types = {PATH_COLUMN: pa.string(), CONTENT_COLUMN: pa.binary()}
-        return FileLook({name: types[name] for name in columns}, float(self._system.size(file.path) or 0))
-
     def num_shards(self, num_files: int, num_rows: int) -> int:
         """Shards of so many files at the begin."""
-        count = first_row = 0
-        for number in self._units():
-            rest = num_files - number
+        count = 0
+        for unit in self._units():
+            rest = num_files - unit.number
             if rest <= 0:
                 break
-            spans = [*self._spans_of(number, num_rows, count, first_row)]
-            if self.files[number].format == ROW_FILE:  # whole shards of those that are the same
+            spans = [*self._spans_of(unit, num_rows, 0, 0)]
+            if unit.file.format == ROW_FILE:  # whole shards of those that are the same
                 spans = [span for span in spans if span.start + sum(span.num_rows) <= rest]
             count += sum(len(span.num_rows) for span in spans)
         return count
@@ -189,39 +182,43 @@ class Dataset:
     ) -> Iterator[Shard]:
         """Shards of ``num_rows`` rows; the last one of each file may have fewer.
 
-        Args:
-            num_rows: Rows of a shard.
-            columns: Those to read.
-            is_done: Whether nobody needs the columns of a shard, by its index. Such shards at the begin of a file are
-                only counted and have none, except those of a compressed file that is not done as a whole.
+        Nobody needs the columns of a shard whose index is done: such shards at the begin of a file are only counted and
+        have none, except those of a compressed file that is not done as a whole.
 
         Raises:
             InvalidArgumentError: A file lacks a column, or is not what its suffix says.
             OSError: A file cannot be read.
         """
         index = first_row = 0
-        for number in self._units():
-            file, first_index, first_row_of_file = self.files[number], index, first_row
-            done, start = self._done_at_begin(number, num_rows, index, first_row, is_done)
-            for span in done:
+        for unit in self._units():
+            file, first_index, first_row_of_file = unit.file, index, first_row
+            before, start = 0.0, 0
+            for span in self._spans_of(unit, num_rows, index, first_row) if is_done(index) else ():
+                start = span.start
+                if not all(is_done(span.first_index + place) for place in range(len(span.num_rows))):
+                    break
                 for rows in span.num_rows:
                     part = FilePart(rows, 0.0, {}, is_text=False, faults={})
-                    yield _shard(index, first_row, file.path, part, span.share * rows / sum(span.num_rows))
+                    yield _shard(index, first_row, file, part, span.share * rows / sum(span.num_rows))
                     index += 1
                     first_row += rows
-            if start is None:
+                before += span.share / (unit.share or 1.0)
+                start = -1
+            if start < 0:
                 continue
-            before = sum(span.share for span in done) / (self._share(number) or 1.0)
-            for part, files in self._parts(number, num_rows, columns, start):
-                for one in files:
-                    self._check_unchanged(one)
-                share = max(part.fraction - before, 0.0) * self._share(number)
-                yield _shard(index, first_row, file.path, part, share, files)
+            for part in self._parts(unit, num_rows, columns, start):
+                for path in _row_files(file, part) or (file.path,):
+                    if self._state(path) != self._states[path]:
+                        raise InvalidArgumentError(
+                            f"'{path}' has changed while the job ran; put it back and --resume, or begin again in "
+                            "another folder"
+                        )
+                yield _shard(index, first_row, file, part, max(part.fraction - before, 0.0) * unit.share)
                 before = part.fraction
                 index += 1
                 first_row += part.num_rows
             if file.path in self.bad_files:  # shards of the next file have the numbers that they have without damage
-                spans = [*self._spans_of(number, num_rows, 0, 0)]
+                spans = [*self._spans_of(unit, num_rows, 0, 0)]
                 index = first_index + sum(len(span.num_rows) for span in spans)
                 first_row = first_row_of_file + sum(sum(span.num_rows) for span in spans)
 
@@ -231,8 +228,8 @@ class Dataset:
         Reads all files of text, and of Parquet what they say of themselves. Raises as ``shards``.
         """
         index = first_row = 0
-        for number in self._units():
-            for span in self._spans_of(number, num_rows, index, first_row):
+        for unit in self._units():
+            for span in self._spans_of(unit, num_rows, index, first_row):
                 yield span
                 index += len(span.num_rows)
                 first_row += sum(span.num_rows)
@@ -243,104 +240,60 @@ class Dataset:
         Raises:
             InvalidArgumentError: The file is not the one that the span is of.
         """
-        file = self.files[span.file]
+        unit = next(unit for unit in self._units() if unit.number == span.file)
+        file, first_row = unit.file, span.first_row
         size = None if file.format == ROW_FILE else self._system.size(file.path)
         if size is not None and size != self._sizes[span.file]:
             raise InvalidArgumentError(
                 f"'{file.path}' has {size} bytes, and had {self._sizes[span.file]} when the job began; every machine "
                 "must see the same files"
             )
-        first_row = span.first_row
-        parts = self._parts(span.file, max(span.num_rows), columns, span.start)
+        parts = self._parts(unit, max(span.num_rows), columns, span.start)
         for place, rows in enumerate(span.num_rows):
-            part, files = next(parts, (None, ()))
+            part = next(parts, None)
             if part is None and file.path in self.bad_files:
                 return
             if part is None or part.num_rows != rows:
                 raise InvalidArgumentError(f"'{file.path}' has other rows than when the job began")
-            share = span.share * rows / sum(span.num_rows)
-            yield _shard(span.first_index + place, first_row, file.path, part, share, files)
+            yield _shard(span.first_index + place, first_row, file, part, span.share * rows / sum(span.num_rows))
             first_row += rows
 
-    def _pass_over(self, file: DataFile, error: InvalidArgumentError) -> None:
-        """Note that the rest of a damaged file is passed over. Raises the error if no file is."""
-        if not self._skips_bad:
-            raise error
-        self.bad_files[file.path] = error.message
-        _log.warning("the rest of '%s' is passed over: %s", file.path, error.message)
+    def _units(self) -> Iterator[_Unit]:
+        number, size = 0, max(sum(self._sizes), 1)
+        for _, group in itertools.groupby(self.files, lambda file: "" if file.format == ROW_FILE else file.path):
+            files = list(group)
+            reader = READERS[files[0].format](self._system, [file.path for file in files])
+            yield _Unit(number, files[0], reader, sum(self._sizes[number : number + len(files)]) / size)
+            number += len(files)
 
-    def _units(self) -> list[int]:
-        """Files that are read one after another, by number; of adjacent ones that are a row each the first alone."""
-        forms = [file.format for file in self.files]
-        return [place for place, form in enumerate(forms) if form != ROW_FILE or not place or forms[place - 1] != form]
-
-    def _row_files(self, number: int) -> list[DataFile]:
-        """The adjacent files that are a row each, from this one on."""
-        return [*itertools.takewhile(lambda file: file.format == ROW_FILE, self.files[number:])]
-
-    def _parts(
-        self, number: int, num_rows: int, columns: Sequence[str], start: int
-    ) -> Iterator[tuple[FilePart, Sequence[DataFile]]]:
-        """Parts of a file, or of adjacent ones that are a row each, and where they are from."""
-        file = self.files[number]
-        if file.format == ROW_FILE:
-            rows = self._row_files(number)
-            for first in range(start, len(rows), num_rows):
-                some = rows[first : first + num_rows]
-                values = {PATH_COLUMN: [row.path for row in some]}
-                content = (
-                    {CONTENT_COLUMN: [self._system.cat_file(row.path) for row in some]}
-                    if (CONTENT_COLUMN in columns)
-                    else {}
-                )
-                yield FilePart(len(some), (first + len(some)) / len(rows), values | content, False, {}), some
-            return
+    def _parts(self, unit: _Unit, num_rows: int, columns: Sequence[str], start: int) -> Iterator[FilePart]:
         try:
-            for part in READERS[file.format].parts(self._system, file.path, num_rows, columns, start):
-                yield part, (file,)
+            yield from unit.reader.parts(num_rows, columns, start)
         except InvalidArgumentError as error:
-            self._pass_over(file, error)
+            self._pass_over(unit.file, error)
 
-    def _spans_of(self, number: int, num_rows: int, index: int, first_row: int) -> Iterator[ShardSpan]:
-        """Spans of one file, the first with this index and number of its first row."""
-        file = self.files[number]
-        if file.format == ROW_FILE:
-            total = len(self._row_files(number))
-            starts = [(min(num_rows, total - place), place) for place in range(0, total, num_rows)]
-        else:
-            starts = []
-            try:
-                # Where the file is damaged, those before that.
-                starts.extend(READERS[file.format].starts(self._system, file.path, num_rows))
-            except InvalidArgumentError as error:
-                self._pass_over(file, error)
+    def _spans_of(self, unit: _Unit, num_rows: int, index: int, first_row: int) -> Iterator[ShardSpan]:
+        """Spans of one unit, the first with this index and number of its first row."""
+        starts: list[tuple[int, int]] = []
+        try:
+            starts.extend(unit.reader.starts(num_rows))  # where the file is damaged, those before that
+        except InvalidArgumentError as error:
+            self._pass_over(unit.file, error)
         rows_of_file = sum(rows for rows, _ in starts) or 1
-        is_whole = file.format in ("jsonl", "csv") and is_compressed(file.path)
+        is_whole = unit.file.format in ("jsonl", "csv") and is_compressed(unit.file.path)
         together = len(starts) if is_whole else 1
         for first in range(0, len(starts), together or 1):
             rows = tuple(count for count, _ in starts[first : first + together])
             start = 0 if is_whole else starts[first][1]
-            yield ShardSpan(number, start, index, first_row, rows, sum(rows) / rows_of_file * self._share(number))
+            yield ShardSpan(unit.number, start, index, first_row, rows, sum(rows) / rows_of_file * unit.share)
             index += len(rows)
             first_row += sum(rows)
 
-    def _done_at_begin(
-        self, number: int, num_rows: int, index: int, first_row: int, is_done: Callable[[int], bool]
-    ) -> tuple[list[ShardSpan], int | None]:
-        """Spans at the begin of a file that are done, and where the next one starts; None: there is none."""
-        done: list[ShardSpan] = []
-        if not is_done(index):
-            return done, 0
-        for span in self._spans_of(number, num_rows, index, first_row):
-            if not all(is_done(span.first_index + place) for place in range(len(span.num_rows))):
-                return done, span.start
-            done.append(span)
-        return done, None
-
-    def _share(self, number: int) -> float:
-        """How much of the data set a file is."""
-        count = len(self._row_files(number)) or 1
-        return sum(self._sizes[number : number + count]) / max(sum(self._sizes), 1)
+    def _pass_over(self, file: DataFile, error: InvalidArgumentError) -> None:
+        if not self._skips_bad:
+            raise error
+        self.bad_files[file.path] = error.message
+        _log.warning("the rest of '%s' is passed over: %s", file.path, error.message)
 
     def _state(self, path: str) -> tuple[int, ...]:
         """What changes when a local file is written or replaced; of others nothing is asked, for that is a request."""
@@ -349,20 +302,14 @@ class Dataset:
         found = os.stat(path)
         return found.st_ino, found.st_size, found.st_mtime_ns
 
-    def _check_unchanged(self, file: DataFile) -> None:
-        if self._state(file.path) != self._states[file.path]:
-            raise InvalidArgumentError(
-                f"'{file.path}' has changed while the job ran; put it back and --resume, or begin again in another "
-                "folder"
-            )
-
     def _paths(self, plain: str) -> list[str]:
         if self._system.isdir(plain):
             found = self._system.find(plain)
             return sorted(
                 each
                 for each in found
-                if _suffix(each) in (*FORMATS, *_ROW_FILES) and not _is_hidden(each[len(plain) :])
+                if _suffix(each) in (*FORMATS, *_ROW_FILES)
+                and not any(part.startswith((".", "_")) for part in each[len(plain) :].split("/"))
             )
         if self._system.exists(plain):
             return [plain]
@@ -371,26 +318,21 @@ class Dataset:
     def _digest(self, path: str) -> str:
         if not self._is_local:
             return str(self._system.ukey(path))
-        digest = hashlib.sha256()
-        with self._system.open(path, "rb") as stream:
-            while piece := stream.read(_HASHED_AT_ONCE_BYTES):
-                digest.update(piece)
-        return digest.hexdigest()
-
-    def _protocols(self) -> tuple[str, ...]:
-        protocol = self._system.protocol
-        return (protocol,) if isinstance(protocol, str) else tuple(protocol)
+        with open(path, "rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
-def _shard(
-    index: int, first_row: int, path: str, part: FilePart, share: float, files: Sequence[DataFile] = ()
-) -> Shard:
-    own = tuple(file.path for file in files) if files and files[0].format == ROW_FILE else ()
-    return Shard(index, first_row, part.num_rows, path, part.columns, part.is_text, part.faults, share, own)
+def _shard(index: int, first_row: int, file: DataFile, part: FilePart, share: float) -> Shard:
+    files = _row_files(file, part)
+    return Shard(index, first_row, part.num_rows, file.path, part.columns, part.is_text, part.faults, share, files)
+
+
+def _row_files(file: DataFile, part: FilePart) -> tuple[str, ...]:
+    """Where each row is from, of files that are a row each."""
+    return tuple(part.columns.get(PATH_COLUMN, ())) if file.format == ROW_FILE else ()
 
 
 def _common_type(types: Sequence[pa.DataType | None]) -> pa.DataType:
-    """One type for all values; text if there is none."""
     plain = [type.value_type if pa.types.is_dictionary(type) else type for type in types if type is not None]
     try:
         fields = [pa.schema([("", type)]) for type in plain]
@@ -413,7 +355,3 @@ def _suffix(path: str) -> str:
     for compression in _COMPRESSIONS:
         name = name.removesuffix(compression)
     return f".{name.rsplit('.', 1)[-1]}" if "." in name else ""
-
-
-def _is_hidden(path: str) -> bool:
-    return any(part.startswith((".", "_")) for part in path.split("/"))

@@ -1,19 +1,271 @@
-"""Which columns and tensors belong together: ``Layout``."""
+"""Which columns and tensors belong together, columns of a data set as tensors, and tensors of answers as columns."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from weft.base.errors import InvalidArgumentError
 from weft.base.signature import ModelSignature, TensorSpec
-from weft.base.tensors import WireTensor
+from weft.base.tensors import INTEGERS, NUMPY_BY_DATATYPE, Array, WireTensor, datatype_of, encode
 from weft.base.text.suggestion import suggestion
-from weft.jobs.columns import InputValues, joined, output_type, read_column
+from weft.jobs.readers import parsed_json
 
+#: Types of Arrow by V2 datatype; BF16, which Arrow lacks, becomes float32.
+_ARROW: dict[str, pa.DataType] = {
+    "BOOL": pa.bool_(),
+    "UINT8": pa.uint8(),
+    "UINT16": pa.uint16(),
+    "UINT32": pa.uint32(),
+    "UINT64": pa.uint64(),
+    "INT8": pa.int8(),
+    "INT16": pa.int16(),
+    "INT32": pa.int32(),
+    "INT64": pa.int64(),
+    "FP16": pa.float16(),
+    "FP32": pa.float32(),
+    "FP64": pa.float64(),
+    "BF16": pa.float32(),
+}
+_MAX_SHOWN = 80
 #: Column that says which row of the data set, counted from 0, a row of the output is.
 ROW = "row"
+
+
+@dataclass(frozen=True)
+class InputValues:
+    """Values of one input for some rows, and why a row has none, by its index.
+
+    One array a row, of the input's shape without the batch dimension; None where the row has none that fits. An array
+    ``[n, ...]`` if every row has one, all of the same shape.
+    """
+
+    values: Array | list[Array | None]
+    faults: Mapping[int, str]
+
+    def shape(self, row: int) -> tuple[int, ...]:
+        """Shape of a row that has a value."""
+        value = self.values[row]
+        return () if value is None else tuple(value.shape)
+
+    def tensor(self, rows: Sequence[int]) -> WireTensor:
+        """The rows, which have values of one shape, with a leading batch dimension."""
+        if isinstance(self.values, np.ndarray):
+            first, count = rows[0], len(rows)
+            is_run = rows[-1] - first == count - 1
+            return encode(np.ascontiguousarray(self.values[first : first + count] if is_run else self.values[rows]))
+        return encode(np.stack([value for row in rows if (value := self.values[row]) is not None]))
+
+
+def read_column(spec: TensorSpec, column: Any, *, is_text: bool) -> InputValues:
+    """Values of an input from an Arrow column, or a list of Python values.
+
+    A number, boolean or text stands for an input of one element; lists, nested as the input's shape, for all others.
+    Integers are values of floating-point inputs too, nothing else is converted. If every value is text (``is_text``),
+    that of an input of another type than BYTES is JSON.
+
+    Raises:
+        InvalidArgumentError: No value of a column of Arrow's type fits.
+    """
+    if isinstance(column, (pa.Array, pa.ChunkedArray)):
+        _check_type(spec, column.type)
+        dense = _dense(spec, column)
+        if dense is not None:
+            return InputValues(dense, {})
+        column = column.to_pylist()
+    values: list[Array | None] = []
+    faults: dict[int, str] = {}
+    for row, value in enumerate(column):
+        try:
+            values.append(_value(spec, value, is_text=is_text))
+        except InvalidArgumentError as error:
+            values.append(None)
+            faults[row] = error.message
+    if values and not faults and all(value is not None and value.shape == values[0].shape for value in values):  # type: ignore[union-attr]
+        return InputValues(np.stack(values), faults)  # type: ignore[arg-type]
+    return InputValues(values, faults)
+
+
+def _joined(columns: Sequence[Any], *, is_text: bool) -> Any:
+    """Several columns of scalars as one column of lists; one column as it is."""
+    if len(columns) == 1:
+        return columns[0]
+    if is_text:
+        return [None if None in cells else f"[{','.join(cells)}]" for cells in zip(*columns, strict=True)]
+    plain = [column if isinstance(column, list) else column.to_pylist() for column in columns]
+    return [None if None in cells else list(cells) for cells in zip(*plain, strict=True)]
+
+
+def _check_type(spec: TensorSpec, type: pa.DataType) -> None:  # Arrow's word
+    element = type
+    while pa.types.is_nested(element) and element.num_fields == 1:
+        element = element.field(0).type
+    if spec.datatype == "BYTES":
+        tests = [pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary]
+    elif spec.datatype == "BOOL":
+        tests = [pa.types.is_boolean]
+    else:
+        tests = [pa.types.is_integer] if spec.datatype in INTEGERS else [pa.types.is_integer, pa.types.is_floating]
+    if not any(test(element) for test in [*tests, pa.types.is_null, pa.types.is_dictionary]):
+        raise InvalidArgumentError(
+            f"a column of type {type} does not fit the input '{spec.name}', {spec.datatype}{list(spec.dims)}; "
+            "--column INPUT=COLUMN names another, or convert it"
+        )
+
+
+def _dense(spec: TensorSpec, column: Any) -> Array | None:
+    """All rows as one array without a look at each; None if they are not of one shape and type that fits."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(array, pa.ChunkedArray):  # of no chunk
+        return None
+    shape = [len(array)]
+    while pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type):
+        if array.null_count or not len(array):
+            return None
+        flat = array.flatten()
+        width, rest = divmod(len(flat), len(array))
+        if rest:
+            return None
+        if not pa.types.is_fixed_size_list(array.type) and (np.diff(array.offsets.to_numpy()) != width).any():
+            return None
+        shape.append(width)
+        array = flat
+    if array.null_count or array.type != _ARROW.get(spec.datatype) or spec.datatype == "BF16":
+        return None
+    own = tuple(shape[1:]) or (1,) * len(spec.dims)
+    if not _fits(own, spec.dims):
+        return None
+    values: Array = array.to_numpy(zero_copy_only=False)
+    return values.astype(NUMPY_BY_DATATYPE[spec.datatype], copy=False).reshape(len(column), *own)
+
+
+def _value(spec: TensorSpec, value: Any, *, is_text: bool) -> Array:
+    if is_text and spec.datatype != "BYTES":
+        try:
+            value = parsed_json(value)
+        except (ValueError, RecursionError, TypeError):
+            raise InvalidArgumentError(f"'{spec.name}': {_shown(value)} is no JSON") from None
+    if value is None:
+        raise InvalidArgumentError(f"'{spec.name}' has no value")
+    array = _bytes_array(spec, value) if spec.datatype == "BYTES" else _number_array(spec, value)
+    if array.ndim == 0:
+        array = array.reshape((1,) * len(spec.dims))
+    if not _fits(array.shape, spec.dims):
+        raise InvalidArgumentError(
+            f"'{spec.name}' has shape {list(array.shape)}, which does not fit {list(spec.dims)}: {_shown(value)}"
+        )
+    return array
+
+
+def _bytes_array(spec: TensorSpec, value: Any) -> Array:
+    nested = np.array(value, dtype=np.object_) if isinstance(value, list) else np.empty((), np.object_)
+    if not isinstance(value, list):
+        nested[()] = value
+    flat = nested.reshape(-1)
+    for place, element in enumerate(flat):
+        if isinstance(element, str):
+            try:
+                flat[place] = element.encode()
+            except UnicodeEncodeError:
+                raise InvalidArgumentError(f"'{spec.name}' is not UTF-8 text: {_shown(element)}") from None
+        elif not isinstance(element, bytes):
+            raise InvalidArgumentError(f"'{spec.name}' takes text, got {_shown(element)}")
+    return flat.reshape(nested.shape)
+
+
+def _number_array(spec: TensorSpec, value: Any) -> Array:
+    try:
+        plain = np.array(value)
+    except (ValueError, OverflowError):
+        plain = np.array(None)
+    dtype = NUMPY_BY_DATATYPE[spec.datatype]
+    allowed = "b" if spec.datatype == "BOOL" else "iu" if spec.datatype in INTEGERS else "iuf"
+    if plain.size and plain.dtype.kind not in allowed:
+        raise InvalidArgumentError(f"'{spec.name}' does not fit {spec.datatype}: {_shown(value)}")
+    if plain.size and spec.datatype in INTEGERS:
+        bounds = np.iinfo(dtype)
+        if int(plain.min()) < bounds.min or int(plain.max()) > bounds.max:
+            raise InvalidArgumentError(
+                f"'{spec.name}' does not fit {spec.datatype}, which holds {bounds.min} to {bounds.max}: {_shown(value)}"
+            )
+    with np.errstate(over="ignore"):
+        array: Array = plain.astype(dtype)
+    if plain.size and spec.datatype not in (*INTEGERS, "BOOL") and np.isinf(array[np.isfinite(plain)]).any():
+        raise InvalidArgumentError(f"'{spec.name}' does not fit {spec.datatype}, it is too large: {_shown(value)}")
+    return array
+
+
+def _fits(shape: Sequence[int], dims: Sequence[int]) -> bool:
+    return len(shape) == len(dims) and all(want in (-1, got) for got, want in zip(shape, dims, strict=True))
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."
+
+
+def _output_type(spec: TensorSpec, *, is_binary: bool) -> pa.DataType:
+    """Arrow type of an output's column: of one element a plain value, else lists nested as its shape."""
+    element = (pa.binary() if is_binary else pa.string()) if spec.datatype == "BYTES" else _ARROW[spec.datatype]
+    for _ in _list_dims(spec):
+        element = pa.list_(element)
+    return element
+
+
+def write_column(spec: TensorSpec, values: Array | Sequence[Array | None], *, is_binary: bool) -> pa.Array:
+    """An output's column, from one array a row, None for a row that lacks it; or all rows as one array ``[n, ...]``.
+
+    Raises:
+        InvalidArgumentError: Text is not UTF-8.
+    """
+    rank = len(_list_dims(spec))
+    wanted = _output_type(spec, is_binary=is_binary)
+    if spec.datatype == "BYTES":
+        rows = [None if value is None else _texts(spec, np.asarray(value), rank, is_binary) for value in values]
+        return pa.array(rows, wanted)
+    if isinstance(values, np.ndarray):
+        flat = values.reshape(-1)
+        shapes = np.broadcast_to(np.array(values.shape[1:], np.int64), (len(values), values.ndim - 1))
+    elif any(value is None for value in values) or not values:
+        return pa.array([None if value is None else _plain(value, rank) for value in values], wanted)
+    else:
+        flat = np.concatenate([value.reshape(-1) for value in values if value is not None])
+        shapes = np.array([value.shape for value in values if value is not None], np.int64).reshape(len(values), -1)
+    if spec.datatype == "BF16":
+        flat = flat.astype(np.float32)
+    column = pa.array(flat)
+    for depth in range(rank, 0, -1):
+        # How many lists of this depth each row has, and how long each of them is.
+        counts = shapes[:, : depth - 1].prod(axis=1)
+        lengths = np.repeat(shapes[:, depth - 1], counts)
+        column = pa.ListArray.from_arrays(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), column)
+    return column.cast(wanted)
+
+
+def _list_dims(spec: TensorSpec) -> tuple[int, ...]:
+    """Dimensions that are lists: none of a tensor with one element a row."""
+    return () if all(dim == 1 for dim in spec.dims) else spec.dims
+
+
+def _plain(value: Array, rank: int) -> Any:
+    array = value.astype(np.float32) if datatype_of(value) == "BF16" else value
+    return array.tolist() if rank else array.reshape(-1)[0].item()
+
+
+def _texts(spec: TensorSpec, value: Array, rank: int, is_binary: bool) -> Any:
+    nested = value.tolist() if rank else value.reshape(-1)[0]
+
+    def decoded(one: Any) -> Any:
+        return [decoded(each) for each in one] if isinstance(one, list) else one.decode()
+
+    try:
+        return nested if is_binary else decoded(nested)
+    except UnicodeDecodeError:
+        raise InvalidArgumentError(
+            f"output '{spec.name}' is not UTF-8 text; name it in --binary, which keeps bytes"
+        ) from None
 
 
 @dataclass(frozen=True)
@@ -21,12 +273,9 @@ class Layout:
     """How columns and tensors belong together.
 
     Attributes:
-        inputs: The inputs that columns fill.
         column_of: Column of each input, by its name; several with commas between them, each a scalar.
-        outputs: The outputs that are written.
-        binary: Those of BYTES that stay bytes; the others are UTF-8 text.
+        binary: Outputs of BYTES that stay bytes; the others are UTF-8 text.
         keep: Columns of the data set that are written beside them, with their types.
-        has_batch: A request has a batch dimension.
         rows_per_request: Rows of one request; 1 without a batch dimension.
         kept_types: Types of ``keep``, by name; others than these are text, and values that are none JSON.
     """
@@ -49,7 +298,7 @@ class Layout:
     def read(self, spec: TensorSpec, columns: Mapping[str, Any], *, is_text: bool) -> InputValues:
         """Values of an input from the columns of some rows. Raises as ``read_column``."""
         own = [columns[name] for name in self.column_of[spec.name].split(",")]
-        return read_column(spec, joined(own, is_text=is_text), is_text=is_text)
+        return read_column(spec, _joined(own, is_text=is_text), is_text=is_text)
 
     def tensors(self, inputs: Mapping[str, InputValues], rows: Sequence[int]) -> dict[str, WireTensor]:
         """Tensors of one request for these rows; without a batch dimension that is one row."""
@@ -62,7 +311,7 @@ class Layout:
     def schema(self) -> pa.Schema:
         """Columns of the output."""
         kept = [(name, self.kept_types.get(name, pa.string())) for name in self.keep]
-        answers = [(spec.name, output_type(spec, is_binary=spec.name in self.binary)) for spec in self.outputs]
+        answers = [(spec.name, _output_type(spec, is_binary=spec.name in self.binary)) for spec in self.outputs]
         return pa.schema([(ROW, pa.int64()), *kept, *answers])
 
 
@@ -75,15 +324,7 @@ def make_layout(
     keep: Sequence[str] = (),
     rows_per_request: int = 0,
 ) -> Layout:
-    """Which column goes where.
-
-    Args:
-        signature: Of the graph or model.
-        column_of: Column of an input, where it has another name; an optional input is filled only if it is here.
-        outputs: Those to write; none: all.
-        binary: Outputs of BYTES that are no text.
-        keep: Columns of the data to write beside the answers.
-        rows_per_request: 0: the largest batch, 1 if there is none.
+    """Which column goes where; the arguments are those of ``BatchOptions``, and 0 rows a request the largest batch.
 
     Raises:
         InvalidArgumentError: A name is unknown, or a number does not fit the graph.

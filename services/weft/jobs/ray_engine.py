@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 from weft.base.errors import InternalError, RemoteError, UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
 from weft.jobs.atomic_files import held
-from weft.jobs.dataset import Dataset, Shard, ShardSpan
-from weft.jobs.job import (
+from weft.jobs.batch import (
     MAX_OPEN_SHARDS,
     BatchOptions,
     JobPlan,
@@ -31,6 +30,7 @@ from weft.jobs.job import (
     open_dataset,
     plan_job,
 )
+from weft.jobs.dataset import Dataset, ShardSpan
 from weft.jobs.output import MANIFEST, FailedRow, OutputFolder
 from weft.v2.client.v2_client import V2Client
 
@@ -70,8 +70,6 @@ class _SpanTask(NamedTuple):
 
 @dataclass(frozen=True)
 class _SharedJob:
-    """All that a worker is told."""
-
     options: BatchOptions
     manifest: bytes
     plan: JobPlan
@@ -83,22 +81,10 @@ class _SharedJob:
 class _SpanReport(NamedTuple):
     """What a worker says of a span, or why the job cannot go on: a status and a message."""
 
-    num_rows: int = 0
-    share: float = 0.0
-    num_failed: int = 0
+    done: Progress = Progress()
     first_failed: FailedRow | None = None
-    window: int = 0
     error: tuple[str, str] | None = None
     damage: tuple[str, str] | None = None  # a file that is passed over, and why
-
-    def plus(self, shard: Shard, failed: Sequence[FailedRow], window: int) -> "_SpanReport":
-        return self._replace(
-            num_rows=self.num_rows + shard.num_rows,
-            share=self.share + shard.share,
-            num_failed=self.num_failed + len(failed),
-            first_failed=self.first_failed or next(iter(failed), None),
-            window=window,
-        )
 
 
 def run_batch_on_ray(
@@ -112,26 +98,25 @@ def run_batch_on_ray(
     All machines must see the data set and the output under the same paths. Workers that die are replaced; a driver that
     dies ends them, and the job can be resumed by either engine.
 
-    Args:
-        open_client: Gives a client of a router, here and in each worker.
-        options: What to do; the workers share ``max_inflight``.
-        ray_options: Where.
-        on_progress: Called after each shard.
-
-    Returns:
-        How far it came, which is the end.
+    ``open_client`` gives a client of a router, here and in each worker; the workers share ``max_inflight``.
+    ``on_progress`` is called after each shard.
 
     Raises:
         WeftError: The job cannot begin, or go on.
         OSError: A file cannot be read or written.
     """
     options = replace(options, output=options.output.resolve())
-    plan = asyncio.run(_plan(open_client, options))
+
+    async def make_plan() -> JobPlan:
+        async with open_client() as client:
+            return (await plan_job(client, options))[1]
+
+    plan = asyncio.run(make_plan())
     with held(options.output):
         dataset, plan = open_dataset(options, plan)
         folder = OutputFolder(options.output, options.output_format, plan.layout.schema)
         begin_job(options, plan, dataset, folder)
-        progress = Progress(0, folder.num_failed(), 0, 0)
+        progress = Progress(num_failed=folder.num_failed())
         tasks = []
         for span in dataset.spans(plan.rows_per_shard):
             done = frozenset(place for place in range(len(span.num_rows)) if folder.is_done(span.first_index + place))
@@ -154,11 +139,6 @@ def run_batch_on_ray(
         return progress._replace(num_bad_files=len(dataset.bad_files))
 
 
-async def _plan(open_client: OpenClient, options: BatchOptions) -> JobPlan:
-    async with open_client() as client:
-        return (await plan_job(client, options))[1]
-
-
 def _run(
     job: _SharedJob,
     tasks: Sequence[_SpanTask],
@@ -169,6 +149,7 @@ def _run(
     # What Ray prints, such as that a worker died, is no part of the command's answer.
     with redirect_stdout(sys.stderr), _cluster(ray_options.address):
         for report in _reports(job, tasks, ray_options.num_workers):
+            done = report.done
             if report.error:
                 raise RemoteError(*report.error)
             if report.damage:
@@ -176,10 +157,10 @@ def _run(
                 job.dataset.bad_files[path] = message
                 _log.warning("rows of '%s' are passed over: %s", path, message)
             if report.first_failed:
-                check_failures(job.options, progress.num_failed + report.num_failed - 1, [report.first_failed])
-            if not report.num_rows:
+                check_failures(job.options, progress.num_failed + done.num_failed - 1, [report.first_failed])
+            if not done.num_rows:
                 continue
-            progress = progress.plus(report.num_rows, report.share, num_failed=report.num_failed, window=report.window)
+            progress = progress.plus(done.num_rows, done.share, num_failed=done.num_failed, window=done.window)
             if on_progress is not None:
                 on_progress(progress)
     return progress
@@ -218,7 +199,6 @@ def _check_address(address: str) -> None:
 
 
 def _reports(job: _SharedJob, tasks: Sequence[_SpanTask], num_workers: int) -> Iterator[_SpanReport]:
-    """What the workers say of each task, in the order in which they are done."""
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
     if not nodes:
         raise UnavailableError("no node of the Ray cluster has a CPU for a worker; add one")
@@ -269,10 +249,9 @@ class _RayWorker:
         task = self._tasks[int(batch["task"][0])]
         try:
             report = asyncio.run_coroutine_threadsafe(self._do(task), self._loop).result()
-        except WeftError as error:
-            report = _SpanReport(error=(error.code, f"{error.message} (worker {self._name})"))
-        except OSError as error:
-            report = _SpanReport(error=(InternalError.code, f"{error} (worker {self._name})"))
+        except (WeftError, OSError) as error:
+            code, message = (error.code, error.message) if isinstance(error, WeftError) else (InternalError.code, error)
+            report = _SpanReport(error=(code, f"{message} (worker {self._name})"))
         return {"report": [pickle.dumps(report)]}
 
     async def _do(self, task: _SpanTask) -> _SpanReport:
@@ -292,9 +271,17 @@ class _RayWorker:
             if self._folder.is_done(shard.index):  # by a worker that died before it could say so
                 failed = self._folder.failed_in(shard.index)
             else:
-                self._begin(shard)
+                # Ray would give a shard that ends its workers to others for ever.
+                if self._folder.begin(shard.index) >= _MAX_TRIES:
+                    raise UnavailableError(
+                        f"{_MAX_TRIES} workers died at the {shard.num_rows} rows from {shard.first_row} of "
+                        f"'{shard.file}'; Ray's logs say why, want of memory is usual: begin again with smaller "
+                        "--rows-per-shard"
+                    )
                 failed = await self._worker.run(shard)
-            report = report.plus(shard, failed, self._worker.window)
+            numbers = {"num_failed": len(failed), "window": self._worker.window}
+            done = report.done.plus(shard.num_rows, shard.share, **numbers)
+            report = report._replace(done=done, first_failed=report.first_failed or next(iter(failed), None))
         return report
 
     async def _start(self) -> ShardWorker:
@@ -304,14 +291,6 @@ class _RayWorker:
         client = await self._opened.__aenter__()  # until Ray ends the process
         target, _ = await plan_job(client, job.options)
         return ShardWorker(job.options, target, job.plan, self._folder, job.num_failed)
-
-    def _begin(self, shard: Shard) -> None:
-        """Count that the shard is begun: Ray would give one that ends its workers to others for ever."""
-        if self._folder.begin(shard.index) >= _MAX_TRIES:
-            raise UnavailableError(
-                f"{_MAX_TRIES} workers died at the {shard.num_rows} rows from {shard.first_row} of '{shard.file}'; "
-                "Ray's logs say why, want of memory is usual: begin again with smaller --rows-per-shard"
-            )
 
     def _check_folder(self) -> None:
         """The folder is that of the job, not one of this machine alone, nor one that has been given to another job."""

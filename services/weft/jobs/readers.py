@@ -1,4 +1,7 @@
-"""Rows of one file, some at a time, from its begin or from a place where some of them begin: ``READERS``."""
+"""Rows of one file, some at a time, from its begin or from a place where some of them begin: ``READERS``.
+
+``pyarrow.dataset`` would fail a whole file of JSON for one bad line, and make large integers floats.
+"""
 
 import csv
 import gzip
@@ -6,19 +9,24 @@ import io
 import json
 import lzma
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec import AbstractFileSystem
 from fsspec.core import compr, get_compression
+from typing_extensions import override
 
 from weft.base.errors import InvalidArgumentError, ResourceExhaustedError
 from weft.base.text.suggestion import suggestion
 
+#: Format of files that are a row each, and the columns of such a row.
+ROW_FILE = "file"
+PATH_COLUMN, CONTENT_COLUMN = "path", "content"
 _BOM = b"\xef\xbb\xbf"
 #: What the readers of compressed files raise for one that is damaged or ends too early.
 _DAMAGES = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
@@ -63,34 +71,70 @@ class FileLook(NamedTuple):
     row_bytes: float
 
 
-class FileReader(Protocol):
-    """Reads files of one format."""
+class FileReader(ABC):
+    """Reads a file; or several, each of which is a row.
 
-    def parts(
-        self, system: AbstractFileSystem, path: str, num_rows: int, columns: Sequence[str], start: int = 0
-    ) -> Iterator[FilePart]:
-        """Parts of ``num_rows`` rows from a place of ``starts`` on; the last one may have fewer.
+    All methods raise InvalidArgumentError where a file lacks a column or is not what its suffix says, and OSError where
+    it cannot be read.
+    """
 
-        Raises:
-            InvalidArgumentError: The file lacks a column, or is not what its suffix says.
-            OSError: It cannot be read.
-        """
+    def __init__(self, system: AbstractFileSystem, paths: Sequence[str]) -> None:
+        self._system = system
+        self._paths = paths
+        self._path = paths[0]
 
-    def starts(self, system: AbstractFileSystem, path: str, num_rows: int) -> Iterator[tuple[int, int]]:
-        """Number of rows of each part, and the place where it begins. Raises as ``parts``."""
+    @abstractmethod
+    def parts(self, num_rows: int, columns: Sequence[str], start: int = 0) -> Iterator[FilePart]:
+        """Parts of ``num_rows`` rows from a place of ``starts`` on; the last one may have fewer."""
 
-    def look(self, system: AbstractFileSystem, path: str, columns: Sequence[str]) -> "FileLook":
-        """What a file says at its begin. Raises as ``parts``."""
+    @abstractmethod
+    def starts(self, num_rows: int) -> Iterator[tuple[int, int]]:
+        """Number of rows of each part, and the place where it begins."""
+
+    @abstractmethod
+    def look(self, columns: Sequence[str]) -> FileLook:
+        """What a file says at its begin."""
+
+    def _check_columns(self, got: Sequence[str], wanted: Sequence[str]) -> None:
+        for name in wanted:
+            if name not in got:
+                raise InvalidArgumentError(
+                    f"'{self._path}' has no column '{name}'{suggestion(name, got)}; it has {', '.join(got) or 'none'}; "
+                    "--column INPUT=COLUMN names another"
+                )
 
 
-class _Parquet:
+class _RowFiles(FileReader):
+    """Places are files."""
+
+    @override
+    def parts(self, num_rows: int, columns: Sequence[str], start: int = 0) -> Iterator[FilePart]:
+        for first in range(start, len(self._paths), num_rows):
+            some = list(self._paths[first : first + num_rows])
+            values: dict[str, Any] = {PATH_COLUMN: some}
+            if CONTENT_COLUMN in columns:
+                values[CONTENT_COLUMN] = [self._system.cat_file(path) for path in some]
+            yield FilePart(len(some), (first + len(some)) / len(self._paths), values, is_text=False, faults={})
+
+    @override
+    def starts(self, num_rows: int) -> Iterator[tuple[int, int]]:
+        total = len(self._paths)
+        return ((min(num_rows, total - start), start) for start in range(0, total, num_rows))
+
+    @override
+    def look(self, columns: Sequence[str]) -> FileLook:
+        types = {PATH_COLUMN: pa.string(), CONTENT_COLUMN: pa.binary()}
+        self._check_columns(tuple(types), columns)
+        return FileLook({name: types[name] for name in columns}, float(self._system.size(self._path) or 0))
+
+
+class _Parquet(FileReader):
     """Places are rows."""
 
-    def parts(
-        self, system: AbstractFileSystem, path: str, num_rows: int, columns: Sequence[str], start: int = 0
-    ) -> Iterator[FilePart]:
-        with _parquet_file(system, path) as parquet:
-            check_columns(path, parquet.schema_arrow.names, columns)
+    @override
+    def parts(self, num_rows: int, columns: Sequence[str], start: int = 0) -> Iterator[FilePart]:
+        with self._opened() as parquet:
+            self._check_columns(parquet.schema_arrow.names, columns)
             groups = list(range(parquet.num_row_groups))
             end = skip = start
             total = parquet.metadata.num_rows
@@ -110,16 +154,18 @@ class _Parquet:
             if rest is not None and rest.num_rows:
                 yield FilePart(rest.num_rows, 1.0, _columns(rest), is_text=False, faults={})
 
-    def starts(self, system: AbstractFileSystem, path: str, num_rows: int) -> Iterator[tuple[int, int]]:
-        with _parquet_file(system, path) as parquet:
+    @override
+    def starts(self, num_rows: int) -> Iterator[tuple[int, int]]:
+        with self._opened() as parquet:
             total = parquet.metadata.num_rows
         for start in range(0, total, num_rows):
             yield min(num_rows, total - start), start
 
-    def look(self, system: AbstractFileSystem, path: str, columns: Sequence[str]) -> FileLook:
-        with _parquet_file(system, path) as parquet:
+    @override
+    def look(self, columns: Sequence[str]) -> FileLook:
+        with self._opened() as parquet:
             schema, metadata = parquet.schema_arrow, parquet.metadata
-            check_columns(path, schema.names, columns)
+            self._check_columns(schema.names, columns)
             num_bytes = sum(
                 max(column.total_uncompressed_size, column.num_values * _WIDTHS.get(column.physical_type, 0))
                 for group in range(metadata.num_row_groups)
@@ -128,75 +174,68 @@ class _Parquet:
             )
         return FileLook({name: schema.field(name).type for name in columns}, num_bytes / max(metadata.num_rows, 1))
 
-
-@contextmanager
-def _parquet_file(system: AbstractFileSystem, path: str) -> Iterator[pq.ParquetFile]:
-    with system.open(path, "rb") as stream:
-        try:
-            yield pq.ParquetFile(stream, buffer_size=_PAGE_BUFFER_BYTES)  # else it reads a column of a group at once
-        except MemoryError as error:
-            raise ResourceExhaustedError(
-                f"'{path}' needs more memory than there is: {error}; give smaller --rows-per-shard, or row groups"
-            ) from None
-        except (pa.ArrowException, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:  # else Arrow's word for damage
-                raise
-            raise InvalidArgumentError(f"'{path}' is no Parquet file that can be read: {error}") from None
-
-
-class _Text(NamedTuple):
-    lines: io.TextIOWrapper
-    fraction: Callable[[], float]
-    start: int
-
-
-@contextmanager
-def _opened(system: AbstractFileSystem, path: str, start: int = 0) -> Iterator[_Text]:
-    """Lines of a file of text, and how much of the file was read for them."""
-    with system.open(path, "rb") as stored:
-        compression = get_compression(path, "infer")
-        plain = io.BufferedReader(compr[compression](stored, mode="rb") if compression else stored)
-        try:
-            start = start or len(_BOM) * plain.peek(len(_BOM)).startswith(_BOM)
-        except _DAMAGES as error:
-            raise InvalidArgumentError(f"'{path}' cannot be unpacked: {error}") from None
-        if start:
-            plain.seek(start)
-        with io.TextIOWrapper(plain, encoding="utf-8", errors="surrogateescape", newline="") as lines:
-            size = system.size(path) or 1
+    @contextmanager
+    def _opened(self) -> Iterator[pq.ParquetFile]:
+        with self._system.open(self._path, "rb") as stream:
             try:
-                yield _Text(lines, lambda: stored.tell() / size, start)
-            except _DAMAGES as error:
-                raise InvalidArgumentError(f"'{path}' cannot be unpacked: {error}") from None
+                yield pq.ParquetFile(
+                    stream, buffer_size=_PAGE_BUFFER_BYTES
+                )  # else it reads a column of a group at once
+            except MemoryError as error:
+                raise ResourceExhaustedError(
+                    f"'{self._path}' needs more memory than there is: {error}; give smaller --rows-per-shard, or row "
+                    "groups"
+                ) from None
+            except (pa.ArrowException, OSError) as error:
+                if isinstance(error, OSError) and error.errno is not None:  # else Arrow's word for damage
+                    raise
+                raise InvalidArgumentError(f"'{self._path}' is no Parquet file that can be read: {error}") from None
 
 
-class _Counted:
-    """Lines, and how many bytes they have so far."""
+class _Lines:
+    """Lines of a file of text, how much of the file was read for them, and how many bytes they have so far."""
 
-    def __init__(self, text: _Text) -> None:
-        self._lines = text.lines
-        self.num_bytes = text.start
+    def __init__(self, lines: io.TextIOWrapper, fraction: Callable[[], float], start: int) -> None:
+        self.lines = lines
+        self.fraction = fraction
+        self.num_bytes = start
 
-    def __iter__(self) -> "_Counted":
+    def __iter__(self) -> "_Lines":
         return self
 
     def __next__(self) -> str:
-        line = next(self._lines)
+        line = next(self.lines)
         self.num_bytes += len(line) if line.isascii() else len(line.encode("utf-8", "surrogateescape"))
         return line
 
 
-class _JsonLines:
+class _TextReader(FileReader):
     """Places are bytes."""
 
-    def parts(
-        self, system: AbstractFileSystem, path: str, num_rows: int, columns: Sequence[str], start: int = 0
-    ) -> Iterator[FilePart]:
-        with _opened(system, path, start) as text:
+    @contextmanager
+    def _opened(self, start: int = 0) -> Iterator[_Lines]:
+        with self._system.open(self._path, "rb") as stored:
+            compression = get_compression(self._path, "infer")
+            plain = io.BufferedReader(compr[compression](stored, mode="rb") if compression else stored)
+            try:
+                start = start or len(_BOM) * plain.peek(len(_BOM)).startswith(_BOM)
+                if start:
+                    plain.seek(start)
+                with io.TextIOWrapper(plain, encoding="utf-8", errors="surrogateescape", newline="") as lines:
+                    size = self._system.size(self._path) or 1
+                    yield _Lines(lines, lambda: stored.tell() / size, start)
+            except _DAMAGES as error:
+                raise InvalidArgumentError(f"'{self._path}' cannot be unpacked: {error}") from None
+
+
+class _JsonLines(_TextReader):
+    @override
+    def parts(self, num_rows: int, columns: Sequence[str], start: int = 0) -> Iterator[FilePart]:
+        with self._opened(start) as text:
             lines = (line for line in text.lines if line.strip())
             while some := list(islice(lines, num_rows)):
                 values: dict[str, list[Any]] = {name: [] for name in columns}
-                faults: dict[int, str] = {}  # a default of a tuple, which nobody changes
+                faults: dict[int, str] = {}
                 for row, line in enumerate(some):
                     record: Any = None
                     try:
@@ -210,71 +249,93 @@ class _JsonLines:
                         column.append(known.get(name))
                 yield FilePart(len(some), text.fraction(), values, is_text=False, faults=faults)
 
-    def starts(self, system: AbstractFileSystem, path: str, num_rows: int) -> Iterator[tuple[int, int]]:
-        with _opened(system, path) as text:
-            yield from _starts(_Counted(text), lambda lines: next(lines).strip(), num_rows)
+    @override
+    def starts(self, num_rows: int) -> Iterator[tuple[int, int]]:
+        with self._opened() as lines:
+            yield from _starts(lines, lambda: next(lines).strip(), num_rows)
 
-    def look(self, system: AbstractFileSystem, path: str, columns: Sequence[str]) -> FileLook:
-        with _opened(system, path) as text:
-            lines = _Counted(text)
+    @override
+    def look(self, columns: Sequence[str]) -> FileLook:
+        with self._opened() as lines:
             count = sum(1 for _ in islice(lines, _NUM_LOOKED_AT))
-        part = next(self.parts(system, path, _NUM_LOOKED_AT, columns), None)
+        part = next(self.parts(_NUM_LOOKED_AT, columns), None)
         values = {name: [] for name in columns} if part is None else part.columns
         row_bytes = lines.num_bytes / max(count, 1) * _MEMORY_OF_TEXT
         return FileLook({name: _type_of(column) for name, column in values.items()}, row_bytes)
 
 
-class _Csv:
-    """Places are bytes."""
-
-    def parts(
-        self, system: AbstractFileSystem, path: str, num_rows: int, columns: Sequence[str], start: int = 0
-    ) -> Iterator[FilePart]:
-        with _opened(system, path) as text:
-            reader = _csv_reader(text.lines)
-            with _csv_errors(path, lambda: reader.line_num):
-                header: list[str] = next(reader, [])
-            check_columns(path, header, columns)
+class _Csv(_TextReader):
+    @override
+    def parts(self, num_rows: int, columns: Sequence[str], start: int = 0) -> Iterator[FilePart]:
+        with self._records() as (reader, text):
+            header: list[str] = next(reader, [])
+            self._check_columns(header, columns)
             if not start:
-                yield from self._parts(path, text, reader, header, num_rows, columns)
+                yield from self._parts(text, reader, header, num_rows, columns)
                 return
-        with _opened(system, path, start) as text:
-            yield from self._parts(path, text, _csv_reader(text.lines), header, num_rows, columns)
+        with self._records(start) as (reader, text):
+            yield from self._parts(text, reader, header, num_rows, columns)
 
     def _parts(
-        self, path: str, text: _Text, reader: Any, header: Sequence[str], num_rows: int, columns: Sequence[str]
+        self, text: _Lines, reader: Iterator[list[str]], header: Sequence[str], num_rows: int, columns: Sequence[str]
     ) -> Iterator[FilePart]:
         places = {name: header.index(name) for name in columns}
         records = (record for record in reader if record)
-        with _csv_errors(path, lambda: reader.line_num):
-            while some := list(islice(records, num_rows)):
-                faults = {
-                    row: f"has {len(record)} cells, the header {len(header)}: {_shown(','.join(record))}"
-                    for row, record in enumerate(some)
-                    if len(record) != len(header)
-                }
-                values = {
-                    name: [None if row in faults else record[place] for row, record in enumerate(some)]
-                    for name, place in places.items()
-                }
-                yield FilePart(len(some), text.fraction(), values, is_text=True, faults=faults)
+        while some := list(islice(records, num_rows)):
+            faults = {
+                row: f"has {len(record)} cells, the header {len(header)}: {_shown(','.join(record))}"
+                for row, record in enumerate(some)
+                if len(record) != len(header)
+            }
+            values = {
+                name: [None if row in faults else record[place] for row, record in enumerate(some)]
+                for name, place in places.items()
+            }
+            yield FilePart(len(some), text.fraction(), values, is_text=True, faults=faults)
 
-    def starts(self, system: AbstractFileSystem, path: str, num_rows: int) -> Iterator[tuple[int, int]]:
-        with _opened(system, path) as text:
-            lines = _Counted(text)
-            reader = _csv_reader(lines)
-            with _csv_errors(path, lambda: reader.line_num):
-                next(reader, [])
-                yield from _starts(lines, lambda _: next(reader), num_rows)
+    @override
+    def starts(self, num_rows: int) -> Iterator[tuple[int, int]]:
+        with self._records(counts=True) as (reader, lines):
+            next(reader, [])
+            yield from _starts(lines, lambda: next(reader), num_rows)
 
-    def look(self, system: AbstractFileSystem, path: str, columns: Sequence[str]) -> FileLook:
-        with _opened(system, path) as text:
-            lines = _Counted(text)
-            reader = _csv_reader(lines)
-            with _csv_errors(path, lambda: reader.line_num):
-                check_columns(path, next(reader, []), columns)
-                count = sum(1 for _ in islice(reader, _NUM_LOOKED_AT))
+    @override
+    def look(self, columns: Sequence[str]) -> FileLook:
+        with self._records(counts=True) as (reader, lines):
+            self._check_columns(next(reader, []), columns)
+            count = sum(1 for _ in islice(reader, _NUM_LOOKED_AT))
         return FileLook(dict.fromkeys(columns, pa.string()), lines.num_bytes / max(count, 1) * _MEMORY_OF_TEXT)
+
+    @contextmanager
+    def _records(self, start: int = 0, *, counts: bool = False) -> Iterator[tuple[Any, _Lines]]:
+        """Records, and the lines that they are of, whose bytes are counted if asked for."""
+        csv.field_size_limit(_MAX_CELL)
+        with self._opened(start) as lines:
+            reader = csv.reader(lines if counts else lines.lines)
+            try:
+                yield reader, lines
+            except csv.Error as error:
+                raise InvalidArgumentError(f"'{self._path}', line {reader.line_num}: {error}") from None
+
+
+def _starts(lines: _Lines, next_row: Callable[[], Any], num_rows: int) -> Iterator[tuple[int, int]]:
+    """``next_row`` reads a row's lines, raises StopIteration at the end, and returns what is falsy for no row."""
+    start = count = 0
+    while True:
+        before = lines.num_bytes
+        try:
+            row = next_row()
+        except StopIteration:
+            break
+        if row:
+            if count == num_rows:
+                yield count, start
+                count = 0
+            if not count:
+                start = before
+            count += 1
+    if count:
+        yield count, start
 
 
 def _type_of(values: Sequence[Any]) -> pa.DataType | None:
@@ -295,39 +356,6 @@ def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no value of JSON")
 
 
-def _starts(lines: _Counted, next_row: Callable[[_Counted], Any], num_rows: int) -> Iterator[tuple[int, int]]:
-    """As ``starts``; ``next_row`` reads a row's lines, raises StopIteration at the end, and is falsy for no row."""
-    start = count = 0
-    while True:
-        before = lines.num_bytes
-        try:
-            row = next_row(lines)
-        except StopIteration:
-            break
-        if row:
-            if count == num_rows:
-                yield count, start
-                count = 0
-            if not count:
-                start = before
-            count += 1
-    if count:
-        yield count, start
-
-
-def _csv_reader(lines: Iterator[str]) -> Any:
-    csv.field_size_limit(_MAX_CELL)
-    return csv.reader(lines)
-
-
-@contextmanager
-def _csv_errors(path: str, line: Callable[[], int]) -> Iterator[None]:
-    try:
-        yield
-    except csv.Error as error:
-        raise InvalidArgumentError(f"'{path}', line {line()}: {error}") from None
-
-
 def is_compressed(path: str) -> bool:
     """Whether a file of text can only be read from its begin."""
     return get_compression(path, "infer") is not None
@@ -337,20 +365,15 @@ def _columns(table: pa.Table) -> dict[str, Any]:
     return dict(zip(table.column_names, table.columns, strict=True))
 
 
-def check_columns(path: str, got: Sequence[str], wanted: Sequence[str]) -> None:
-    """Raise InvalidArgumentError if a file lacks a column."""
-    for name in wanted:
-        if name not in got:
-            raise InvalidArgumentError(
-                f"'{path}' has no column '{name}'{suggestion(name, got)}; it has {', '.join(got) or 'none'}; "
-                "--column INPUT=COLUMN names another"
-            )
-
-
 def _shown(line: str) -> str:
     text = line.strip()
     return repr(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}...")
 
 
 #: By format.
-READERS: Mapping[str, FileReader] = {"parquet": _Parquet(), "jsonl": _JsonLines(), "csv": _Csv()}
+READERS: Mapping[str, type[FileReader]] = {
+    "parquet": _Parquet,
+    "jsonl": _JsonLines,
+    "csv": _Csv,
+    ROW_FILE: _RowFiles,
+}

@@ -5,6 +5,7 @@ import contextlib
 import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,58 +13,52 @@ import pyarrow as pa
 
 from weft.base.errors import InternalError, InvalidArgumentError, WeftError
 from weft.base.signature import TensorSpec
-from weft.base.tensors import Array
-from weft.jobs.checkpoints import Answered, Journal
-from weft.jobs.columns import InputValues, write_column
+from weft.base.tensors import Array, WireTensor
 from weft.jobs.dataset import Shard
-from weft.jobs.layout import ROW, Layout
-from weft.jobs.output import FailedRow
+from weft.jobs.layout import ROW, InputValues, Layout, write_column
+from weft.jobs.output import Answered, FailedRow, Journal
 from weft.jobs.target import RowsFailed
 from weft.jobs.window import Place, Window
 
-#: Sends some rows of a shard's inputs, by their indices, as one request; calls the function if the server is busy.
-SendRows = Callable[[Mapping[str, InputValues], Sequence[int], Callable[[], None]], Awaitable[dict[str, Array]]]
-
+#: Sends one request and returns its outputs; raises RowsFailed, and calls the function if the server is busy.
+SendRequest = Callable[[Mapping[str, WireTensor], Callable[[], None]], Awaitable[dict[str, Array]]]
 
 #: A shard keeps what is answered so often, in seconds.
 CHECKPOINT_S = 15.0
 
 
 class ShardResult(NamedTuple):
-    """What a shard came to.
-
-    Attributes:
-        columns: Columns of the rows that were answered, by name, in the order of the rows.
-        failed: The other rows, in their order.
-    """
+    """What a shard came to: columns of the rows that were answered, by name, and the other rows; in their order."""
 
     columns: dict[str, pa.Array]
     failed: list[FailedRow]
 
 
+@dataclass
 class _ShardRun:
-    def __init__(
-        self, shard: Shard, layout: Layout, send: SendRows, window: Window | None, journal: Journal | None
-    ) -> None:
-        self._shard = shard
-        self._journal = journal
-        self._kept_s = time.monotonic()
-        self._num_kept = self._num_restored = self._num_rows = 0
-        self._is_keeping = False
-        self._layout = layout
-        self._send = send
-        self._window = window
-        self._inputs: dict[str, InputValues] = {}
-        self._answers: list[Answered] = []
-        self._failed: dict[int, FailedRow] = {}
+    shard: Shard
+    layout: Layout
+    send: SendRequest
+    window: Window | None
+    journal: Journal | None
+    inputs: dict[str, InputValues] = field(default_factory=dict)
+    answers: list[Answered] = field(default_factory=list)
+    failed: dict[int, FailedRow] = field(default_factory=dict)
+    kept_s: float = field(default_factory=time.monotonic)
+    num_kept: int = 0
+    num_restored: int = 0
+    num_rows: int = 0
+    is_keeping: bool = False
 
     async def run(self) -> ShardResult:
         await asyncio.to_thread(self._read)
         requests = self._requests()
-        if self._journal is not None:
-            requests = self._restore(requests, *await asyncio.to_thread(self._journal.read))
+        if self.journal is not None:
+            requests = self._restore(
+                requests, *await asyncio.to_thread(self.journal.checkpoints.read, self.shard.index)
+            )
         remaining = iter(requests)
-        num_at_once = min(len(requests), self._window.maximum) if self._window is not None else len(requests)
+        num_at_once = min(len(requests), self.window.maximum) if self.window is not None else len(requests)
         async with asyncio.TaskGroup() as group:
             for _ in range(num_at_once):
                 group.create_task(self._answer(remaining))
@@ -75,38 +70,38 @@ class _ShardRun:
         """Take what was kept of requests that were answered as a whole; returns the others."""
         known = {row for answered in kept for row in answered.rows} | failed.keys()
         done = {row for rows in requests if known.issuperset(rows) for row in rows}
-        self._answers = [answered for answered in kept if done.issuperset(answered.rows)]
-        self._failed = {row: failure for row, failure in failed.items() if row in done} | self._failed
-        self._num_kept, self._num_restored, self._num_rows = len(self._answers), len(done), len(done)
+        self.answers = [answered for answered in kept if done.issuperset(answered.rows)]
+        self.failed = {row: failure for row, failure in failed.items() if row in done} | self.failed
+        self.num_kept, self.num_restored, self.num_rows = len(self.answers), len(done), len(done)
         self._tell(0)
         return [rows for rows in requests if not done.issuperset(rows)]
 
     async def _keep(self) -> None:
         """Keep what was answered since the last time, now and then; one request waits for it, the others go on."""
         now_s = time.monotonic()
-        if self._journal is None or self._is_keeping or now_s - self._kept_s < CHECKPOINT_S:
+        if self.journal is None or self.is_keeping or now_s - self.kept_s < CHECKPOINT_S:
             return
-        self._is_keeping, self._kept_s = True, now_s
-        answered = self._answers[self._num_kept :]
-        if answered or self._failed:
-            await self._journal.write(answered, dict(self._failed))
-        self._num_kept += len(answered)
-        self._is_keeping = False
+        self.is_keeping, self.kept_s = True, now_s
+        answered = self.answers[self.num_kept :]
+        if answered or self.failed:
+            await self.journal.write(answered, dict(self.failed))
+        self.num_kept += len(answered)
+        self.is_keeping = False
 
     def _tell(self, num_rows: int) -> None:
-        self._num_rows += num_rows
-        if self._journal is not None:
-            self._journal.tell(self._num_rows, self._num_restored)
+        self.num_rows += num_rows
+        if self.journal is not None:
+            self.journal.tell(self.num_rows, self.num_restored)
 
     def _read(self) -> None:
-        shard = self._shard
+        shard = self.shard
         for row, message in shard.faults.items():
             self._fail(row, InvalidArgumentError(message))
-        for spec in self._layout.inputs:
-            rows = self._inputs[spec.name] = self._layout.read(spec, shard.columns, is_text=shard.is_text)
+        for spec in self.layout.inputs:
+            rows = self.inputs[spec.name] = self.layout.read(spec, shard.columns, is_text=shard.is_text)
             for row, message in rows.faults.items():
                 self._fail(row, InvalidArgumentError(message))
-        for name, type in self._layout.kept_types.items():
+        for name, type in self.layout.kept_types.items():
             if isinstance(values := shard.columns[name], list):
                 for row, value in enumerate(values):
                     if not _is_of(value, type):
@@ -114,15 +109,15 @@ class _ShardRun:
 
     def _requests(self) -> list[Sequence[int]]:
         """Rows of each request: adjacent ones of equal shapes, as many as a request may have."""
-        num_rows, most = self._shard.num_rows, self._layout.rows_per_request
-        if not self._failed and all(isinstance(rows.values, np.ndarray) for rows in self._inputs.values()):
+        num_rows, most = self.shard.num_rows, self.layout.rows_per_request
+        if not self.failed and all(isinstance(rows.values, np.ndarray) for rows in self.inputs.values()):
             return [range(first, min(first + most, num_rows)) for first in range(0, num_rows, most)]
         requests: list[list[int]] = []
         shapes: list[tuple[int, ...]] = []
         for row in range(num_rows):
-            if row in self._failed:
+            if row in self.failed:
                 continue
-            own = [rows.shape(row) for rows in self._inputs.values()]
+            own = [rows.shape(row) for rows in self.inputs.values()]
             if not requests or own != shapes or len(requests[-1]) >= most:
                 requests.append([])
                 shapes = own
@@ -130,8 +125,7 @@ class _ShardRun:
         return list(requests)
 
     async def _answer(self, remaining: Iterator[Sequence[int]]) -> None:
-        """Take one request after another, until none is left."""
-        async with contextlib.nullcontext() if self._window is None else self._window.place() as place:
+        async with contextlib.nullcontext() if self.window is None else self.window.place() as place:
             for rows in remaining:
                 await self._request(rows, place)
                 self._tell(len(rows))
@@ -149,32 +143,32 @@ class _ShardRun:
             await self._request(rows[:middle], place)
             await self._request(rows[middle:], place)
             return
-        for spec in self._layout.outputs:
+        for spec in self.layout.outputs:
             value = outputs.get(spec.name)
             if value is None and not spec.is_optional:
                 raise InternalError(f"the answer lacks the output '{spec.name}'")
-            if value is not None and self._layout.has_batch and (not value.shape or value.shape[0] != len(rows)):
+            if value is not None and self.layout.has_batch and (not value.shape or value.shape[0] != len(rows)):
                 raise InternalError(f"output '{spec.name}' has shape {list(value.shape)} for {len(rows)} rows")
-        self._answers.append(Answered(rows, outputs))
+        self.answers.append(Answered(rows, outputs))
 
     async def _outputs(self, rows: Sequence[int], place: Place | None) -> dict[str, Array]:
         if place is None:
-            return await self._send(self._inputs, rows, lambda: None)
+            return await self.send(self.layout.tensors(self.inputs, rows), lambda: None)
         await place.begin()
         try:
-            return await self._send(self._inputs, rows, place.refused)
+            return await self.send(self.layout.tensors(self.inputs, rows), place.refused)
         finally:
             place.end()
 
     def _fail(self, row: int, error: WeftError, path: str = "") -> None:
-        number = self._shard.first_row + row
-        file = self._shard.files[row] if self._shard.files else self._shard.file
-        self._failed.setdefault(row, FailedRow(number, file, error.code, error.message, path))
+        number = self.shard.first_row + row
+        file = self.shard.files[row] if self.shard.files else self.shard.file
+        self.failed.setdefault(row, FailedRow(number, file, error.code, error.message, path))
 
     def _result(self) -> ShardResult:
-        layout, shard = self._layout, self._shard
+        layout, shard = self.layout, self.shard
         # Requests have rows in their order, and none of another's between them.
-        self._answers.sort(key=lambda answer: answer[0][0])
+        self.answers.sort(key=lambda answer: answer[0][0])
         columns: dict[str, pa.Array] = {}
         for spec in layout.outputs:
             is_binary = spec.name in layout.binary
@@ -183,51 +177,49 @@ class _ShardRun:
             except InvalidArgumentError:
                 self._drop_undecodable(spec)
                 return self._result()
-        rows = np.fromiter((row for own, _ in self._answers for row in own), np.int64)
+        rows = np.fromiter((row for own, _ in self.answers for row in own), np.int64)
         columns[ROW] = pa.array(shard.first_row + rows)
         for name in layout.keep:
             columns[name] = _kept(shard.columns[name], rows, layout.kept_types.get(name, pa.string()))
-        failed = [self._failed[row] for row in sorted(self._failed)]
+        failed = [self.failed[row] for row in sorted(self.failed)]
         if layout.keep:
             failed = [failure._replace(kept=self._kept_of(failure.row - shard.first_row)) for failure in failed]
         return ShardResult(columns, failed)
 
     def _kept_of(self, row: int) -> dict[str, Any]:
-        """The values of one row."""
-        columns = ((name, self._shard.columns[name]) for name in self._layout.keep)
+        columns = ((name, self.shard.columns[name]) for name in self.layout.keep)
         return {name: column[row] if isinstance(column, list) else column[row].as_py() for name, column in columns}
 
     def _values(self, name: str) -> Array | list[Array | None]:
         """An output of all rows: one array if all have it with one shape, else an array a row."""
-        if not self._layout.has_batch:
-            return [outputs.get(name) for _, outputs in self._answers]
-        parts = [outputs.get(name) for _, outputs in self._answers]
+        if not self.layout.has_batch:
+            return [outputs.get(name) for _, outputs in self.answers]
+        parts = [outputs.get(name) for _, outputs in self.answers]
         whole = [part for part in parts if part is not None]
         if whole and len(whole) == len(parts) and len({part.shape[1:] for part in whole}) == 1:
             return np.concatenate(whole)
         values: list[Array | None] = []
-        for (rows, _), part in zip(self._answers, parts, strict=True):
+        for (rows, _), part in zip(self.answers, parts, strict=True):
             values += [None] * len(rows) if part is None else [np.asarray(value) for value in part]
         return values
 
     def _drop_undecodable(self, spec: TensorSpec) -> None:
         """Leave out the rows whose output is no text."""
         left: list[Answered] = []
-        for rows, outputs in self._answers:
+        for rows, outputs in self.answers:
             for place, row in enumerate(rows):
                 own = outputs
-                if self._layout.has_batch:
+                if self.layout.has_batch:
                     own = {name: value[place : place + 1] for name, value in outputs.items()}
                 try:
-                    write_column(spec, self._row_of(own.get(spec.name)), is_binary=False)
+                    value = own.get(spec.name)
+                    is_one = value is None or not self.layout.has_batch
+                    write_column(spec, [value] if is_one else value, is_binary=False)  # type: ignore[arg-type]
                 except InvalidArgumentError as error:
                     self._fail(row, error)
                 else:
                     left.append(Answered([row], own))
-        self._answers = left
-
-    def _row_of(self, value: Array | None) -> Array | list[Array | None]:
-        return [value] if value is None or not self._layout.has_batch else value
+        self.answers = left
 
 
 def _is_of(value: Any, type: pa.DataType) -> bool:  # Arrow's word
@@ -253,18 +245,22 @@ def _kept(column: Any, rows: Array, type: pa.DataType) -> pa.Array:
 
 
 async def run_shard(
-    shard: Shard, layout: Layout, send: SendRows, window: Window | None = None, journal: Journal | None = None
+    shard: Shard, layout: Layout, send: SendRequest, window: Window | None = None, journal: Journal | None = None
 ) -> ShardResult:
     """Answer every row of a shard, or say why it has no answer.
 
-    Args:
-        shard: The rows.
-        layout: What belongs where.
-        send: Sends some rows and returns their outputs; raises RowsFailed.
-        window: Of the requests in flight; None: all at once.
-        journal: Keeps answers before the shard is done; None: nobody does.
+    Without a window all requests are in flight at once; without a journal nobody keeps answers before the shard is
+    done.
 
     Raises:
         ExceptionGroup: ``send`` raised anything else.
     """
     return await _ShardRun(shard, layout, send, window, journal).run()
+
+
+def first_error(group: BaseExceptionGroup[Any]) -> Exception:
+    """The first error of nested groups."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error if isinstance(error, Exception) else InternalError(str(error))

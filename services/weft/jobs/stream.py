@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from weft.base.core import Parameters
 from weft.base.errors import InvalidArgumentError, UnavailableError, WeftError
 from weft.base.observing.logs import get_logger
-from weft.base.tensors import Array
-from weft.jobs.brokers.broker import Address, Broker, Message, Publication
-from weft.jobs.columns import InputValues
+from weft.jobs.brokers import Address, Broker, Message, Publication
 from weft.jobs.dataset import Shard
 from weft.jobs.layout import ROW, Layout, make_layout
 from weft.jobs.output import FailedRow
@@ -41,20 +40,16 @@ class StreamOptions:
 
     Attributes:
         graph: Graph or model; NAME/VERSION for one version.
-        source: Where messages come from.
-        target: Where answers go.
         dead_letters: Where messages go that have no answer; on the broker of ``source``.
         order_by: Field of the messages: those with an equal value are answered one after another, in their order; "":
             in any order.
         column_of: Field of an input, where it has another name.
         outputs: Those to write; none: all.
         keep: Fields of a message to write beside its answer.
-        parameters: Of every request.
         rows_per_request: Messages of one request at most; 0: the largest batch of the graph.
         max_inflight: Messages that were received and are not acknowledged, at most.
         max_deliveries: A message that was delivered more often goes to the dead letters unseen: it may be what ends its
             consumers.
-        timeout_s: Of one request.
         grace_s: How long requests in work may take once the stream is to end.
         ack_wait_s: After so long without a sign of life the broker delivers a message again.
     """
@@ -77,52 +72,29 @@ class StreamOptions:
 
 
 class StreamMetrics:
-    """Counters of a stream in a registry of its own.
-
-    Attributes:
-        registry: What is served on the metrics port.
-    """
+    """Counters of a stream in a registry of its own, which is served on the metrics port."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self._received = Counter("weft_stream_received_total", "Messages received", registry=self.registry)
-        self._again = Counter(
-            "weft_stream_redelivered_total", "Messages received that had been delivered before", registry=self.registry
+        registry = self.registry = CollectorRegistry()
+        self.received = Counter("weft_stream_received_total", "Messages received", registry=registry)
+        self.redelivered = Counter(
+            "weft_stream_redelivered_total", "Messages received that had been delivered before", registry=registry
         )
-        self._done = Counter(
-            "weft_stream_messages_total", "Messages acknowledged, by outcome", ["outcome"], registry=self.registry
+        done = Counter(
+            "weft_stream_messages_total", "Messages acknowledged, by outcome", ["outcome"], registry=registry
         )
-        self._lag = Gauge("weft_stream_lag_messages", "Messages not acknowledged; NaN: unknown", registry=self.registry)
-        self._inflight = Gauge("weft_stream_inflight_messages", "Messages in work", registry=self.registry)
-        self._seconds = Histogram(
-            "weft_stream_request_seconds", "From the start of a request to its acknowledgement", registry=self.registry
+        self.answered, self.dead = done.labels("answered"), done.labels("dead")
+        self.lag = Gauge("weft_stream_lag_messages", "Messages not acknowledged; NaN: unknown", registry=registry)
+        self.inflight = Gauge("weft_stream_inflight_messages", "Messages in work", registry=registry)
+        self.request_s = Histogram(
+            "weft_stream_request_seconds", "From the start of a request to its acknowledgement", registry=registry
         )
-        for outcome in ("answered", "dead"):
-            self._done.labels(outcome)
-
-    def received(self, messages: Sequence[Message]) -> None:
-        """Messages came."""
-        self._received.inc(len(messages))
-        self._again.inc(sum(message.num_deliveries > 1 for message in messages))
-
-    def answered(self, num_answered: int, num_dead: int, duration_s: float) -> None:
-        """Messages were acknowledged."""
-        self._done.labels("answered").inc(num_answered)
-        self._done.labels("dead").inc(num_dead)
-        self._seconds.observe(duration_s)
-
-    def observe_lag(self, num_messages: int | None, num_inflight: int) -> None:
-        """What is left to do; None: the broker does not say."""
-        self._lag.set(float("nan") if num_messages is None else num_messages)
-        self._inflight.set(num_inflight)
 
 
 class MessageStream:
     """At least once: a message is acknowledged after its answer, or its dead letter, is written.
 
-    Args:
-        source: Broker of ``options.source``, not connected.
-        target: Broker of ``options.target``, not connected; may be the same object.
+    The brokers of ``options.source`` and ``options.target``, which may be the same object, are not connected.
     """
 
     def __init__(
@@ -225,7 +197,8 @@ class MessageStream:
                     await self._is_ending.wait()
 
     def _start(self, messages: Sequence[Message]) -> None:
-        self._metrics.received(messages)
+        self._metrics.received.inc(len(messages))
+        self._metrics.redelivered.inc(sum(message.num_deliveries > 1 for message in messages))
         self._inflight.update({message.id: message for message in messages})
         shard = _shard_of(messages, self._layout, self._options.order_by)
         keys = {str(key) for key in shard.columns[self._options.order_by]} if self._options.order_by else set()
@@ -267,18 +240,25 @@ class MessageStream:
         for row, message in enumerate(messages):
             if message.num_deliveries > self._options.max_deliveries:
                 shard.faults[row] = f"delivered {message.num_deliveries} times without an answer"
-        result = await run_shard(shard, self._layout, self._send)
+        result = await run_shard(shard, self._layout, self._graph.infer)
         failed = {each.row: each for each in result.failed}
+        lists = {name: column.to_pylist() for name, column in result.columns.items()}
+        rows = lists.pop(ROW)
         values = shard.columns.get(self._options.order_by, [None] * len(messages))
-        answers = {
-            row: _answer_to(messages[row], values[row], answer)
-            for row, answer in zip(result.columns[ROW].to_pylist(), _rows_of(result.columns), strict=True)
-        }
+        answers = {}
+        for row, *answer in zip(rows, *lists.values(), strict=True):
+            message, value = messages[row], values[row]
+            payload = json.dumps(dict(zip(lists, answer, strict=True)), ensure_ascii=False).encode()
+            # With the key of its message, or the value that messages are ordered by: what has one key stays in order.
+            key = str(value).encode() if message.key is None and value is not None else message.key
+            answers[row] = Publication(message.id, payload, message.headers, key)
         failed |= await self._publish_answers(answers)
         for row in sorted(failed):
             await self._publish_dead(messages[row], failed[row])
         await self._insist(lambda: self._source.acknowledge(messages))
-        self._metrics.answered(len(messages) - len(failed), len(failed), time.perf_counter() - start_s)
+        self._metrics.answered.inc(len(messages) - len(failed))
+        self._metrics.dead.inc(len(failed))
+        self._metrics.request_s.observe(time.perf_counter() - start_s)
 
     async def _publish_answers(self, answers: Mapping[int, Publication]) -> dict[int, FailedRow]:
         """Publish the answers of rows, in their order; returns those that are larger than the broker takes."""
@@ -312,13 +292,7 @@ class MessageStream:
             bare = Publication(message.id, b"", known, message.key)
             await self._insist(lambda: self._source.publish(topic, [bare]))
 
-    async def _send(
-        self, inputs: Mapping[str, InputValues], rows: Sequence[int], on_busy: Callable[[], None]
-    ) -> dict[str, Array]:
-        return await self._graph.infer(self._layout.tensors(inputs, rows), on_busy)
-
     async def _insist(self, act: Callable[[], Awaitable[_T]]) -> _T:
-        """Do what the broker must do, as often as it takes while it is away."""
         while True:
             try:
                 return await act()
@@ -337,13 +311,14 @@ class MessageStream:
     async def _watch_lag(self) -> None:
         while True:
             try:
-                self._metrics.observe_lag(await self._source.lag(), len(self._inflight))
+                lag = await self._source.lag()
             except UnavailableError:
-                self._metrics.observe_lag(None, len(self._inflight))
+                lag = None
+            self._metrics.lag.set(math.nan if lag is None else lag)
+            self._metrics.inflight.set(len(self._inflight))
             await asyncio.sleep(_LAG_INTERVAL_S)
 
     async def _drain(self) -> None:
-        """Finish what is in work; what is not finished in time is given back."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self._options.grace_s)
         left = list(self._inflight.values())
@@ -376,14 +351,3 @@ def _shard_of(messages: Sequence[Message], layout: Layout, order_by: str) -> Sha
         for name, column in columns.items():
             column.append(record.get(name))
     return Shard(0, 0, len(messages), "", columns, faults=faults)
-
-
-def _answer_to(message: Message, order_value: Any, answer: Mapping[str, Any]) -> Publication:
-    """With the key of its message, or the value that messages are ordered by: what has one key stays in order."""
-    key = str(order_value).encode() if message.key is None and order_value is not None else message.key
-    return Publication(message.id, json.dumps(answer, ensure_ascii=False).encode(), message.headers, key)
-
-
-def _rows_of(columns: Mapping[str, Any]) -> list[dict[str, Any]]:
-    lists = {name: column.to_pylist() for name, column in columns.items() if name != ROW}
-    return [dict(zip(lists, values, strict=True)) for values in zip(*lists.values(), strict=True)]

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from weft.base.core import InferCall, InferResult, Parameters, RequestedOutput
+from weft.base.core import InferCall, Parameters, RequestedOutput
 from weft.base.errors import InvalidArgumentError, RemoteError, WeftError
 from weft.base.signature import ModelSignature, answering_part
 from weft.base.tensors import Array, WireTensor, decode
@@ -20,15 +20,15 @@ BUSY = frozenset({"UNAVAILABLE", "RESOURCE_EXHAUSTED", "CANCELLED"})
 #: Errors that every row would meet.
 _FATAL = frozenset({"NOT_FOUND", "UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED"})
 _FIRST_DELAY_S, _MAX_DELAY_S = 0.05, 2.0
+#: Of a request whose error may pass.
+_NUM_TRIES = 3
 
 
 class Identity(NamedTuple):
     """What a graph or model is, as its server tells.
 
-    Attributes:
-        signature: Its inputs and outputs.
-        digest: sha256 of its configuration, in which a router of Weft tells of the files of a graph and of all that it
-            calls, and a model's server of the files of its version.
+    The digest is the sha256 of its configuration, in which a router of Weft tells of the files of a graph and of all
+    that it calls, and a model's server of the files of its version.
     """
 
     signature: ModelSignature
@@ -36,12 +36,7 @@ class Identity(NamedTuple):
 
 
 class RowsFailed(Exception):  # noqa: N818  # caught within this package
-    """A request failed for what is in it.
-
-    Attributes:
-        error: What the server said.
-        path: Way through the graph as far as it came.
-    """
+    """A request failed for what is in it, after a path through the graph, as far as it came."""
 
     def __init__(self, error: WeftError, path: str) -> None:
         super().__init__(error.message)
@@ -55,7 +50,6 @@ class JobTarget:
     Args:
         version: "": the latest; fixed by ``identify``.
         outputs: Those to ask for; none: all.
-        num_tries: Of a request whose error may pass.
         patience_s: How long no request may be answered, because the server is busy or away, before the job ends.
         waits_for_model: A graph that is gone, or a key that is refused, counts as a server that is away.
     """
@@ -69,7 +63,6 @@ class JobTarget:
         parameters: Parameters | None = None,
         outputs: Sequence[str] = (),
         timeout_s: float = 60.0,
-        num_tries: int = 3,
         patience_s: float = 120.0,
         waits_for_model: bool = False,
         clock_s: Callable[[], float],
@@ -81,7 +74,6 @@ class JobTarget:
         self._parameters = dict(parameters or {})
         self._outputs = tuple(RequestedOutput(output, {}) for output in outputs)
         self._timeout_s = timeout_s
-        self._num_tries = num_tries
         self._patience_s = patience_s
         # A router that starts does not know a graph before all of its models are there.
         self._busy = BUSY | (_FATAL if waits_for_model else {"NOT_FOUND"})
@@ -131,13 +123,8 @@ class JobTarget:
     async def yield_to_others(self) -> bool:
         """Send every request at the lowest priority that all models behind the server know, unless one is given.
 
-        Models without ``priority_levels`` treat all requests alike.
-
-        Returns:
-            Whether there is such a priority.
-
-        Raises:
-            RemoteError: The server does not answer.
+        Models without ``priority_levels`` treat all requests alike. Returns whether there is such a priority; raises
+        RemoteError where the server does not answer.
         """
         if "priority" in self._parameters:
             return False
@@ -152,11 +139,7 @@ class JobTarget:
         return priority > 0
 
     async def infer(self, inputs: Mapping[str, WireTensor], on_busy: Callable[[], None]) -> dict[str, Array]:
-        """The outputs of one request, by name.
-
-        Args:
-            inputs: By name.
-            on_busy: Called when the server refuses for its load.
+        """The outputs of one request, by name; ``on_busy`` is called when the server refuses for its load.
 
         Raises:
             RowsFailed: The request is at fault, or failed as often as it may.
@@ -166,7 +149,10 @@ class JobTarget:
         while True:
             call = InferCall(self._name, self._version, "", dict(self._parameters), dict(inputs), self._outputs)
             try:
-                outputs = _decoded(await self._client.infer(call, timeout_s=self._timeout_s))
+                result = await self._client.infer(call, timeout_s=self._timeout_s)
+                if result.error is not None:
+                    raise result.error
+                outputs = {name: decode(tensor, name=name) for name, tensor in result.outputs.items()}
             except WeftError as error:
                 if error.code in _FATAL and error.code not in self._busy:
                     raise
@@ -177,16 +163,10 @@ class JobTarget:
                 else:
                     num_failures += 1
                     self._last_answer_s = self._clock_s()
-                    if error.code not in _MAY_PASS or num_failures >= self._num_tries:
+                    if error.code not in _MAY_PASS or num_failures >= _NUM_TRIES:
                         raise RowsFailed(error, error.path if isinstance(error, RemoteError) else "") from None
                 await self._sleep(min(_FIRST_DELAY_S * 2.0**num_delays, _MAX_DELAY_S))
                 num_delays += 1
                 continue
             self._last_answer_s = self._clock_s()
             return outputs
-
-
-def _decoded(result: InferResult) -> dict[str, Array]:
-    if result.error is not None:
-        raise result.error
-    return {name: decode(tensor, name=name) for name, tensor in result.outputs.items()}

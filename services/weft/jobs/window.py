@@ -24,14 +24,10 @@ _MAX_REFUSED, _REFUSED_CUT = 0.05, 0.5
 
 
 class Window:
-    """Lets through no more requests than make the servers faster; see ``ThroughputLimit``.
+    """Lets through no more requests than make the servers faster, and than ``maximum``; see ``ThroughputLimit``.
 
-    Not thread-safe. A cancelled wait takes no place.
-
-    Args:
-        maximum: Never more than these.
-        clock_ns: Monotonic.
-        yields: Others go first: it begins with few requests, and these set off one by one.
+    Not thread-safe. A cancelled wait takes no place. One that ``yields``, as others go first, begins with few requests,
+    and these set off one by one.
     """
 
     def __init__(self, maximum: int, clock_ns: Callable[[], int], *, yields: bool = False) -> None:
@@ -112,7 +108,6 @@ class Window:
         self._admit()
 
     def _admit(self) -> None:
-        """Give the places that are free to who waits longest."""
         while self._waiting and self._num_taken < self._limit.limit:
             turn = self._waiting.popleft()
             if not turn.done():
@@ -165,8 +160,6 @@ class Place:
 
 
 class _Hold(NamedTuple):
-    """A limit to hold for a time."""
-
     limit: int
     duration_ns: int = _WINDOW_NS
 
@@ -185,13 +178,6 @@ class ThroughputLimit:
 
     The limit doubles until that does not pay, twice. From then on it is compared with its double and its half from time
     to time. Time in which it is not used does not count.
-
-    Args:
-        maximum: The limit is never above it.
-        initial: The limit before anything is known.
-
-    Attributes:
-        limit: Requests in flight.
     """
 
     def __init__(self, maximum: int, initial: int) -> None:
@@ -254,7 +240,6 @@ class ThroughputLimit:
         yield from self._follow(best)
 
     def _follow(self, limit: int) -> _Search:
-        """Look for a better limit from time to time."""
         rest_ns = _MIN_REST_NS
         while True:
             yield _Hold(limit, rest_ns)

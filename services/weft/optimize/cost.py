@@ -1,12 +1,30 @@
-"""What a version costs: CPU time, latency and throughput of the model alone, a candidate and the original in turn."""
+"""What a version costs: CPU time, latency and throughput of the model alone, a candidate and the original in turn.
 
+Each runs in a process of its own, whose CPU time is measured; a version that crashes takes its own process with it.
+"""
+
+import asyncio
+import contextlib
+import logging
+import multiprocessing
+import os
+import resource
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from weft.base.core import CallContext, InferCall
+from weft.base.errors import UnavailableError
+from weft.base.signature import ModelSignature
+from weft.base.tensors import WireTensor, encode
 from weft.optimize.methods.method import Inputs
-from weft.optimize.model_process import Sample, VersionProcess
+from weft.serving.core import ServingCore
+from weft.tools.offline import BACKENDS
 
 #: Time that the original should need for the requests of one round, in seconds of CPU.
 _ROUND_CPU_S = 0.25
@@ -14,6 +32,165 @@ _MIN_REQUESTS, _MAX_REQUESTS = 2, 400
 #: Requests in flight where throughput is measured.
 NUM_INFLIGHT = 4
 OBJECTIVES = ("latency", "throughput")
+_GRACE_S = 10.0
+_JOIN_S = 20.0
+#: Loading a model, compiling it for instance, may take long.
+_START_LIMIT_S = 600.0
+_CALL_LIMIT_S = 600.0
+
+
+class Sample(NamedTuple):
+    """What some requests took.
+
+    Attributes:
+        elapsed_s: All together.
+        latencies_s: Of each.
+        cpu_s: CPU time of the process, of all its threads.
+        num_rows: In all requests together.
+    """
+
+    elapsed_s: float
+    latencies_s: Sequence[float]
+    cpu_s: float
+    num_rows: int
+
+
+class VersionProcess:
+    """Serves one model without a network: requests pass its queue, its batcher and its backend, as in a service.
+
+    Args:
+        repository: Staged; the one version of the model is served.
+        service: Folder of models in it; "" where they lie side by side.
+        has_batch: Whether requests have a batch dimension.
+
+    Raises:
+        UnavailableError: The version cannot be loaded; the message says why.
+    """
+
+    def __init__(self, repository: Path, service: str, model: str, *, has_batch: bool) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        arguments = (theirs, str(repository / service), service or "model", model, has_batch)
+        self._process = context.Process(target=_serve, args=arguments, daemon=True)
+        self._process.start()
+        theirs.close()
+        try:
+            self.signature: ModelSignature = self._answer(_START_LIMIT_S)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def send(self, name: str, requests: Sequence[Inputs]) -> None:
+        """Give it a set of requests, which it answers once to warm up.
+
+        Raises:
+            UnavailableError: It fails at one of them, or dies.
+        """
+        self._ask((name, [{key: encode(array) for key, array in request.items()} for request in requests]))
+
+    def measure(self, name: str, num_requests: int, num_inflight: int = 1) -> Sample:
+        """Answer requests of a set in turn, some at once, and say what that took. Raises as ``send``."""
+        return Sample(*self._ask((name, (num_requests, num_inflight))))
+
+    def close(self) -> None:
+        """End the process."""
+        self._pipe.close()  # which it takes for the end
+        self._process.join(_JOIN_S)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+    def _ask(self, message: Any) -> Any:
+        with contextlib.suppress(OSError):  # it has ended, as the answer says
+            self._pipe.send(message)
+        return self._answer(_CALL_LIMIT_S)
+
+    def _answer(self, limit_s: float) -> Any:
+        try:
+            if not self._pipe.poll(limit_s):
+                raise UnavailableError(f"it does not answer within {limit_s:.0f} s")
+            fault, answer = self._pipe.recv()
+        except (EOFError, OSError):
+            self._process.join(_JOIN_S)
+            status = self._process.exitcode
+            how = f"signal {-status}" if status is not None and status < 0 else f"exit status {status}"
+            raise UnavailableError(f"its process died with {how}") from None
+        if fault:
+            raise UnavailableError(fault)
+        return answer
+
+
+def _serve(pipe: Connection, folder: str, service: str, model: str, has_batch: bool) -> None:
+    """The process."""
+    logging.disable(logging.CRITICAL)  # faults go through the pipe
+    os.dup2(2, 1)  # standard output belongs to the command
+    sys.stdout = sys.stderr
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):  # the command has ended
+        asyncio.run(_run(pipe, Path(folder), service, model, has_batch))
+
+
+async def _run(pipe: Connection, folder: Path, service: str, model: str, has_batch: bool) -> None:
+    core = ServingCore(folder, BACKENDS[service], model_control="explicit", load_models=[model])
+    await core.start()
+    if core.is_ready():
+        pipe.send(("", core.signature(model, "")))
+        await _answer_messages(pipe, core, model, has_batch)
+    else:
+        reasons = [entry.reason for entry in core.index(ready_only=False) if entry.name == model]
+        pipe.send(("; ".join(reasons) or "it does not become ready", None))
+    await core.close(grace_s=_GRACE_S)
+
+
+async def _answer_messages(pipe: Connection, core: ServingCore, model: str, has_batch: bool) -> None:
+    sets: dict[str, Sequence[Mapping[str, WireTensor]]] = {}
+
+    async def measure(
+        requests: Sequence[Mapping[str, WireTensor]], num_requests: int, num_inflight: int
+    ) -> tuple[Any, ...]:
+        latencies_s = []
+        num_rows = 0
+        indices = iter(range(num_requests))
+
+        async def send() -> None:
+            nonlocal num_rows
+            for index in indices:
+                inputs = dict(requests[index % len(requests)])
+                rows = next(iter(inputs.values())).shape[0] if has_batch else 1
+                call = InferCall(model, inputs=inputs, num_rows=rows)
+                start_s = time.perf_counter()
+                await core.infer(call, CallContext())
+                latencies_s.append(time.perf_counter() - start_s)
+                num_rows += rows
+
+        begin_s, cpu_s = time.perf_counter(), _cpu_s()
+        await asyncio.gather(*(send() for _ in range(num_inflight)))
+        return time.perf_counter() - begin_s, latencies_s, _cpu_s() - cpu_s, num_rows
+
+    while True:
+        try:
+            name, what = await asyncio.to_thread(pipe.recv)
+        except (EOFError, OSError):
+            return
+        try:
+            is_question = isinstance(what, tuple)
+            if not is_question:
+                sets[name] = what
+            answer = await measure(sets[name], *(what if is_question else (len(what), 1)))
+        except Exception as error:
+            pipe.send((f"it fails at a request: {error}", None))
+        else:
+            pipe.send(("", answer))
+
+
+def _cpu_s() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
 
 
 class VersionCost(NamedTuple):
@@ -38,10 +215,9 @@ class VersionCost(NamedTuple):
 
 
 class CostMeter:
-    """Compares candidates with the original.
+    """Compares candidates with the original, which runs as long as they are measured.
 
     Args:
-        original: Runs as long as candidates are measured.
         requests: Requests by rows of each, for example of 1 row and of 32.
         num_rounds: How often each set is answered by both, in turn.
     """
@@ -66,13 +242,13 @@ class CostMeter:
         for rows, some in self._requests.items():
             candidate.send(str(rows), some)
         costs: tuple[dict[int, VersionCost], dict[int, VersionCost]] = ({}, {})
-        for rows, num_requests in self._num_requests.items():
+        for rows in self._requests:
             own: list[_Round] = []
             other: list[_Round] = []
             for index in range(self._num_rounds):
                 turns = [(self._original, own), (candidate, other)]
                 for process, rounds in turns if index % 2 else reversed(turns):
-                    rounds.append(_measure_round(process, rows, num_requests))
+                    rounds.append(self._round(process, rows))
             costs[0][rows] = _cost(own)
             costs[1][rows] = _cost(other)._replace(
                 ratio=_ratio(own, other, lambda one: one.alone.cpu_s),
@@ -84,14 +260,13 @@ class CostMeter:
     def measure_original(self) -> dict[int, VersionCost]:
         """Cost of the original alone, for a report without candidates."""
         return {
-            rows: _cost([_measure_round(self._original, rows, num) for _ in range(self._num_rounds)])
-            for rows, num in self._num_requests.items()
+            rows: _cost([self._round(self._original, rows) for _ in range(self._num_rounds)]) for rows in self._requests
         }
 
-
-def objective_ratio(costs: Mapping[int, VersionCost], objective: str) -> float:
-    """Time by an objective: of a request with one row alone, or of a row in the largest requests, several at once."""
-    return costs[min(costs)].time_ratio if objective == "latency" else costs[max(costs)].busy_time_ratio
+    def _round(self, process: VersionProcess, rows: int) -> "_Round":
+        num_requests = self._num_requests[rows]
+        busy = process.measure(str(rows), max(num_requests, 2 * NUM_INFLIGHT), num_inflight=NUM_INFLIGHT)
+        return _Round(process.measure(str(rows), num_requests), busy)
 
 
 class _Round(NamedTuple):
@@ -99,11 +274,6 @@ class _Round(NamedTuple):
 
     alone: Sample
     busy: Sample
-
-
-def _measure_round(process: VersionProcess, rows: int, num_requests: int) -> _Round:
-    busy = process.measure(str(rows), max(num_requests, 2 * NUM_INFLIGHT), num_inflight=NUM_INFLIGHT)
-    return _Round(process.measure(str(rows), num_requests), busy)
 
 
 def _ratio(own: Sequence[_Round], other: Sequence[_Round], figure: Callable[[_Round], float]) -> float:
@@ -116,3 +286,8 @@ def _cost(rounds: Sequence[_Round]) -> VersionCost:
     rows_per_s = float(np.median([one.busy.num_rows / max(one.busy.elapsed_s, 1e-9) for one in rounds]))
     p50, p99 = np.percentile(latencies_ms, [50, 99])
     return VersionCost(cpu_s * 1000, float(p50), float(p99), rows_per_s)
+
+
+def objective_ratio(costs: Mapping[int, VersionCost], objective: str) -> float:
+    """Time by an objective: of a request with one row alone, or of a row in the largest requests, several at once."""
+    return costs[min(costs)].time_ratio if objective == "latency" else costs[max(costs)].busy_time_ratio

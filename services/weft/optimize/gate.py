@@ -1,29 +1,89 @@
-"""The gate: which candidates may be written, and which of them is. Plain rules over figures."""
+"""The gate: what a candidate loses, which candidates may be written, and which of them is. Plain rules over figures."""
 
 import math
+import zlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from weft.optimize.bootstrap import UNSEEN, Loss
+import numpy as np
+from numpy.typing import NDArray
 
+_NUM_RESAMPLES = 2000
+_LEVEL = 0.95
+#: What n rows leave open beside what they show, as events among n: with 95 % confidence an event that was seen k times
+#: has a probability below (k + _UNSEEN[k]) / n (Poisson). A bootstrap, which draws what was seen, is blind to it.
+_UNSEEN = (3.0, 3.75, 4.30, 4.76, 5.16, 5.52, 5.85, 6.15, 6.44, 6.71)
+#: Numbers that are drawn at once.
+_MAX_DRAWN = 1 << 22
 #: A candidate is faster if it saves at least this share of the time; less is within what a machine's noise moves.
 MIN_SAVING = 0.05
 #: Shares of the original's time that differ by no more are equal.
 _SAME = 0.01
 
 
-class GateCandidate(NamedTuple):
-    """A candidate that the gate lets through.
+class Scores(NamedTuple):
+    """How good the answers to each row are, shape ``[num_rows]``, float64.
 
-    Attributes:
-        name: Of its method.
-        time_ratio: Its time, by the objective, as a share of the original's.
-        size_bytes: Of its files.
+    The loss is a share of the original's mean score, or else the difference of the means.
     """
 
-    name: str
-    time_ratio: float
-    size_bytes: int
+    original: NDArray[np.float64]
+    candidate: NDArray[np.float64]
+    is_relative: bool = True
+
+
+class Loss(NamedTuple):
+    """What a candidate loses.
+
+    Attributes:
+        value: Of all rows together.
+        low, high: Interval that the loss lies in with 95 % confidence. Where fewer than ten rows are worse, its upper
+            end leaves room for rows like none of these, each of which loses all.
+        num_rows: That were judged.
+        num_worse: Rows whose answer scores less than the original's.
+    """
+
+    value: float
+    low: float
+    high: float
+    num_rows: int
+    num_worse: int
+
+
+def seeded(seed: int, purpose: str) -> np.random.Generator:
+    """A generator of random numbers whose draws do not depend on what others draw."""
+    return np.random.default_rng([seed, zlib.crc32(purpose.encode())])
+
+
+def loss_of(scores: Scores, seed: int) -> Loss:
+    """The loss of at least one row with finite scores, and its percentile bootstrap interval over the rows.
+
+    The same seed, which is not negative, gives the same interval.
+    """
+    original, candidate = scores.original, scores.candidate
+    num_rows = len(original)
+    random = seeded(seed, "bootstrap")
+    losses: list[Any] = []
+    drawn = 0
+    while drawn < _NUM_RESAMPLES:
+        num = min(max(1, _MAX_DRAWN // num_rows), _NUM_RESAMPLES - drawn)
+        rows = random.integers(num_rows, size=(num, num_rows))
+        losses.append(_loss(original[rows].mean(axis=1), candidate[rows].mean(axis=1), scores.is_relative))
+        drawn += num
+    tail = 100 * (1 - _LEVEL) / 2
+    low, high = np.percentile(np.concatenate(losses), [tail, 100 - tail])
+    value = _loss(original.mean(keepdims=True), candidate.mean(keepdims=True), scores.is_relative)[0]
+    num_worse = int((candidate < original).sum())
+    unseen = value + _UNSEEN[num_worse] / num_rows if num_worse < len(_UNSEEN) else value
+    # A bootstrap of few rows may miss its own sample.
+    return Loss(float(value), float(min(low, value)), float(max(high, value, min(unseen, 1.0))), num_rows, num_worse)
+
+
+def _loss(original: Any, candidate: Any, is_relative: bool) -> Any:
+    if not is_relative:
+        return original - candidate
+    # Where the original scores nothing there is nothing to lose.
+    return np.divide(original - candidate, original, out=np.zeros_like(original), where=original > 0)
 
 
 def refusal(loss: Loss, max_loss: float) -> str:
@@ -45,11 +105,19 @@ def _needs(loss: Loss, max_loss: float) -> str:
     """How many rows would show a loss within the limit if they were like these, whose loss is not above it."""
     if max_loss <= max(loss.value, 0.0):
         return "no number of rows shows that"
-    num_rows = UNSEEN[0] / max_loss
+    num_rows = _UNSEEN[0] / max_loss
     if loss.num_worse:  # four times the rows halve the interval
         num_rows = max(num_rows, loss.num_rows * ((loss.high - loss.value) / (max_loss - loss.value)) ** 2)
     about = "about " if loss.num_worse else ""
     return f"needs {about}{math.ceil(round(num_rows, 3))} rows: give more data, or raise --held-out-rows"
+
+
+class GateCandidate(NamedTuple):
+    """A candidate that the gate lets through; its time, by the objective, is a share of the original's."""
+
+    name: str
+    time_ratio: float
+    size_bytes: int
 
 
 def pick(contenders: Sequence[GateCandidate]) -> tuple[str, str]:

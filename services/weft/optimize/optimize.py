@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-import fcntl
-import os
 import shutil
 import tempfile
 import time
@@ -12,127 +10,39 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NamedTuple
 
-from weft.base.errors import InvalidArgumentError
+import numpy as np
+
+from weft.base.errors import InvalidArgumentError, WeftError
 from weft.base.text.suggestion import suggestion
+from weft.jobs.atomic_files import locked
 from weft.jobs.layout import make_layout
-from weft.optimize.candidates import Candidates, Material, quiet
-from weft.optimize.cost import OBJECTIVES, CostMeter, objective_ratio
-from weft.optimize.gate import GateCandidate, pick
+from weft.optimize.cost import OBJECTIVES, CostMeter, VersionProcess, objective_ratio
+from weft.optimize.gate import GateCandidate, loss_of, pick, refusal
 from weft.optimize.methods import METHODS
 from weft.optimize.methods.method import Inputs, OptimizationMethod
-from weft.optimize.metrics import make_metric
-from weft.optimize.metrics.metric import MetricOptions
-from weft.optimize.recording import recording_mesh
+from weft.optimize.metrics import AnswerMetric, MetricOptions, make_metric
+from weft.optimize.publishing import (
+    advice,
+    check_publishable,
+    config_with_note,
+    held_model,
+    needed_parameters,
+    noted_versions,
+    publish,
+)
 from weft.optimize.report import CandidateReport, Report
-from weft.optimize.repository.graphs import check_pinned, choose_graph, graphs_that_call
-from weft.optimize.repository.provenance import noted_versions, with_provenance
-from weft.optimize.repository.publishing import check_publishable, held_model, publish
-from weft.optimize.repository.source import RepositoryModel, find_model, model_files, sha256_of
-from weft.optimize.rows import read_rows
-from weft.optimize.trial_mesh import TrialMesh
-
-_PREFIX = "weft-optimize-"
-#: A younger folder without a lock may be one whose run has yet to lock it, in seconds.
-_MIN_AGE_S = 60.0
-
-
-@contextlib.contextmanager
-def workspace() -> Iterator[Path]:
-    """A folder that lasts as long as the block; its lock tells others that the run lives. Raises OSError."""
-    _remove_abandoned(Path(tempfile.gettempdir()))
-    with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name, _locked(Path(name)):
-        yield Path(name)
-
-
-def _remove_abandoned(parent: Path) -> None:
-    for folder in parent.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # held, another user's, or gone meanwhile
-            if folder.is_dir() and time.time() - folder.stat().st_mtime > _MIN_AGE_S:
-                with _locked(folder):
-                    shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def config_with_note(model: RepositoryModel, number: int, report: Report, best: CandidateReport, files: Path) -> str:
-    """Text of ``config.pbtxt`` with the new version's note.
-
-    Raises:
-        InvalidArgumentError: The text cannot be extended.
-        OSError: A file cannot be read.
-    """
-    return with_provenance(
-        model.text,
-        number,
-        f"from version {model.version} by {best.method}, {report.created[:10]}; weft optimize wrote this note.",
-        _facts(model, report, best, files),
-        best.parameters,
-    )
-
-
-def _facts(model: RepositoryModel, report: Report, best: CandidateReport, files: Path) -> dict[str, object]:
-    loss = best.loss
-    return {
-        "method": best.method,
-        "notes": best.notes,
-        "source_version": report.version,
-        "source_sha256": sha256_of(model.source.file),
-        "sha256": sha256_of(files / model.source.file.name),
-        "data": report.data,
-        "data_sha256": report.data_sha256,
-        "calibration_rows": report.num_calibration_rows,
-        "held_out_rows": report.num_held_out_rows,
-        "seed": report.seed,
-        "graph": report.graph,
-        "metric": report.metric,
-        "loss": None if loss is None else round(loss.value, 6),
-        "loss_interval_95": None if loss is None else [round(loss.low, 6), round(loss.high, 6)],
-        "max_loss": report.max_loss,
-        "objective": report.objective,
-        "time_ratio": {str(rows): round(cost.time_ratio, 3) for rows, cost in best.costs.items()},
-        "busy_time_ratio": {str(rows): round(cost.busy_time_ratio, 3) for rows, cost in best.costs.items()},
-        "cpu_time_ratio": {str(rows): round(cost.ratio, 3) for rows, cost in best.costs.items()},
-        "created": report.created,
-        "software": dict(report.software),
-    }
-
-
-def advice(model: RepositoryModel, number: int, best: CandidateReport) -> list[str]:
-    """Sentences on who gets the new version, when, and how to go back."""
-    before, after = model.serves(model.versions), model.serves([*model.versions, number])
-    if number not in after:
-        first = f"version_policy does not name version {number}: it is not served until you add it."
-    elif gone := [str(version) for version in before if version not in after]:
-        first = (
-            f"By version_policy, version {number} is served in place of version {', '.join(gone)}; "
-            "version_policy { all { } } keeps both."
-        )
-    else:
-        kept = ", ".join(map(str, before))
-        first = f"Version {number} answers requests that name no version; version {kept} is served too."
-    sentences = [
-        first,
-        "A mesh with --model-control-mode poll takes it over by itself, any other after `weft restart`. To go back, "
-        f"remove the folder {model.folder / str(number)}.",
-    ]
-    if best.parameters:
-        names = ", ".join(f"{key} = {value}" for key, value in best.parameters.items())
-        sentences.append(f"config.pbtxt gets {names}, which holds for all versions of the model.")
-    return sentences
-
+from weft.optimize.rows import RowAnswers, SplitData, answered_rows, num_not_finite, read_rows
+from weft.optimize.source import check_pinned, choose_graph, find_model, graphs_that_call, model_files
+from weft.optimize.trial_mesh import RecordingMesh, TrialMesh
 
 #: Rows of the larger of the two requests whose cost is measured.
 _COST_ROWS = 32
 _SOFTWARE = ("weft", "onnx", "onnxruntime", "onnxruntime-gpu", "torch")
+_PREFIX = "weft-optimize-"
+#: A younger folder without a lock may be one whose run has yet to lock it, in seconds.
+_MIN_AGE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -140,10 +50,8 @@ class OptimizeOptions:
     """What to optimise, and how to judge it.
 
     Attributes:
-        model: Its name.
         data: Path or pattern of the user's data.
         max_loss: What the upper end of the loss's interval may be, as a share.
-        repository: Model repository.
         version: Of the model; None: the highest that is served.
         graph: That the data goes through, NAME or NAME/VERSION; "": the only one that calls the model, or straight to
             the model where none does; the model's own name: straight to the model.
@@ -159,8 +67,6 @@ class OptimizeOptions:
         num_rounds: In which each cost is measured, a candidate and the original in turn.
         objective: What the new version has to be faster in: ``latency``, the time of a request with one row, or
             ``throughput``, rows a second where requests have 32 rows, or as many as the graph takes.
-        timeout_s: Of a request.
-        is_dry_run: Nothing is written.
         log: Gets what the services log; None: nowhere.
     """
 
@@ -191,20 +97,17 @@ def optimize(options: OptimizeOptions, tell: Callable[[str], None] = lambda _: N
     """Build candidates, judge each through the graph, and write the fastest that the gate lets through.
 
     The original and the versions that exist are never changed. However a run ends, the repository is as it was, or has
-    one more version and a note on it.
-
-    Args:
-        options: What to do.
-        tell: Called with what is done now.
-
-    Returns:
-        What was found; ``written`` is the number of the new version, if there is one.
+    one more version and a note on it, whose number is the report's ``written``. ``tell`` is called with what is done
+    now.
 
     Raises:
         WeftError: The run cannot begin or go on: nothing was written.
         OSError: A file cannot be read or written: nothing was written.
     """
-    methods = _methods(options.methods)
+    for name in options.methods:
+        if name not in METHODS:
+            raise InvalidArgumentError(f"unknown --method '{name}'{suggestion(name, METHODS)}")
+    methods = [METHODS[name] for name in dict.fromkeys(options.methods or METHODS)]
     if options.objective not in OBJECTIVES:
         raise InvalidArgumentError(
             f"unknown --objective '{options.objective}'{suggestion(options.objective, OBJECTIVES)}"
@@ -224,13 +127,6 @@ def optimize(options: OptimizeOptions, tell: Callable[[str], None] = lambda _: N
         return _run(options, methods, TrialMesh(model, plan, work, log, options.timeout_s), number, tell)
 
 
-def _methods(names: Sequence[str]) -> list[OptimizationMethod]:
-    for name in names:
-        if name not in METHODS:
-            raise InvalidArgumentError(f"unknown --method '{name}'{suggestion(name, METHODS)}")
-    return [METHODS[name] for name in dict.fromkeys(names or METHODS)]
-
-
 def _run(
     options: OptimizeOptions,
     methods: Sequence[OptimizationMethod],
@@ -241,16 +137,31 @@ def _run(
     source = mesh.model.source
     tell(f"recording the inputs of {source.name}")
     original = mesh.repository("original", source.folder, {})
-    with quiet(mesh):
+    with mesh.quiet():
         material = asyncio.run(_record(options, mesh, original))
     tell(f"answers of the original to {len(material.data.held_out)} held-out rows")
     answers = mesh.answers(original, material.data.held_out, material.metric)
-    report = _report(options, mesh, material)
+    report = Report(
+        model=source.name,
+        version=mesh.model.version,
+        graph="" if mesh.plan is None else f"{mesh.graph}/{mesh.graph_version}",
+        metric=material.metric.name,
+        meaning=material.metric.meaning,
+        max_loss=options.max_loss,
+        objective=options.objective,
+        data=options.data,
+        data_sha256=material.data.sha256,
+        num_calibration_rows=len(material.data.calibration),
+        num_held_out_rows=0,
+        num_unanswered_rows=0,
+        seed=options.seed,
+        size_bytes=sum(file.stat().st_size for file in model_files(source)),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        software=dict(_software()),
+    )
     with mesh.alone("original", source.folder, {}) as process:
         meter = CostMeter(process, material.requests, options.num_rounds)
-        candidates = Candidates(
-            mesh, material, answers, process, meter, max_loss=options.max_loss, seed=options.seed, tell=tell
-        )
+        candidates = _Candidates(options, mesh, material, answers, process, meter, tell)
         report.num_held_out_rows = len(candidates.rows)
         report.num_unanswered_rows = len(material.data.held_out) - len(candidates.rows)
         for method in methods:
@@ -275,9 +186,26 @@ def _run(
     return report
 
 
-async def _record(options: OptimizeOptions, mesh: TrialMesh, repository: Path) -> Material:
-    """The data, and the model's own inputs for the rows that calibrate."""
-    async with recording_mesh(repository, mesh.model.source.name) as recorder:
+def _software() -> Iterator[tuple[str, str]]:
+    for package in _SOFTWARE:
+        with contextlib.suppress(PackageNotFoundError):
+            yield package, version(package)
+
+
+class _Material(NamedTuple):
+    """What is known before the first candidate is built.
+
+    Attributes:
+        requests: The model's own inputs for the rows that calibrate, by rows of a request to the graph.
+    """
+
+    metric: AnswerMetric
+    data: SplitData
+    requests: Mapping[int, Sequence[Inputs]]
+
+
+async def _record(options: OptimizeOptions, mesh: TrialMesh, repository: Path) -> _Material:
+    async with RecordingMesh(repository, mesh.model.source.name) as recorder:
         signature = recorder.signature(mesh.graph, mesh.graph_version)
         metric = make_metric(
             options.metric,
@@ -299,32 +227,124 @@ async def _record(options: OptimizeOptions, mesh: TrialMesh, repository: Path) -
             requests[num_rows] = await recorder.record(
                 mesh.graph, mesh.graph_version, data.calibration, metric.passes[0], rows_per_request=num_rows
             )
-    return Material(metric, data, requests)
+    return _Material(metric, data, requests)
 
 
-def _report(options: OptimizeOptions, mesh: TrialMesh, material: Material) -> Report:
-    """What is known before the first candidate."""
-    return Report(
-        model=mesh.model.source.name,
-        version=mesh.model.version,
-        graph="" if mesh.plan is None else f"{mesh.graph}/{mesh.graph_version}",
-        metric=material.metric.name,
-        meaning=material.metric.meaning,
-        max_loss=options.max_loss,
-        objective=options.objective,
-        data=options.data,
-        data_sha256=material.data.sha256,
-        num_calibration_rows=len(material.data.calibration),
-        num_held_out_rows=0,
-        num_unanswered_rows=0,
-        seed=options.seed,
-        size_bytes=sum(file.stat().st_size for file in model_files(mesh.model.source)),
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        software=dict(_software()),
-    )
+@dataclass
+class _Candidates:
+    """Builds, tries and judges candidates of one model; what goes wrong with one concerns no other.
+
+    Attributes:
+        answers: Of the original to the held-out rows, for each pass of the metric.
+        original: Runs as long as candidates are tried.
+        rows: Held-out rows that the original answers, ascending; only these are judged.
+    """
+
+    options: OptimizeOptions
+    mesh: TrialMesh
+    material: _Material
+    answers: Sequence[RowAnswers]
+    original: VersionProcess
+    meter: CostMeter
+    tell: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        self.rows = answered_rows(self.answers)
+        if not len(self.rows):
+            first = self.answers[0].failed[0]
+            raise InvalidArgumentError(
+                f"'{self.mesh.graph}' answers none of the held-out rows; the first: {first.status}: {first.message}"
+            )
+        source = self.mesh.model.source
+        folder = self.mesh.folder / "source" / source.folder.name
+        # A copy for the methods, since some libraries write beside what they read.
+        shutil.copytree(source.folder, folder, ignore=shutil.ignore_patterns("__pycache__"))
+        self._source = source._replace(folder=folder, file=folder / source.file.relative_to(source.folder))
+
+    def files(self, name: str) -> Path:
+        """Folder of a candidate's files."""
+        return self.mesh.folder / f"{name}-files"
+
+    def try_method(self, method: OptimizationMethod) -> CandidateReport:
+        """Build a candidate and judge it. ``files`` has those of one that passes, others are removed."""
+        found = CandidateReport(method.name)
+        folder = self.files(method.name)
+        folder.mkdir()
+        try:
+            if self._build(found, method, folder):
+                self._try(found, method.name, folder)
+        except (WeftError, OSError) as error:
+            found.state, found.reason = "failed", str(error)
+        except Exception as error:
+            found.state, found.reason = "failed", f"{type(error).__name__}: {error}"
+        if found.state != "passes":
+            shutil.rmtree(folder, ignore_errors=True)
+        return found
+
+    def _build(self, found: CandidateReport, method: OptimizationMethod, folder: Path) -> bool:
+        """Whether there is a candidate."""
+        self.tell(f"{method.name}: building")
+        with self.mesh.quiet():
+            found.reason = method.unsuitable(self._source)
+            if found.reason:
+                found.state = "unsuitable"
+                return False
+            built = method.build(self._source, self.material.requests[1], folder)
+        found.notes = built.notes
+        found.size_bytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        found.parameters = needed_parameters(self._source.config, built.parameters)
+        weights = set(model_files(self._source))
+        for entry in self._source.folder.iterdir():  # what stands beside the weights: labels, for example
+            target = folder / entry.name
+            if entry not in weights and not target.exists():
+                (shutil.copytree if entry.is_dir() else shutil.copy2)(entry, target)
+        return True
+
+    def _try(self, found: CandidateReport, name: str, folder: Path) -> None:
+        with self.mesh.alone(name, folder, found.parameters) as process:
+            if process.signature != self.original.signature:
+                raise InvalidArgumentError(
+                    f"its inputs and outputs are {process.signature}, those of the original {self.original.signature}"
+                )
+            self.tell(f"{name}: answers to {len(self.rows)} held-out rows")
+            repository = self.mesh.repository(name, folder, found.parameters)
+            self._judge(found, self.mesh.answers(repository, self.material.data.held_out, self.material.metric))
+            self.tell(f"{name}: cost")
+            found.original_costs, found.costs = self.meter.measure(process)
+
+    def _judge(self, found: CandidateReport, answers: Sequence[RowAnswers]) -> None:
+        own = answered_rows(answers)
+        lost = np.setdiff1d(self.rows, own)
+        found.num_failed_rows = len(lost)
+        if len(common := np.intersect1d(self.rows, own)):
+            original = [one.only(common) for one in self.answers]
+            answered = [one.only(common) for one in answers]
+            num_broken = num_not_finite(original, answered)
+            rows = self.material.data.held_out.take(common.tolist())
+            scores = self.material.metric.scores(original, answered, rows)
+            num_broken = num_broken or int((~np.isfinite(scores.candidate)).sum())
+            if num_broken:
+                found.reason = f"its answers to {num_broken} of {len(common)} rows are not finite numbers"
+            else:
+                found.loss = loss_of(scores, self.options.seed)
+                found.reason = refusal(found.loss, self.options.max_loss)
+        if len(lost):
+            first = next(failed for one in answers for failed in one.failed if failed.row in lost)
+            found.reason = (
+                f"{len(lost)} of {len(self.rows)} rows fail that the original answers; the first: {first.status}: "
+                f"{first.message}"
+            )
+        if found.reason:
+            found.state = "refused"
 
 
-def _software() -> Iterator[tuple[str, str]]:
-    for package in _SOFTWARE:
-        with contextlib.suppress(PackageNotFoundError):
-            yield package, version(package)
+@contextlib.contextmanager
+def workspace() -> Iterator[Path]:
+    """A folder that lasts as long as the block; its lock tells others that the run lives. Raises OSError."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):  # of runs that were killed
+        with contextlib.suppress(OSError):  # held, another user's, or gone meanwhile
+            if folder.is_dir() and time.time() - folder.stat().st_mtime > _MIN_AGE_S:
+                with locked(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name, locked(Path(name)):
+        yield Path(name)

@@ -1,11 +1,16 @@
-"""What a run found, as values, and as JSON."""
+"""What a run found, as values, as JSON, and as a picture."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from weft.optimize.bootstrap import Loss
 from weft.optimize.cost import VersionCost
+from weft.optimize.gate import Loss
+from weft.tools.chart import Line, Mark, Plot, render_svg
+
+#: The axis of the loss ends at so many times the limit; what loses more is at its end, as a triangle.
+_LIMITS_SHOWN = 3.0
+_LEAST_SHOWN = 0.001
 
 
 @dataclass
@@ -13,10 +18,8 @@ class CandidateReport:
     """What was found of one candidate.
 
     Attributes:
-        method: That made it.
         state: ``passes`` the gate; ``refused`` by it; ``unsuitable``: the method does not apply; ``failed``.
         reason: Why it does not pass; "" if it does.
-        notes: What the method did.
         size_bytes: Of its weights.
         loss: None if it was not judged.
         costs: By rows of a request.
@@ -42,18 +45,13 @@ class Report:
     """What was found of a model.
 
     Attributes:
-        model, version: What was optimised.
         graph: That the data went through; "" if straight to the model.
         metric, meaning: How answers were compared, and what a loss is.
-        max_loss: Limit of the loss.
         objective: What the new version has to be faster in.
-        data, data_sha256: The user's data.
-        num_calibration_rows, num_held_out_rows: Of it.
         num_unanswered_rows: Held-out rows that the original does not answer; they are not judged.
         seed: Of the split and of the interval.
         size_bytes: Of the original's weights.
         costs: Of the original, by rows of a request.
-        candidates: In the order of the methods.
         picked: Method of the best candidate; "" if there is none.
         why_none: Why nothing was picked; "" if something was.
         written: Number of the new version; 0 if none was written.
@@ -99,3 +97,33 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value
+
+
+def draw(report: Report) -> str:
+    """An SVG with a plot of loss against cost for each number of rows a request.
+
+    The disc of a candidate is filled if the gate lets it through; the line beside it is the interval of its loss.
+    """
+    title = f"{report.model}: {report.meaning}, against CPU time"
+    return render_svg(title, [_plot(report, rows) for rows in report.costs])
+
+
+def _plot(report: Report, rows: int) -> Plot:
+    limit = 100 * report.max_loss
+    original = report.costs[rows].cpu_s_per_1000
+    marks = [Mark("original", original, 0.0, 0.0, 0.0)]
+    for candidate in report.candidates:
+        if rows in candidate.costs:
+            loss = candidate.loss or Loss(0.0, 0.0, 0.0, 0, 0)
+            x = candidate.costs[rows].ratio * original  # as if it had been measured in one round with all others
+            value, low, high = (100 * each for each in loss[:3])
+            marks.append(Mark(candidate.method, x, value, low, high, is_filled=candidate.state == "passes"))
+    right = max(mark.x for mark in marks)
+    return Plot(
+        f"{rows} {'row' if rows == 1 else 'rows'} a request",
+        "CPU-seconds per 1000 rows",
+        "loss, %",
+        [Line(f"limit of the loss: {limit:g} %", [(0.0, limit), (right * 1.05, limit)], is_dashed=True)],
+        marks,
+        y_limit=max(limit * _LIMITS_SHOWN, 100 * _LEAST_SHOWN),
+    )

@@ -1,15 +1,19 @@
-"""Rows of the user's data, drawn at random, and split into those that calibrate and those that judge."""
+"""Rows of the user's data, drawn at random and split: some calibrate, some judge. And a graph's answers to them."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from weft.base.errors import InvalidArgumentError, WeftError
 from weft.jobs.dataset import Dataset, Shard
-from weft.optimize.bootstrap import seeded
+from weft.jobs.layout import ROW, Layout
+from weft.jobs.output import FailedRow
+from weft.jobs.shard import SendRequest, first_error, run_shard
+from weft.optimize.gate import seeded
 
 #: Rows that are read at once.
 _ROWS_AT_ONCE = 4096
@@ -25,7 +29,6 @@ class DataRows:
     Attributes:
         columns: Values by column, as Python has them; all of one length.
         is_text: Every value is text, as in CSV.
-        path: Where they are from.
     """
 
     columns: Mapping[str, Sequence[Any]]
@@ -40,10 +43,6 @@ class DataRows:
         columns = {name: [values[index] for index in indices] for name, values in self.columns.items()}
         return DataRows(columns, self.is_text, self.path)
 
-    def shard(self) -> Shard:
-        """The rows as a job takes them, numbered from 0."""
-        return Shard(0, 0, len(self), self.path, dict(self.columns), self.is_text)
-
 
 @dataclass(frozen=True)
 class SplitData:
@@ -54,7 +53,6 @@ class SplitData:
         held_out: Rows for the judgement.
         num_rows: Of the whole data set that could be read.
         num_unreadable: Of those that could not.
-        sha256: Of its files.
     """
 
     calibration: DataRows
@@ -73,11 +71,8 @@ def read_rows(
     than are asked for, a quarter at most calibrates and the rest is held out.
 
     Args:
-        path: File, folder or pattern, as of ``Dataset``.
-        columns: Those to read.
         num_calibration: Rows that calibrate, at most.
         num_held_out: Rows that are held out, at most.
-        seed: The same one gives the same rows.
         format: Of the files; "": as their suffixes say.
 
     Raises:
@@ -127,7 +122,9 @@ def _draw(path: str, columns: Sequence[str], num_wanted: int, seed: int, format:
         readable = np.array([row for row in range(shard.num_rows) if row not in shard.faults], np.int64)
         num_rows, num_unreadable = num_rows + len(readable), num_unreadable + len(shard.faults)
         for name in columns:
-            kept[name] += _taken(shard.columns[name], readable)
+            column = shard.columns[name]
+            taken = [column[row] for row in readable] if isinstance(column, list) else column.take(readable).to_pylist()
+            kept[name] += taken
         keys = np.concatenate([keys, own_keys[readable]])
         smallest = np.argsort(keys, kind="stable")[:num_wanted]
         keys = keys[smallest]
@@ -141,9 +138,83 @@ def _draw(path: str, columns: Sequence[str], num_wanted: int, seed: int, format:
     return DataRows(kept, True in forms, path), num_rows, num_unreadable, dataset.files[0].digest if is_one else digest
 
 
-def _taken(column: Any, rows: Any) -> list[Any]:
-    return [column[row] for row in rows] if isinstance(column, list) else list(column.take(rows).to_pylist())
-
-
 def _keys(rows: DataRows) -> list[str]:
     return [repr(values) for values in zip(*rows.columns.values(), strict=True)]
+
+
+class RowAnswers(NamedTuple):
+    """What a graph answered.
+
+    Attributes:
+        rows: Indices of the rows that have an answer, ascending.
+        outputs: By name, one entry for each of these rows: an array ``[num_rows, ...]``, or a list of arrays where
+            their shapes differ. BYTES are ``bytes`` objects; None where an optional output is missing.
+        failed: The other rows.
+    """
+
+    rows: NDArray[np.int64]
+    outputs: Mapping[str, Any]
+    failed: Sequence[FailedRow]
+
+    def only(self, rows: NDArray[np.int64]) -> "RowAnswers":
+        """Those to these rows, all of which have one."""
+        places = np.searchsorted(self.rows, rows)
+        outputs = {
+            name: values[places] if isinstance(values, np.ndarray) else [values[place] for place in places]
+            for name, values in self.outputs.items()
+        }
+        return RowAnswers(rows, outputs, ())
+
+
+async def answer_rows(rows: DataRows, layout: Layout, send: SendRequest) -> RowAnswers:
+    """Send every row, in requests as the layout says, and take the answers.
+
+    A request that fails is tried by halves until the rows at fault are found.
+
+    Raises:
+        WeftError: ``send`` raised anything but ``RowsFailed``.
+    """
+    shard = Shard(0, 0, len(rows), rows.path, dict(rows.columns), rows.is_text)
+    try:
+        result = await run_shard(shard, layout, send)
+    except* WeftError as group:
+        raise first_error(group) from None
+    numbers = np.array(result.columns[ROW].to_pylist(), np.int64)
+    outputs = {
+        spec.name: _array(result.columns[spec.name].to_pylist(), np.object_ if spec.datatype == "BYTES" else None)
+        for spec in layout.outputs
+    }
+    return RowAnswers(numbers, outputs, result.failed)
+
+
+def _array(column: Sequence[Any], dtype: Any) -> Any:
+    values = [None if value is None else np.array(value, dtype) for value in column]
+    if values and all(value is not None and value.shape == values[0].shape for value in values):  # type: ignore[union-attr]
+        return np.stack(values)  # type: ignore[arg-type]
+    return values
+
+
+def answered_rows(answers: Sequence[RowAnswers]) -> NDArray[np.int64]:
+    """Rows that have an answer in every pass, ascending."""
+    rows = answers[0].rows
+    for one in answers[1:]:
+        rows = np.intersect1d(rows, one.rows)
+    return rows
+
+
+def num_not_finite(original: Sequence[RowAnswers], candidate: Sequence[RowAnswers]) -> int:
+    """How many rows have a number that is not finite in the candidate's answers, and none in the original's.
+
+    Both are answers of each pass, to the same rows.
+    """
+    broken = np.zeros(len(original[0].rows), np.bool_)
+    for before, after in zip(original, candidate, strict=True):
+        for name, values in after.outputs.items():
+            broken |= ~_is_finite(values) & _is_finite(before.outputs[name])
+    return int(broken.sum())
+
+
+def _is_finite(values: Any) -> NDArray[np.bool_]:
+    return np.array(
+        [value is None or value.dtype.kind != "f" or bool(np.isfinite(value).all()) for value in values], np.bool_
+    )

@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from weft.cli.batch_display import BatchDisplay
-from weft.jobs.job import Progress
+from weft.cli.commands.batch import BatchDisplay
+from weft.jobs.batch import Progress
 
 
 class _Clock:

@@ -9,8 +9,7 @@ from benchmarks.jobs.brokers import Redis
 from nats.errors import ConnectionClosedError, MsgAlreadyAckdError
 
 from weft.base.errors import InvalidArgumentError, UnavailableError
-from weft.jobs.brokers import parse_address
-from weft.jobs.brokers.broker import Address, Message, Publication
+from weft.jobs.brokers import Address, Message, Publication, parse_address
 from weft.jobs.brokers.nats_jetstream import NatsBroker
 from weft.jobs.brokers.redis_streams import RedisBroker
 

@@ -9,7 +9,7 @@ import pytest
 
 from weft.base.signature import TensorSpec
 from weft.base.tensors import decode
-from weft.jobs.columns import read_column, write_column
+from weft.jobs.layout import read_column, write_column
 
 NUMBERS = TensorSpec("X", "INT32", (2,))
 TEXT = TensorSpec("T", "BYTES", (1,))

@@ -16,9 +16,8 @@ from tests.certificates import Authority
 from tests.unit.jobs.test_resume import Echo
 
 from weft.base.errors import FailedPreconditionError, InvalidArgumentError, UnauthenticatedError, UnavailableError
-from weft.jobs.brokers import make_broker, parse_address
-from weft.jobs.brokers.broker import Broker, Message, Publication
-from weft.jobs.brokers.kafka_progress import PartitionProgress
+from weft.jobs.brokers import Broker, Message, Publication, make_broker, parse_address
+from weft.jobs.brokers.kafka import PartitionProgress
 from weft.jobs.stream import MessageStream, StreamMetrics, StreamOptions
 
 TOPIC = "orders"

@@ -9,8 +9,7 @@ import pytest
 
 from weft.base.errors import InvalidArgumentError, UnavailableError
 from weft.base.signature import TensorSpec
-from weft.base.tensors import Array, decode
-from weft.jobs.columns import InputValues
+from weft.base.tensors import Array, WireTensor, decode
 from weft.jobs.dataset import Shard
 from weft.jobs.layout import Layout
 from weft.jobs.output import FailedRow
@@ -28,11 +27,9 @@ class _Server:
     def __init__(self) -> None:
         self.requests: list[list[int]] = []
 
-    async def send(
-        self, inputs: Mapping[str, InputValues], rows: Sequence[int], on_busy: Callable[[], None]
-    ) -> dict[str, Array]:
-        self.requests.append(list(rows))
-        value = decode(inputs["X"].tensor(rows))
+    async def send(self, inputs: Mapping[str, WireTensor], on_busy: Callable[[], None]) -> dict[str, Array]:
+        value = decode(inputs["X"])
+        self.requests.append(value[:, 0].tolist())
         if (value < 0).any():
             raise RowsFailed(InvalidArgumentError("negative"), "root>a")
         return {"Y": value}
@@ -51,16 +48,14 @@ def test_the_rows_at_fault_are_found_by_halves() -> None:
     assert columns["row"].to_pylist() == [100, 102, 103, 104]
     assert columns["id"].to_pylist() == ["n0", "n2", "n3", "n4"]
     assert failed == [FailedRow(101, "in.jsonl", "INVALID_ARGUMENT", "negative", "root>a", {"id": "n1"})]
-    assert sorted(server.requests) == [[0], [0, 1], [0, 1, 2, 3], [1], [2, 3], [4]]
+    assert sorted(server.requests) == [[-2], [1], [1, -2], [1, -2, 3, 4], [3, 4], [5]]
 
 
 def test_no_more_requests_are_in_flight_than_the_window_lets_through() -> None:
     """Of ten requests at most three at once, in their order; each row is answered once, also those of halves."""
     server, now, most = _Server(), 0, 0
 
-    async def send(
-        inputs: Mapping[str, InputValues], rows: Sequence[int], on_busy: Callable[[], None]
-    ) -> dict[str, Array]:
+    async def send(inputs: Mapping[str, WireTensor], on_busy: Callable[[], None]) -> dict[str, Array]:
         nonlocal now, most
         now += 1
         most = max(most, now)
@@ -68,7 +63,7 @@ def test_no_more_requests_are_in_flight_than_the_window_lets_through() -> None:
         on_busy()  # refused once
         await asyncio.sleep(0)
         now -= 1
-        return await server.send(inputs, rows, on_busy)
+        return await server.send(inputs, on_busy)
 
     shard = _shard([[row if row != 17 else -1] for row in range(40)])
     columns, failed = asyncio.run(run_shard(shard, LAYOUT, send, Window(3, time.monotonic_ns)))
@@ -81,7 +76,7 @@ def test_no_more_requests_are_in_flight_than_the_window_lets_through() -> None:
 def test_requests_have_rows_of_one_shape() -> None:
     """Adjacent rows of equal shapes go together, as many as a request may have; rows without a value go nowhere."""
     server = _Server()
-    shard = _shard([[1], [2], [1, 2], None, [3, 4], [1], [1], [1], [1], [1]])
+    shard = _shard([[0], [1], [2, 2], None, [4, 4], [5], [6], [7], [8], [9]])
     columns, failed = asyncio.run(run_shard(shard, LAYOUT, server.send))
     assert sorted(server.requests) == [[0, 1], [2, 4], [5, 6, 7, 8], [9]]
     assert [row.row for row in failed] == [103]
@@ -99,25 +94,26 @@ def test_an_answer_that_is_no_text_fails_its_row() -> None:
     """Bytes that are not UTF-8 fail their row with the cure; as binary they are kept."""
     text = TensorSpec("Y", "BYTES", (1,))
 
-    async def send(
-        inputs: Mapping[str, InputValues], rows: Sequence[int], on_busy: Callable[[], None]
-    ) -> dict[str, Array]:
-        return {"Y": np.array([[b"\xff" if row == 1 else b"ok"] for row in rows], np.object_)}
+    async def send(inputs: Mapping[str, WireTensor], on_busy: Callable[[], None]) -> dict[str, Array]:
+        texts = [b"\xff" if number == 1 else b"ok" for number in decode(inputs["X"])[:, 0]]
+        return {"Y": np.array(texts, np.object_)[:, None]}
 
     layout = Layout((X,), {"X": "x"}, (text,), frozenset(), (), True, 4)
-    columns, failed = asyncio.run(run_shard(_shard([[1]] * 3), layout, send))
+    columns, failed = asyncio.run(run_shard(_shard([[0], [1], [2]]), layout, send))
     assert columns["Y"].to_pylist() == ["ok", "ok"]
     assert "--binary" in failed[0].message
     binary = Layout((X,), {"X": "x"}, (text,), frozenset({"Y"}), (), True, 4)
-    assert asyncio.run(run_shard(_shard([[1]] * 3), binary, send)).columns["Y"].to_pylist() == [b"ok", b"\xff", b"ok"]
+    assert asyncio.run(run_shard(_shard([[0], [1], [2]]), binary, send)).columns["Y"].to_pylist() == [
+        b"ok",
+        b"\xff",
+        b"ok",
+    ]
 
 
 def test_what_stops_a_job_stops_the_shard() -> None:
     """An error that says nothing of the rows ends the shard; nothing of it is returned."""
 
-    async def send(
-        inputs: Mapping[str, InputValues], rows: Sequence[int], on_busy: Callable[[], None]
-    ) -> dict[str, Array]:
+    async def send(inputs: Mapping[str, WireTensor], on_busy: Callable[[], None]) -> dict[str, Array]:
         raise UnavailableError("gone")
 
     with pytest.raises(ExceptionGroup) as caught:

@@ -10,8 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 from tests.unit.mesh.serving import ListingCore
 
-from weft.base.processes.process import Endpoint
-from weft.base.processes.restarts import MAX_DEATHS, RestartPolicy
+from weft.base.processes.process import MAX_DEATHS, Endpoint, RestartPolicy
 from weft.mesh.preflight import MeshError
 from weft.mesh.supervised import SupervisedService, Supervision
 from weft.v2.server.make_server import make_server

@@ -6,8 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from weft.optimize.bootstrap import Loss, Scores, loss_of
-from weft.optimize.gate import GateCandidate, pick, refusal
+from weft.optimize.gate import GateCandidate, Loss, Scores, loss_of, pick, refusal
 
 
 def scores(num_rows: int, num_worse: int, *, is_relative: bool = True) -> Scores:

@@ -161,7 +161,7 @@ def test_smoothing_comes_closer_where_activations_are_skewed(tmp_path: Path) -> 
 
 def test_smoothing_that_does_not_help_is_no_candidate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The method refuses rather than write int8-static again."""
-    monkeypatch.setattr("weft.optimize.methods.int8_static._STRENGTHS", ())
+    monkeypatch.setattr("weft.optimize.methods.int8._STRENGTHS", ())
     model = source(tmp_path, save_block)
     with pytest.raises(UnsupportedError, match="smoothing does not help"):
         METHODS["int8-smooth"].build(model, batches(model), tmp_path)
@@ -169,7 +169,7 @@ def test_smoothing_that_does_not_help_is_no_candidate(tmp_path: Path, monkeypatc
 
 def test_mixed_precision_leaves_the_costliest_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some products are integer, some are not, and the answers are closer than with all of them integer."""
-    monkeypatch.setattr("weft.optimize.methods.int8_static._STRENGTHS", ())
+    monkeypatch.setattr("weft.optimize.methods.int8._STRENGTHS", ())
     model = source(tmp_path, save_block)
     built(model, "int8-static", tmp_path / "all")
     candidate = built(model, "int8-mixed", tmp_path / "mixed")

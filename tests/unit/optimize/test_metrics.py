@@ -9,10 +9,8 @@ import pytest
 
 from weft.base.errors import InvalidArgumentError
 from weft.base.signature import ModelSignature, TensorSpec
-from weft.optimize.answers import RowAnswers
-from weft.optimize.metrics import make_metric
-from weft.optimize.metrics.metric import MetricOptions
-from weft.optimize.rows import DataRows
+from weft.optimize.metrics import MetricOptions, make_metric
+from weft.optimize.rows import DataRows, RowAnswers
 
 LABEL, PROBS = TensorSpec("LABEL", "INT64", (1,)), TensorSpec("PROBS", "FP32", (3,))
 TEXT = TensorSpec("TEXT", "BYTES", (1,))

@@ -6,7 +6,7 @@ import pytest
 
 from weft.base.errors import InvalidArgumentError
 from weft.base.text.pbtxt import parse
-from weft.optimize.repository.provenance import needed_parameters, noted_versions, with_provenance
+from weft.optimize.publishing import needed_parameters, noted_versions, with_provenance
 from weft_protos.model_config_pb2 import ModelConfig
 
 CONFIG = """# A comment that stays.

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from weft.base.errors import AlreadyExistsError, PermissionDeniedError, UnavailableError
-from weft.optimize.repository.publishing import check_publishable, held_model, publish
+from weft.optimize.publishing import check_publishable, held_model, publish
 from weft.serving.lifecycle.repository import ModelRepository
 
 

@@ -8,13 +8,10 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from weft.optimize.bootstrap import Loss
-from weft.optimize.cost import CostMeter, VersionCost, objective_ratio
-from weft.optimize.gate import GateCandidate, pick
+from weft.optimize.cost import CostMeter, Sample, VersionCost, VersionProcess, objective_ratio
+from weft.optimize.gate import GateCandidate, Loss, pick
 from weft.optimize.methods.method import Inputs
-from weft.optimize.model_process import Sample, VersionProcess
-from weft.optimize.picture import draw
-from weft.optimize.report import CandidateReport, Report
+from weft.optimize.report import CandidateReport, Report, draw
 
 
 class ScriptedProcess(VersionProcess):

@@ -7,9 +7,18 @@ import pytest
 
 from weft.base.errors import InvalidArgumentError, NotFoundError, WeftError
 from weft.base.text.pbtxt import PbtxtError, parse
-from weft.optimize.repository.graphs import GraphUse, check_pinned, choose_graph, graphs_that_call
-from weft.optimize.repository.source import RepositoryModel, find_model, model_files
-from weft.optimize.repository.staging import alone, stage_version, staged_config
+from weft.optimize.source import (
+    GraphUse,
+    RepositoryModel,
+    alone,
+    check_pinned,
+    choose_graph,
+    find_model,
+    graphs_that_call,
+    model_files,
+    stage_version,
+    staged_config,
+)
 from weft_protos.model_config_pb2 import ModelConfig
 
 TENSORS = """max_batch_size: 4

@@ -77,7 +77,7 @@ def test_settings_leave_the_program_as_it_is(
 ) -> None:
     """Only a parameter of the backend is added, where the machine can do it."""
     monkeypatch.setattr("shutil.which", lambda _: "/usr/bin/c++")
-    monkeypatch.setattr("weft.optimize.methods.torch_settings._has_bf16", lambda: True)
+    monkeypatch.setattr("weft.optimize.methods.torch_programs._has_bf16", lambda: True)
     assert METHODS[name].unsuitable(perceptron) == ""
     built = METHODS[name].build(perceptron, [], tmp_path)
     assert dict(built.parameters) in ({"AUTOCAST": "bf16"}, {"TORCH_COMPILE": "inductor"})
@@ -87,7 +87,7 @@ def test_settings_leave_the_program_as_it_is(
 def test_what_the_machine_lacks_is_named(perceptron: SourceModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler, and instructions."""
     monkeypatch.setattr("shutil.which", lambda _: None)
-    monkeypatch.setattr("weft.optimize.methods.torch_settings._has_bf16", lambda: False)
+    monkeypatch.setattr("weft.optimize.methods.torch_programs._has_bf16", lambda: False)
     assert "compiler for C++" in METHODS["torch-compile"].unsuitable(perceptron)
     assert "bfloat16" in METHODS["torch-bf16"].unsuitable(perceptron)
 

@@ -10,7 +10,7 @@ from tests.messages import request_from_call
 from tests.unit.router import make
 from tests.unit.router.fake_target import FakeTarget, answering
 
-from weft.router.admission import AdmissionSettings
+from weft.router.admission.controller import AdmissionSettings
 from weft.v2.client.channels import channel_options
 from weft.v2.client.wires import WireName
 from weft.v2.server.make_server import make_server

@@ -30,7 +30,7 @@ from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceStub
 
 if TYPE_CHECKING:
     from weft_protos.grpc_service_pb2_grpc import GRPCInferenceServiceAsyncStub
-from weft.router.admission import AdmissionSettings
+from weft.router.admission.controller import AdmissionSettings
 
 
 class Held:

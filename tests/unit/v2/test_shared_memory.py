@@ -12,7 +12,7 @@ from tritonclient.grpc import aio
 from tritonclient.utils import InferenceServerException
 
 from weft.base.errors import ResourceExhaustedError
-from weft.base.processes.memory import available_bytes
+from weft.base.processes.malloc import available_bytes
 from weft.v2.protocol import shared_memory
 from weft.v2.protocol.shared_memory import MAX_REGIONS, SharedMemory, SystemRegion
 from weft.v2.server.server import add_services

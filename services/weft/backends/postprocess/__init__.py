@@ -7,15 +7,15 @@ from weft.serving.backends.loading import LazyBackends
 
 BACKENDS: Mapping[str, type[Backend]] = LazyBackends(
     {
-        "detokenize": "weft.backends.postprocess.text.detokenize:DetokenizeBackend",
-        "detokenize_stream": "weft.backends.postprocess.text.detokenize_stream:DetokenizeStreamBackend",
+        "detokenize": "weft.backends.postprocess.detokenize:DetokenizeBackend",
+        "detokenize_stream": "weft.backends.postprocess.detokenize_stream:DetokenizeStreamBackend",
         "distribution": "weft.backends.postprocess.distribution:DistributionBackend",
         "interval": "weft.backends.postprocess.interval:IntervalBackend",
         "nearest": "weft.backends.postprocess.nearest:NearestBackend",
         "nms": "weft.backends.postprocess.nms:NmsBackend",
         "pool": "weft.backends.postprocess.pool:PoolBackend",
         "python": "weft.serving.backends.python:PythonBackend",
-        "sigmoid": "weft.backends.postprocess.sigmoid:SigmoidBackend",
-        "softmax": "weft.backends.postprocess.softmax:SoftmaxBackend",
+        "sigmoid": "weft.backends.postprocess.classifier:SigmoidBackend",
+        "softmax": "weft.backends.postprocess.classifier:SoftmaxBackend",
     }
 )

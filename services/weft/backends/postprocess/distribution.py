@@ -6,11 +6,33 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.backends.postprocess.links import LINKS, positive
+from weft.backends.contract import inputs_among
 from weft.base.tensors import Array
 from weft.serving.backends.loading import check_tensor, outputs_among, require
 from weft.serving.backends.parameters import ParameterReader
 from weft.serving.backends.rows import RowBackend, check_finite, check_rows, first_bad
+
+#: Link functions: network outputs to positive parameters.
+LINKS: Mapping[str, Callable[[Array], Array]] = {
+    "identity": lambda values: values,
+    "exp": np.exp,
+    "softplus": lambda values: np.logaddexp(values, 0),
+}
+
+
+def positive(array: Array, name: str, link: str) -> Array:
+    """Apply ``link`` to ``[num_rows, ...]``. Raises InvalidArgumentError if a result is not finite or below 0."""
+    check_finite(array, name)
+    with np.errstate(over="ignore"):
+        values = LINKS[link](array)
+    is_good = (values >= 0) & np.isfinite(values)
+    if not is_good.all():
+        after = "" if link == "identity" else f" after {link}"
+        check_rows(
+            is_good, name, lambda row: f"{first_bad(values[row], is_good[row])}{after}; it must be finite, at least 0"
+        )
+    return values
+
 
 #: Function of the parameters, float64 ``[n, D]`` each; quantiles are ``[n, D, Q]``, other results ``[n, D]``.
 Function = Callable[..., Array]
@@ -18,13 +40,10 @@ _FLOATS = ("FP32", "FP64")
 
 
 class Family(NamedTuple):
-    """Parameters and functions of a family.
+    """Parameters of a family, those that must not be negative, and its functions.
 
-    Attributes:
-        inputs: Its parameters, in the order in which the functions take them.
-        positive: Parameters that must not be negative.
-        functions: Returns the functions by output name, given the quantile levels. Outputs without a closed form are
-            absent.
+    ``functions`` returns these by output name, given the quantile levels; they take the parameters in this order.
+    Outputs without a closed form are absent.
     """
 
     inputs: tuple[str, ...]
@@ -140,14 +159,15 @@ class DistributionBackend(RowBackend):
         if list(levels) != sorted(set(levels)) or not 0 < levels[0] <= levels[-1] < 1:
             raise parameters.fault("levels", ",".join(map(str, levels)), "ascending numbers between 0 and 1")
         self._family = FAMILIES[family]
-        num_targets = self._read_inputs(family)
+        inputs = inputs_among(self.model, f"family '{family}'", self._family.inputs)
+        first, *others = (inputs[name] for name in self._family.inputs)
+        dims = check_tensor(self.model, first, _FLOATS, (None,)).dims
+        for spec in others:
+            check_tensor(self.model, spec, _FLOATS, dims)
         functions = self._family.functions(levels)
         outputs = outputs_among(
             self.model,
-            {
-                name: (("FP32",), (num_targets, len(levels)) if name == "QUANTILES" else (num_targets,))
-                for name in functions
-            },
+            {name: (("FP32",), (*dims, len(levels)) if name == "QUANTILES" else dims) for name in functions},
         )
         self._functions = {name: functions[name] for name in outputs}
 
@@ -166,17 +186,3 @@ class DistributionBackend(RowBackend):
             is_good = values > 0
             check_rows(is_good, name, lambda row: f"{first_bad(values[row], is_good[row])}; it must be above 0")
         return values
-
-    def _read_inputs(self, family: str) -> int:
-        inputs = {spec.name: spec for spec in self.model.signature.inputs}
-        wanted = self._family.inputs
-        if set(inputs) != set(wanted):
-            raise self.model.fault(
-                "input",
-                f"model '{self.model.signature.name}': family '{family}' must have the inputs {', '.join(wanted)}, got "
-                f"{', '.join(inputs)}",
-            )
-        first = check_tensor(self.model, inputs[wanted[0]], _FLOATS, (None,))
-        for name in wanted[1:]:
-            check_tensor(self.model, inputs[name], _FLOATS, first.dims)
-        return first.dims[0]

@@ -7,11 +7,11 @@ from statistics import NormalDist
 
 import numpy as np
 
-from weft.backends.postprocess.links import LINKS, positive
+from weft.backends.contract import inputs_among
+from weft.backends.postprocess.distribution import LINKS, positive
 from weft.base.errors import InvalidArgumentError
 from weft.base.tensors import Array
-from weft.serving.backends.arrays import array_file
-from weft.serving.backends.loading import check_tensor, outputs_among
+from weft.serving.backends.loading import array_file, check_tensor, outputs_among
 from weft.serving.backends.parameters import ParameterReader
 from weft.serving.backends.rows import RowBackend, check_finite
 from weft.serving.request.request import InferenceRequest
@@ -100,7 +100,7 @@ class IntervalBackend(RowBackend):
         return {name: ends[name].astype(np.float32) for name in self._outputs}
 
     def _ends(self, inputs: dict[str, Array]) -> tuple[Array, Array]:
-        """Lower and upper ends, float64 ``[n, D]`` each."""
+        """Float64 ``[n, D]`` each."""
         if self._has_quantiles:
             check_finite(inputs["QUANTILES"], "QUANTILES")
             lower, upper = self._interpolated(inputs["QUANTILES"])
@@ -119,20 +119,12 @@ class IntervalBackend(RowBackend):
         return center - half, center + half
 
     def _interpolated(self, quantiles: Array) -> tuple[Array, Array]:
-        """Lower and upper quantile of ``[..., Q]``."""
         ordered = np.sort(quantiles, axis=-1)
         return self._lower_weights(ordered), self._upper_weights(ordered)
 
     def _read_inputs(self) -> None:
         required, optional = _INPUTS[self._method]
-        inputs = {spec.name: spec for spec in self.model.signature.inputs}
-        if inputs.keys() - set(optional) != set(required):
-            also = f" and may have {optional[0]} beside" if optional else ""
-            raise self.model.fault(
-                "input",
-                f"model '{self.model.signature.name}': method '{self._method}' must have the inputs "
-                f"{', '.join(required)}{also}, got {', '.join(inputs)}",
-            )
+        inputs = inputs_among(self.model, f"method '{self._method}'", required, optional)
         dims = inputs[required[0]].dims
         if -1 in dims:
             raise self.model.fault(
@@ -183,18 +175,10 @@ def _interpolation(levels: tuple[float, ...], level: float) -> Callable[[Array],
 
 
 def calibrated_width(scores: Array, coverage: float, path: Path) -> Array:
-    """The score at rank ``ceil((m + 1) * coverage)`` in ascending order, for each column.
+    """The score at rank ``ceil((m + 1) * coverage)`` in ascending order, for each column of float64 ``[m, D]``.
 
     A new score that is exchangeable with the m scores of a column is at most this one with a probability of at least
     ``coverage``, and below ``coverage + 1 / (m + 1)`` if there are no ties.
-
-    Args:
-        scores: float64 ``[m, D]``, larger for larger errors of the model.
-        coverage: Between 0 and 1.
-        path: Source file, for errors.
-
-    Returns:
-        float64 ``[D]``.
 
     Raises:
         InvalidArgumentError: m is too small for this coverage: the rank exceeds m.

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from weft.backends.postprocess.ranking import label_filename, read_labels
+from weft.backends.postprocess.classifier import label_filename, read_labels
 from weft.base.errors import InvalidArgumentError
-from weft.base.signature import TensorSpec
 from weft.base.tensors import Array
 from weft.serving.backends.base import Batch
 from weft.serving.backends.loading import check_tensor, outputs_among
@@ -16,7 +15,7 @@ _FLOATS = ("FP32", "FP16", "BF16")
 _BOXES, _SCORES, _TRANSFORM = "BOXES", "SCORES", "TRANSFORM"
 # Scores compared with the threshold at once, so that they fit in the processor's cache.
 _MAX_SCORES = 2**20
-_PER_DETECTION = ("BOX", "SCORE", "INDEX", "LABEL")
+_PER_DETECTION = {"BOX", "SCORE", "INDEX", "LABEL"}
 # Boxes of a row processed at once, and pairs whose overlap is computed at once: both bound memory.
 _BLOCK = 128
 _MAX_PAIRS = 2**20
@@ -114,10 +113,14 @@ class NmsBackend(RowBackend):
     def execute(self, batch: Batch) -> list[Outcome]:
         """Suppress in all rows at once; each request gets outputs of its own length."""
         outcomes = super().execute(batch)
-        if self._is_trimmed:
-            for outcome in outcomes:
-                if isinstance(outcome, InferenceResponse):
-                    self._trim(outcome)
+        axis = 1 if self.model.signature.max_batch_size else 0
+        for outcome in outcomes if self._is_trimmed else ():
+            if isinstance(outcome, InferenceResponse):
+                length = int(outcome.outputs["COUNT"].max(initial=0))
+                for name in self._outputs.keys() & _PER_DETECTION:
+                    outcome.outputs[name] = outcome.outputs[name].take(range(length), axis)
+                if "COUNT" not in self._outputs:
+                    del outcome.outputs["COUNT"]
         return outcomes
 
     def run(self, inputs: dict[str, Array], num_rows: int) -> dict[str, Array]:
@@ -133,7 +136,9 @@ class NmsBackend(RowBackend):
         )
         box, classes, values = self._candidates(scores)
         candidates = np.take_along_axis(boxes, box[:, :, None], axis=1)
-        candidates = xyxy_from_cxcywh(candidates) if self._has_centers else candidates
+        if self._has_centers:
+            middle, half = candidates[..., :2], candidates[..., 2:] / 2
+            candidates = np.concatenate([middle - half, middle + half], axis=-1)
         groups = np.zeros_like(classes) if self._is_class_agnostic else classes
         keeps = non_max_suppression(
             candidates,
@@ -194,15 +199,6 @@ class NmsBackend(RowBackend):
         rows, box = np.divmod(box, max(1, num_boxes))
         return rows + start, box, classes, part.ravel()[places]
 
-    def _trim(self, outcome: InferenceResponse) -> None:
-        axis = 1 if self.model.signature.max_batch_size else 0
-        length = int(outcome.outputs["COUNT"].max(initial=0))
-        for name in self._outputs:
-            if name in _PER_DETECTION:
-                outcome.outputs[name] = outcome.outputs[name].take(range(length), axis)
-        if "COUNT" not in self._outputs:
-            del outcome.outputs["COUNT"]
-
     def _read_inputs(self) -> None:
         inputs = {spec.name: spec for spec in self.model.signature.inputs}
         if inputs.keys() - {_TRANSFORM} != {_BOXES, _SCORES}:
@@ -214,7 +210,7 @@ class NmsBackend(RowBackend):
         check_tensor(self.model, inputs[_BOXES], _FLOATS, (None, 4))
         if _TRANSFORM in inputs:
             check_tensor(self.model, inputs[_TRANSFORM], ("FP32",), (4,))
-        scores: TensorSpec = inputs[_SCORES]
+        scores = inputs[_SCORES]
         check_tensor(self.model, scores, _FLOATS, (None,) if len(scores.dims) == 1 else (None, None))
         self._num_classes = 1 if len(scores.dims) == 1 else scores.dims[1]
 
@@ -227,14 +223,8 @@ def _padded(array: Array, length: int, value: int) -> Array:
     return np.pad(array, [(0, 0), (0, missing), *[(0, 0)] * (array.ndim - 2)], constant_values=value)
 
 
-def xyxy_from_cxcywh(boxes: Array) -> Array:
-    """Convert ``cxcywh`` to ``xyxy``, both ``[..., 4]``."""
-    half = boxes[..., 2:] / 2
-    return np.concatenate([boxes[..., :2] - half, boxes[..., :2] + half], axis=-1)
-
-
 def non_max_suppression(boxes: Array, groups: Array, is_valid: Array, *, iou_threshold: float, limit: int) -> Array:
-    """Greedy non-maximum suppression: which boxes are kept.
+    """Greedy non-maximum suppression: which boxes are kept, bool ``[num_rows, K]``.
 
     From first to last, a box is kept unless its overlap with a kept one of its group exceeds the threshold.
 
@@ -244,9 +234,6 @@ def non_max_suppression(boxes: Array, groups: Array, is_valid: Array, *, iou_thr
         is_valid: bool ``[num_rows, K]``; invalid boxes are neither kept nor suppress others.
         iou_threshold: Overlap is area of the intersection by area of the union; 0 if both are empty.
         limit: Results are correct up to this many kept boxes per row, and arbitrary behind them.
-
-    Returns:
-        bool ``[num_rows, K]``.
     """
     step = max(1, _MAX_PAIRS // (_BLOCK * max(_BLOCK, limit)))
     keeps = np.zeros_like(is_valid)
@@ -282,17 +269,11 @@ def _suppress_rows(
 
 
 def _greedy(suppresses: Array, is_open: Array) -> Array:
-    """The unique selection in which an open box is kept iff no kept box before it suppresses it.
+    """The unique selection, bool ``[num_rows, i]``: an open box is kept iff no kept box before it suppresses it.
 
-    Fixed-point iteration: each round settles all boxes whose suppressors are settled, so the number of rounds is the
-    length of the longest chain of suppressions, usually three or four.
-
-    Args:
-        suppresses: bool ``[num_rows, j, i]``: whether j, if kept, suppresses i; only for j before i.
-        is_open: bool ``[num_rows, i]``.
-
-    Returns:
-        bool ``[num_rows, i]``.
+    ``suppresses`` is bool ``[num_rows, j, i]``, only for j before i. Fixed-point iteration: each round settles all
+    boxes whose suppressors are settled, so the number of rounds is the length of the longest chain of suppressions,
+    usually three or four.
     """
     keeps = is_open
     while True:

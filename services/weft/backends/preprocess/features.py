@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from weft.backends.contract import only_output
 from weft.base.errors import InvalidArgumentError
 from weft.base.signature import TensorSpec
 from weft.base.tensors import NUMPY_BY_DATATYPE, Array
-from weft.serving.backends.arrays import ArrayFile, array_file
-from weft.serving.backends.loading import check_tensor
+from weft.serving.backends.loading import ArrayFile, array_file, check_tensor
 from weft.serving.backends.parameters import ParameterReader
 from weft.serving.backends.rows import RowBackend, check_rows, first_bad
 
@@ -37,14 +37,6 @@ def _log1p(file: ArrayFile, num_columns: int) -> Step:
         )
     is_taken = np.isin(np.arange(num_columns), columns)
     return lambda values: np.log1p(values, where=is_taken, out=values.copy())
-
-
-def _standard(file: ArrayFile, num_columns: int) -> Step:
-    return _centred(file, "standard", "mean", num_columns)
-
-
-def _robust(file: ArrayFile, num_columns: int) -> Step:
-    return _centred(file, "robust", "center", num_columns)
 
 
 def _centred(file: ArrayFile, step: str, center: str, num_columns: int) -> Step:
@@ -85,24 +77,21 @@ def _clip(file: ArrayFile, num_columns: int) -> Step:
 STEPS: dict[str, Callable[[ArrayFile, int], Step]] = {
     "impute": _impute,
     "log1p": _log1p,
-    "standard": _standard,
-    "robust": _robust,
+    "standard": lambda file, num_columns: _centred(file, "standard", "mean", num_columns),
+    "robust": lambda file, num_columns: _centred(file, "robust", "center", num_columns),
     "min_max": _min_max,
     "clip": _clip,
 }
 
 
 class CategoryEncoder:
-    """Encodes the columns of a matrix of categories.
+    """Encodes the columns of a matrix of categories into ``width`` columns.
 
     Args:
         categories: Categories of each column, in the order of their codes.
         encodings: ``one_hot`` or ``ordinal``, for each column.
         is_strict: Whether an unknown category is an error; otherwise it becomes zeros (one_hot) or -1 (ordinal).
         replacements: Category that replaces a missing value (an empty string) in each column; None: no replacement.
-
-    Attributes:
-        width: Number of columns of the result.
     """
 
     def __init__(
@@ -215,13 +204,8 @@ class FeaturesBackend(RowBackend):
         self._encoder = self._read_encoder(parameters, file, categories)
         parameters.finish()
         file.finish()
-        outputs = self.model.signature.outputs
-        if len(outputs) != 1:
-            raise self.model.fault(
-                "output", f"model '{self.model.signature.name}' must have exactly one output, got {len(outputs)}"
-            )
         width = self._num_numbers + (self._encoder.width if self._encoder else 0)
-        output = check_tensor(self.model, outputs[0], _FLOATS, (width,))
+        output = only_output(self.model, _FLOATS, (width,))
         self._output, self._dtype = output.name, NUMPY_BY_DATATYPE[output.datatype]
 
     def run(self, inputs: dict[str, Array], num_rows: int) -> dict[str, Array]:

@@ -35,13 +35,9 @@ _MAX_INTERMEDIATE_PIXELS = 2**24
 
 
 class ImageDecoder:
-    """Decodes files of a few formats.
+    """Decodes files of a few formats of ``FORMATS``; other data never reaches a decoder.
 
-    Args:
-        formats: Some of ``FORMATS``; other data never reaches a decoder.
-        max_encoded_bytes: Size limit of a file.
-        max_pixels: Limit of width times height, as declared in the header.
-        applies_orientation: Whether to apply the EXIF orientation.
+    ``max_pixels`` limits width times height, as declared in the header; the EXIF orientation may be applied.
     """
 
     def __init__(
@@ -214,7 +210,10 @@ class ImageBackend(Backend):
         self._resize = parameters.choice("resize", "exact", ("exact", "crop", "letterbox"))
         longer = max(width, height)
         self._shortest_side = parameters.integer("shortest_side", longer, minimum=longer, maximum=_MAX_SIDE)
-        self._read_fill(parameters)
+        fill = parameters.numbers("fill", (0,), size=_CHANNELS[self._mode])
+        self._fill = np.array(fill).astype(np.uint8)
+        if not np.array_equal(self._fill, fill):
+            raise parameters.fault("fill", fill, "whole numbers from 0 to 255")
         self._read_output(parameters)
         resample = parameters.choice("resample", "bilinear", _RESAMPLING)
         self._decoder = ImageDecoder(
@@ -257,7 +256,12 @@ class ImageBackend(Backend):
     def _draw(self, data: bytes, result: Array) -> tuple[float, float, float, float]:
         """Decode and resize the image into ``result``, uint8 ``[H, W, C]``; returns its transform."""
         picture = self._decoder.decode(data, "L" if self._mode == "L" else "RGB")
-        placement = self._placement(picture.size)
+        if self._resize == "exact":
+            placement = exact(picture.size, self._size)
+        elif self._resize == "crop":
+            placement = crop(picture.size, self._size, self._shortest_side)
+        else:
+            placement = letterbox(picture.size, self._size)
         values = np.asarray(resize(picture, placement, self._resample))
         values = values.reshape(*placement.size[::-1], result.shape[-1])
         (left, upper), (width, height) = placement.offset, placement.size
@@ -265,13 +269,6 @@ class ImageBackend(Backend):
             result[:] = self._fill
         result[upper : upper + height, left : left + width] = values[:, :, ::-1] if self._mode == "BGR" else values
         return placement.transform
-
-    def _placement(self, source: tuple[int, int]) -> Placement:
-        if self._resize == "exact":
-            return exact(source, self._size)
-        return (
-            crop(source, self._size, self._shortest_side) if self._resize == "crop" else letterbox(source, self._size)
-        )
 
     def _normalised(self, values: Array) -> Array:
         """Normalise ``values``, uint8 ``[n, H, W, C]``, into the layout and datatype of the output."""
@@ -282,12 +279,6 @@ class ImageBackend(Backend):
         np.multiply(values, self._factor, out=pixels)
         pixels += self._offset
         return pixels.astype(self._dtype, copy=False).reshape(len(values), *self._shape)
-
-    def _read_fill(self, parameters: ParameterReader) -> None:
-        fill = parameters.numbers("fill", (0,), size=_CHANNELS[self._mode])
-        self._fill = np.array(fill).astype(np.uint8)
-        if not np.array_equal(self._fill, fill):
-            raise parameters.fault("fill", fill, "whole numbers from 0 to 255")
 
     def _read_output(self, parameters: ParameterReader) -> None:
         (width, height), channels = self._size, _CHANNELS[self._mode]

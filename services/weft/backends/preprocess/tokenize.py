@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,19 +22,13 @@ _STRATEGIES = ("longest_first", "only_first", "only_second")
 _PAD_TOKENS = ("[PAD]", "<pad>")
 
 
-class _OutputSource(NamedTuple):
-    """Attribute of an encoding that provides an output, and its padding value."""
-
-    attribute: str
-    padding: int = 0
-
-
+#: The attribute of an encoding that provides an output.
 _OUTPUTS = {
-    "input_ids": _OutputSource("ids"),
-    "attention_mask": _OutputSource("attention_mask"),
-    "token_type_ids": _OutputSource("type_ids"),
-    "special_tokens_mask": _OutputSource("special_tokens_mask", padding=1),
-    "offset_mapping": _OutputSource("offsets"),
+    "input_ids": "ids",
+    "attention_mask": "attention_mask",
+    "token_type_ids": "type_ids",
+    "special_tokens_mask": "special_tokens_mask",
+    "offset_mapping": "offsets",
 }
 
 
@@ -177,7 +171,7 @@ class TokenizeBackend(Backend):
         """One output of a request; ``is_token`` is bool ``[n, L]``."""
         if name == "attention_mask":
             return is_token.astype(dtype)
-        values = chain.from_iterable(getattr(encoding, _OUTPUTS[name].attribute) for encoding in encodings)
+        values = chain.from_iterable(getattr(encoding, _OUTPUTS[name]) for encoding in encodings)
         if name == "offset_mapping":
             offsets = np.zeros((*is_token.shape, 2), dtype)
             offsets[is_token] = np.fromiter(chain.from_iterable(values), dtype).reshape(-1, 2)
@@ -222,8 +216,11 @@ class TokenizeBackend(Backend):
         pad_id = tokenizer.token_to_id(pad_token)
         if pad_id is None:
             raise parameters.fault("pad_token", pad_token, "a token of the vocabulary")
-        self._paddings = {name: output.padding for name, output in _OUTPUTS.items()}
-        self._paddings |= {"input_ids": pad_id, "token_type_ids": own.get("pad_type_id", 0)}
+        self._paddings = {
+            "input_ids": pad_id,
+            "token_type_ids": own.get("pad_type_id", 0),
+            "special_tokens_mask": 1,
+        }
         tokenizer.no_padding()
 
     def _read_truncation(self, parameters: ParameterReader, tokenizer: Any) -> None:

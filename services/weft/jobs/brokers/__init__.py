@@ -1,11 +1,184 @@
-"""Message brokers by the scheme of their address; a new one is a module and a line here."""
+"""Message brokers: what a stream asks of one, and which there are by the scheme of their address.
 
-from collections.abc import Mapping, Sequence
+A new one is a module and a line in ``BROKERS``.
+"""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib import import_module
-from urllib.parse import parse_qsl, urlsplit
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlsplit
 
-from weft.base.errors import InvalidArgumentError, UnsupportedError
-from weft.jobs.brokers.broker import PASSWORD_FILE, Address, Broker
+from weft.base.errors import InvalidArgumentError, UnavailableError, UnsupportedError
+
+#: Option of every broker: a file whose content is the password.
+PASSWORD_FILE = "password-file"  # noqa: S105  # a name
+#: The password of an address that has a user and neither a password nor a file of it.
+PASSWORD_VARIABLE = "WEFT_STREAM_PASSWORD"  # noqa: S105  # a name
+
+
+class Address(NamedTuple):
+    """A topic of a broker.
+
+    Attributes:
+        server: ``SCHEME://HOST:PORT``, with a user where it wants one.
+        topic: Subject, stream or topic, as the broker calls it.
+        options: What else the broker is to know, by name.
+    """
+
+    server: str
+    topic: str
+    options: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def scheme(self) -> str:
+        """Of the server."""
+        return urlsplit(self.server).scheme
+
+    @property
+    def hosts(self) -> str:
+        """``HOST:PORT``, or several separated by commas."""
+        return urlsplit(self.server).netloc.rpartition("@")[2]
+
+    @property
+    def name(self) -> str:
+        """The server without a user or password, for messages."""
+        return f"{self.scheme}://{self.hosts}"
+
+    def credentials(self) -> tuple[str | None, str | None]:
+        """User and password, each None if there is none. Raises as ``secret``."""
+        user, _, password = (unquote(each) for each in urlsplit(self.server).netloc.rpartition("@")[0].partition(":"))
+        return user or None, password or self.secret()
+
+    def secret(self) -> str | None:
+        """The password, if it stands in a file or the environment; None: in the address or nowhere.
+
+        Raises:
+            InvalidArgumentError: The file cannot be read.
+        """
+        if PASSWORD_FILE in self.options:
+            file = self.options[PASSWORD_FILE]
+            try:
+                return Path(file).read_text().rstrip("\r\n")
+            except (OSError, UnicodeError) as error:
+                raise InvalidArgumentError(f"{PASSWORD_FILE}={file} of {self.name} must be a file: {error}") from None
+        parts = urlsplit(self.server)
+        return os.environ.get(PASSWORD_VARIABLE) if parts.username and not parts.password else None
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message that was received and not acknowledged.
+
+    Attributes:
+        id: What the broker calls it; the same each time that it is delivered.
+        num_deliveries: Times that it was delivered to the group, this one included.
+        handle: The broker's own.
+        key: Messages of one key are in order; None: the broker has no keys, or this message none.
+    """
+
+    id: str
+    payload: bytes
+    headers: Mapping[str, str] = field(default_factory=dict)
+    num_deliveries: int = 1
+    handle: Any = field(default=None, repr=False, compare=False)
+    key: bytes | None = None
+
+
+class Publication(NamedTuple):
+    """A message to write.
+
+    Its id is the same for each attempt to write it, which tells the broker of a duplicate. Messages of one key stay in
+    order at brokers with partitions; None is any partition.
+    """
+
+    id: str
+    payload: bytes
+    headers: Mapping[str, str]
+    key: bytes | None = None
+
+
+class Broker(ABC):
+    """One connection to a broker, which comes back by itself after the broker was away.
+
+    Not thread-safe; a method that is cancelled has no effect or its whole one. Each raises UnavailableError while the
+    broker cannot be reached.
+
+    Attributes:
+        OPTIONS: Of an address, with the values that each may have; none: any.
+        ERRORS: What the client raises while the broker cannot be reached.
+
+    Args:
+        address: Its server and options count; one broker serves all topics.
+        group: Consumers of one group share the messages of a topic.
+        ack_wait_s: After so long without a sign of life of its consumer a message is delivered again.
+    """
+
+    OPTIONS: ClassVar[Mapping[str, Sequence[str]]] = MappingProxyType({})
+    ERRORS: ClassVar[tuple[type[Exception], ...]]
+
+    def __init__(self, address: Address, group: str, ack_wait_s: float) -> None:
+        self._address = address
+        self._server = address.name
+        self._group = group
+        self._ack_wait_s = ack_wait_s
+        self._source = ""
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        try:
+            yield
+        except self.ERRORS as error:
+            raise UnavailableError(f"{self._server}: {str(error) or type(error).__name__}") from error
+
+    @abstractmethod
+    async def connect(self, source: str | None) -> None:
+        """Connect, and become a consumer of the topic ``source``. Raises NotFoundError if there is no such topic."""
+
+    @abstractmethod
+    async def receive(self, num_messages: int, timeout_s: float) -> Sequence[Message]:
+        """Up to so many messages, oldest first; none if none came within the time.
+
+        Those whose consumer has died are delivered again, once the broker believes so.
+        """
+
+    @abstractmethod
+    async def publish(self, topic: str, publications: Sequence[Publication]) -> None:
+        """Write messages in their order, which are kept once this returns; after an error some may be.
+
+        Raises:
+            InvalidArgumentError: One is larger than the broker takes.
+        """
+
+    @abstractmethod
+    async def acknowledge(self, messages: Sequence[Message]) -> None:
+        """Never deliver these again."""
+
+    @abstractmethod
+    async def extend(self, messages: Sequence[Message]) -> None:
+        """Say that these are still in work, before the broker believes that their consumer has died."""
+
+    @abstractmethod
+    async def give_back(self, messages: Sequence[Message]) -> None:
+        """Let another consumer, or this one, have these at once."""
+
+    @abstractmethod
+    async def num_unacknowledged(self) -> int:
+        """Messages that consumers of the group were given, and that may come again behind younger ones."""
+
+    @abstractmethod
+    async def lag(self) -> int | None:
+        """Messages of the topic that the group has not acknowledged; None: the broker does not know."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Close the connection; what was not acknowledged is delivered again."""
+
 
 #: Module and class of each broker, imported when it is used: its client is a package of its own.
 BROKERS = {
@@ -35,12 +208,7 @@ def parse_address(text: str) -> Address:
 
 
 def make_broker(address: Address, group: str, ack_wait_s: float) -> Broker:
-    """A broker that is not connected.
-
-    Args:
-        address: Its server and options count; one broker serves all topics.
-        group: Consumers of one group share the messages of a topic.
-        ack_wait_s: After so long without a sign of life of its consumer a message is delivered again.
+    """A broker that is not connected; the arguments are those of ``Broker``.
 
     Raises:
         UnsupportedError: Its client is not installed.

@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import json
 import ssl
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -29,8 +30,7 @@ from weft.base.errors import (
     UnavailableError,
     WeftError,
 )
-from weft.jobs.brokers.broker import PASSWORD_FILE, PASSWORD_VARIABLE, Address, Broker, Message, Publication
-from weft.jobs.brokers.kafka_progress import PartitionProgress
+from weft.jobs.brokers import PASSWORD_FILE, PASSWORD_VARIABLE, Address, Broker, Message, Publication
 
 _CALL_TIMEOUT_S = 5.0
 _JOIN_TIMEOUT_S = 30.0
@@ -41,32 +41,101 @@ _DRAIN_SHARE = 0.7
 #: Heartbeats say whether a consumer lives; one that waits for its graph is no reason for a rebalance.
 _NEVER_MS = 10**9
 _MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+#: Brokers take 4096 bytes of text with a commit: so many messages, a bit each, and so many runs of them.
+_MAX_BITS, _MAX_RUNS = 8192, 32
+
+
+class PartitionProgress:
+    """What a group has done of a partition, as a commit says it: an offset, and a text that the broker keeps.
+
+    The offset is that of the first unfinished message, -1 if none was committed. The text says which messages behind it
+    are answered, so that they do not come again, and how often the others were delivered; one that another client wrote
+    says nothing.
+    """
+
+    def __init__(self, offset: int = -1, text: str = "") -> None:
+        self._end = offset
+        self._unfinished: set[int] = set()
+        self._answered: set[int] = set()
+        #: Times that messages were given back, which come again.
+        self._given_back: dict[int, int] = {}
+        #: Deliveries to earlier consumers: the offset behind a run of messages, and their count; in order.
+        self._runs: list[tuple[int, int]] = []
+        self.is_changed = False
+        with contextlib.suppress(ValueError, TypeError, KeyError):
+            said = json.loads(text)
+            bits = f"{int(said['answered'] or '0', 16):b}"
+            self._runs = [(int(end), int(count)) for end, count in said["delivered"]]
+            self._answered = {offset + place for place, bit in enumerate(reversed(bits)) if bit == "1"}
+
+    @property
+    def offset(self) -> int:
+        """Of the first unfinished message, or of the one to come."""
+        return min(self._unfinished.union(self._given_back), default=self._end)
+
+    @property
+    def is_idle(self) -> bool:
+        """No message is in work."""
+        return not self._unfinished
+
+    def deliver(self, offset: int) -> int:
+        """A message came: the times it was delivered, this one included; 0 if it is answered already."""
+        self._end = max(self._end, offset + 1)
+        self.is_changed = True
+        if offset in self._answered:
+            return 0
+        self._unfinished.add(offset)
+        return self._num_before(offset) + self._given_back.get(offset, 0) + 1
+
+    def finish(self, offset: int) -> None:
+        """A message is answered; those before it may not be."""
+        before = self.offset
+        self._unfinished.discard(offset)
+        self._given_back.pop(offset, None)
+        self._answered.add(offset)
+        if (first := self.offset) > before:
+            self._answered = {each for each in self._answered if each >= first}
+        self.is_changed = True
+
+    def give_back(self, offset: int, *, counts: bool) -> None:
+        """A message is in work no more, and comes again; ``counts``: as one that was delivered."""
+        self._unfinished.discard(offset)
+        self._given_back[offset] = self._given_back.get(offset, 0) + counts
+
+    def commit(self) -> tuple[int, str]:
+        """The offset and the text that say all this."""
+        first = self.offset
+        ends = sorted({end for end, _ in self._runs if end > first} | ({self._end} if self._end > first else set()))
+        runs = [(end, self._num_before(end - 1) + (end <= self._end)) for end in ends[:_MAX_RUNS]]
+        if not runs:
+            return first, ""
+        num_bits = min(ends[-1] - first, _MAX_BITS)
+        bits = "".join("1" if first + bit in self._answered else "0" for bit in reversed(range(num_bits)))
+        answered = f"{int(bits or '0', 2):x}"
+        return first, json.dumps({"answered": answered, "delivered": runs}, separators=(",", ":"))
+
+    def _num_before(self, offset: int) -> int:
+        return next((count for end, count in self._runs if offset < end), 0)
 
 
 class KafkaBroker(Broker, ConsumerRebalanceListener):  # type: ignore[misc]  # the client has no types
     """A connection to Kafka brokers; see ``Broker``.
 
     When the partitions of a group are shared out anew, messages in work are finished first, so that their order holds;
-    what is not finished within 0.7 of the session timeout comes again, here or at another consumer.
-
-    Args:
-        address: ``kafka://HOST:PORT`` or ``kafka+ssl://HOST:PORT``, several hosts separated by commas.
-        group: Consumer group.
-        ack_wait_s: Session timeout of the consumer, of 6 s at least.
+    what is not finished within 0.7 of the session timeout, which is ``ack_wait_s``, comes again, here or at another
+    consumer. An address is ``kafka://HOST:PORT`` or ``kafka+ssl://HOST:PORT``, several hosts separated by commas.
 
     Raises:
         InvalidArgumentError: Options do not fit each other, or a file cannot be read.
     """
 
     OPTIONS = MappingProxyType({"sasl": _MECHANISMS, "ca": (), "cert": (), "key": (), "idempotence": ("yes", "no")})
+    ERRORS = (KafkaError, OSError)
 
     def __init__(self, address: Address, group: str, ack_wait_s: float) -> None:
-        self._address = address
-        self._server = address.name
+        super().__init__(address, group, ack_wait_s)
         self._client = {"bootstrap_servers": address.hosts, **_security(address)}
         self._is_idempotent = address.options.get("idempotence", "yes") == "yes"
-        self._group = group
-        self._source = ""
         self._session_s = min(max(ack_wait_s, _MIN_SESSION_S), _MAX_SESSION_S)
         self._consumer: Any = None
         self._producer: Any = None
@@ -80,17 +149,16 @@ class KafkaBroker(Broker, ConsumerRebalanceListener):  # type: ignore[misc]  # t
 
     @override
     async def connect(self, source: str | None) -> None:
-        try:
-            async with asyncio.timeout(self._session_s + _JOIN_TIMEOUT_S):
-                await self._connect(source)
-        except (KafkaConnectionError, KeyError) as error:  # a KeyError: SCRAM of a user who is refused
-            raise await self._why_not() or UnavailableError(f"{self._server}: {error}") from error
-        except (GroupAuthorizationFailedError, TopicAuthorizationFailedError) as error:
-            raise PermissionDeniedError(
-                f"{self._server}: the user may not read '{source}' as group '{self._group}': {error}"
-            ) from error
-        except (KafkaError, OSError, TimeoutError) as error:
-            raise UnavailableError(f"{self._server}: {str(error) or type(error).__name__}") from error
+        with self._failures():
+            try:
+                async with asyncio.timeout(self._session_s + _JOIN_TIMEOUT_S):
+                    await self._connect(source)
+            except (KafkaConnectionError, KeyError) as error:  # a KeyError: SCRAM of a user who is refused
+                raise await self._why_not() or UnavailableError(f"{self._server}: {error}") from error
+            except (GroupAuthorizationFailedError, TopicAuthorizationFailedError) as error:
+                raise PermissionDeniedError(
+                    f"{self._server}: the user may not read '{source}' as group '{self._group}': {error}"
+                ) from error
 
     async def _connect(self, source: str | None) -> None:
         self._producer = AIOKafkaProducer(**self._client, acks="all", enable_idempotence=self._is_idempotent)
@@ -300,13 +368,6 @@ class KafkaBroker(Broker, ConsumerRebalanceListener):  # type: ignore[misc]  # t
         if self._admin is not None:
             await self._admin.close()
 
-    @contextlib.contextmanager
-    def _failures(self) -> Iterator[None]:
-        try:
-            yield
-        except (KafkaError, OSError, TimeoutError) as error:
-            raise UnavailableError(f"{self._server}: {str(error) or type(error).__name__}") from error
-
 
 def _message(record: Any, num_deliveries: int) -> Message:
     partition = TopicPartition(record.topic, record.partition)
@@ -316,7 +377,6 @@ def _message(record: Any, num_deliveries: int) -> Message:
 
 
 def _security(address: Address) -> dict[str, Any]:
-    """Arguments of the client for what an address says of TLS and the user."""
     options = address.options
     user, password = address.credentials()
     mechanism = options.get("sasl")
@@ -334,14 +394,15 @@ def _security(address: Address) -> dict[str, Any]:
         raise InvalidArgumentError(f"{min(given)} of {address.name} needs TLS: kafka+ssl://")
     return {
         "security_protocol": ("SASL_" if mechanism else "") + ("SSL" if is_encrypted else "PLAINTEXT"),
-        "ssl_context": _tls(options, address) if is_encrypted else None,
+        "ssl_context": _tls(address) if is_encrypted else None,
         "sasl_mechanism": mechanism or "PLAIN",
         "sasl_plain_username": user,
         "sasl_plain_password": password,
     }
 
 
-def _tls(options: Mapping[str, str], address: Address) -> ssl.SSLContext:
+def _tls(address: Address) -> ssl.SSLContext:
+    options = address.options
     try:
         context = ssl.create_default_context(cafile=options.get("ca"))
         if "cert" in options:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -13,8 +13,8 @@ from nats.js.errors import APIError
 from nats.js.errors import NotFoundError as NoSuchStreamError
 from typing_extensions import override
 
-from weft.base.errors import InvalidArgumentError, NotFoundError, UnavailableError
-from weft.jobs.brokers.broker import Address, Broker, Message, Publication
+from weft.base.errors import InvalidArgumentError, NotFoundError
+from weft.jobs.brokers import Address, Broker, Message, Publication
 
 _CALL_TIMEOUT_S = 5.0
 _RECONNECT_WAIT_S = 1
@@ -22,21 +22,15 @@ _DUPLICATE_HEADER = "Nats-Msg-Id"
 
 
 class NatsBroker(Broker):
-    """A connection to a NATS server; see ``Broker``.
+    """A connection to a NATS server, whose group is a durable consumer; see ``Broker``.
 
     A message that is published twice within the duplicate window of its stream, two minutes by default, is stored once.
-
-    Args:
-        address: ``nats://HOST:PORT`` or ``tls://HOST:PORT``.
-        group: Name of the durable consumer.
-        ack_wait_s: After so long without a sign of life a message is delivered again.
     """
 
+    ERRORS = (NatsError, APIError, OSError)
+
     def __init__(self, address: Address, group: str, ack_wait_s: float) -> None:
-        self._address = address
-        self._server = address.name
-        self._group = group
-        self._ack_wait_s = ack_wait_s
+        super().__init__(address, group, ack_wait_s)
         self._connection = Client()
         self._has_begun = False
         self._subscription: JetStreamContext.PullSubscription | None = None
@@ -46,7 +40,7 @@ class NatsBroker(Broker):
         """The stream of the subject must exist."""
         self._has_begun = True
         user, password = self._address.credentials() if self._address.secret() else (None, None)
-        with _failures(self._server):
+        with self._failures():
             async with asyncio.timeout(_CALL_TIMEOUT_S):  # the client itself would try for ever
                 await self._connection.connect(
                     self._address.server,
@@ -72,7 +66,7 @@ class NatsBroker(Broker):
     async def receive(self, num_messages: int, timeout_s: float) -> Sequence[Message]:
         if self._subscription is None:
             return []
-        with _failures(self._server):
+        with self._failures():
             try:
                 received = await self._subscription.fetch(num_messages, timeout_s)
             except TimeoutError:
@@ -90,7 +84,7 @@ class NatsBroker(Broker):
                     "max_payload of its configuration allows more"
                 )
         written: list[asyncio.Future[PubAck]] = []
-        with _failures(self._server):
+        with self._failures():
             try:
                 async with asyncio.timeout(_CALL_TIMEOUT_S):
                     for each in publications:
@@ -104,20 +98,20 @@ class NatsBroker(Broker):
     @override
     async def acknowledge(self, messages: Sequence[Message]) -> None:
         """An acknowledgement that is lost with the broker leads to a second delivery."""
-        with _failures(self._server):
+        with self._failures():
             for handle in _not_acknowledged(messages):
                 await handle.ack()
             await self._connection.flush(int(_CALL_TIMEOUT_S))
 
     @override
     async def extend(self, messages: Sequence[Message]) -> None:
-        with _failures(self._server):
+        with self._failures():
             for handle in _not_acknowledged(messages):
                 await handle.in_progress()
 
     @override
     async def give_back(self, messages: Sequence[Message]) -> None:
-        with _failures(self._server):
+        with self._failures():
             for handle in _not_acknowledged(messages):
                 await handle.nak()
 
@@ -137,7 +131,7 @@ class NatsBroker(Broker):
                 await self._connection.close()
 
     async def _info(self) -> ConsumerInfo:
-        with _failures(self._server):
+        with self._failures():
             info: ConsumerInfo = await self._stream.consumer_info(self._name, self._group)
         return info
 
@@ -166,11 +160,3 @@ def _message(message: Msg) -> Message:
 
 async def _ignore(_: Exception) -> None:
     """Connections that are lost are made again; calls in between fail by themselves."""
-
-
-@contextlib.contextmanager
-def _failures(server: str) -> Iterator[None]:
-    try:
-        yield
-    except (NatsError, APIError, OSError, TimeoutError) as error:
-        raise UnavailableError(f"{server}: {str(error) or type(error).__name__}") from error

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -12,7 +12,7 @@ from redis.exceptions import RedisError, ResponseError
 from typing_extensions import override
 
 from weft.base.errors import NotFoundError, UnavailableError
-from weft.jobs.brokers.broker import Address, Broker, Message, Publication
+from weft.jobs.brokers import Address, Broker, Message, Publication
 
 #: Field of an entry that is the message; all others are headers.
 PAYLOAD = "payload"
@@ -61,26 +61,20 @@ class RedisBroker(Broker):
     """A connection to a Redis server; see ``Broker``.
 
     Entries have the field ``payload``; other fields are headers. Redis keeps what it acknowledged only with
-    ``appendonly yes``, and it knows no duplicates.
-
-    Args:
-        address: ``redis://HOST:PORT`` or ``rediss://HOST:PORT``.
-        group: Name of the consumer group, which is made at the first entry of the stream if it is missing.
-        ack_wait_s: After so long without a sign of life another consumer takes a message.
+    ``appendonly yes``, and it knows no duplicates. The group is made at the first entry of the stream if it is missing.
     """
 
     OPTIONS = MappingProxyType({"trim": ("yes", "no")})
+    ERRORS = (RedisError, OSError)
 
     def __init__(self, address: Address, group: str, ack_wait_s: float) -> None:
-        self._server = address.name
+        super().__init__(address, group, ack_wait_s)
         self._trims = address.options.get("trim") == "yes"
-        self._group = group
         self._idle_ms = int(ack_wait_s * 1000)
         self._consumer = f"{socket.gethostname()}-{os.getpid()}"
         self._client: Any = redis.Redis.from_url(
             address.server, password=address.secret(), socket_connect_timeout=_CALL_TIMEOUT_S
         )
-        self._source = ""
         #: Where the next look for messages of consumers that died begins.
         self._claim_from = "0-0"
         #: Entries up to and with this id are counted in the number of those that were delivered.
@@ -111,7 +105,11 @@ class RedisBroker(Broker):
             )
             self._claim_from = claimed[0]
             if entries := [entry for entry in claimed[1] if entry[1] is not None]:
-                return await self._with_deliveries(entries)
+                pending = await self._client.xpending_range(
+                    self._source, self._group, entries[0][0], entries[-1][0], len(entries), consumername=self._consumer
+                )
+                counts = {each["message_id"]: int(each["times_delivered"]) for each in pending}
+                return [self._message(entry, counts.get(entry[0], 2)) for entry in entries]
             answer = await self._client.xreadgroup(
                 self._group, self._consumer, {self._source: ">"}, count=num_messages, block=max(1, int(timeout_s * 1e3))
             )
@@ -145,7 +143,8 @@ class RedisBroker(Broker):
 
     @override
     async def num_unacknowledged(self) -> int:
-        return int((await self._info())["pending"])
+        with self._failures():
+            return int(self._own(await self._client.xinfo_groups(self._source))["pending"])
 
     @override
     async def lag(self) -> int:
@@ -189,10 +188,6 @@ class RedisBroker(Broker):
         idle_ms = _LEAVES_AFTER * self._idle_ms
         await self._client.eval(_TIDY, 1, self._source, self._group, idle_ms, leaves, int(self._trims))
 
-    async def _info(self) -> Mapping[str, Any]:
-        with self._failures():
-            return self._own(await self._client.xinfo_groups(self._source))
-
     def _own(self, groups: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         for group in groups:
             if group["name"].decode() == self._group:
@@ -206,13 +201,6 @@ class RedisBroker(Broker):
         with self._failures():
             await self._client.xclaim(self._source, self._group, consumer, 0, ids, idle=idle_ms, justid=True)
 
-    async def _with_deliveries(self, entries: Sequence[Any]) -> list[Message]:
-        pending = await self._client.xpending_range(
-            self._source, self._group, entries[0][0], entries[-1][0], len(entries), consumername=self._consumer
-        )
-        counts = {each["message_id"]: int(each["times_delivered"]) for each in pending}
-        return [self._message(entry, counts.get(entry[0], 2)) for entry in entries]
-
     def _message(self, entry: Any, num_deliveries: int) -> Message:
         own_id, fields = entry
         headers = {
@@ -222,10 +210,3 @@ class RedisBroker(Broker):
         }
         payload = fields.get(PAYLOAD.encode(), b"")
         return Message(f"{self._source}.{own_id.decode()}", payload, headers, num_deliveries, own_id)
-
-    @contextlib.contextmanager
-    def _failures(self) -> Iterator[None]:
-        try:
-            yield
-        except (RedisError, OSError, TimeoutError) as error:
-            raise UnavailableError(f"{self._server}: {str(error) or type(error).__name__}") from error

@@ -2,29 +2,25 @@
 
 from collections.abc import Mapping
 
-from weft.optimize.methods.block_weights import BlockWeights
-from weft.optimize.methods.fusion import Fusion
-from weft.optimize.methods.half_weights import HalfWeights
-from weft.optimize.methods.int8_dynamic import Int8Dynamic
-from weft.optimize.methods.int8_mixed import Int8Mixed
-from weft.optimize.methods.int8_static import Int8Smooth, Int8Static
+from weft.optimize.methods.fusion import FUSION
+from weft.optimize.methods.int8 import INT8_DYNAMIC, INT8_MIXED, INT8_SMOOTH, INT8_STATIC
 from weft.optimize.methods.method import OptimizationMethod
-from weft.optimize.methods.torch_int8 import TorchInt8
-from weft.optimize.methods.torch_settings import TorchBf16, TorchCompile
+from weft.optimize.methods.torch_programs import TORCH_BF16, TORCH_COMPILE, TORCH_INT8
+from weft.optimize.methods.weights import FP16, INT4_WEIGHTS, INT8_WEIGHTS
 
 METHODS: Mapping[str, OptimizationMethod] = {
     method.name: method
     for method in (
-        Fusion(),
-        HalfWeights(),
-        BlockWeights(8),
-        BlockWeights(4),
-        Int8Dynamic(),
-        Int8Static(),
-        Int8Smooth(),
-        Int8Mixed(),
-        TorchBf16(),
-        TorchInt8(),
-        TorchCompile(),
+        FUSION,
+        FP16,
+        INT8_WEIGHTS,
+        INT4_WEIGHTS,
+        INT8_DYNAMIC,
+        INT8_STATIC,
+        INT8_SMOOTH,
+        INT8_MIXED,
+        TORCH_BF16,
+        TORCH_INT8,
+        TORCH_COMPILE,
     )
 }

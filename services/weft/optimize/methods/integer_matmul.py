@@ -8,30 +8,34 @@ channel: the form for which CPUs have instructions (VNNI). Smoothing is that of 
 (https://arxiv.org/abs/2211.10438).
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from weft.optimize.methods.calibration import ChannelRange, Floats
-from weft.optimize.methods.onnx_model import MICROSOFT, import_microsoft, readers, replace_nodes, weighted_nodes
+from weft.optimize.methods.method import cpu_flags
+from weft.optimize.methods.onnx_model import (
+    MICROSOFT,
+    ChannelRange,
+    Floats,
+    add_constant,
+    readers,
+    replace_nodes,
+    weighted_nodes,
+)
 
 #: Operators that this module rewrites.
 KINDS = ("Gemm", "MatMul")
 
 _TINY = 1e-6
-_CPU_INFO = Path("/proc/cpuinfo")
 
 
 class Product(NamedTuple):
     """``x @ weight + bias``.
 
     Attributes:
-        node: MatMul or Gemm.
         x: Name of the activation.
         weight: FP32 ``[inputs, outputs]``.
         bias: Name of its constant ``[outputs]``; empty without.
@@ -43,6 +47,11 @@ class Product(NamedTuple):
     weight: Floats
     bias: str
     add: Any
+
+    @property
+    def output(self) -> str:
+        """Name of the result, with the bias."""
+        return str((self.node if self.add is None else self.add).output[0])
 
 
 def find_products(model: Any) -> list[Product]:
@@ -64,8 +73,7 @@ def find_products(model: Any) -> list[Product]:
             if bias and not _is_vector(constants.get(bias)):
                 continue
             weight = weight.T if settings.get("transB") else weight
-        elif num_readers.get(node.output[0]) == 1 and reader.get(node.output[0]) is not None:
-            after = reader[node.output[0]]
+        elif num_readers.get(node.output[0]) == 1 and (after := reader.get(node.output[0])) is not None:
             others = [name for name in after.input if name != node.output[0]]
             if after.op_type == "Add" and len(others) == 1 and _is_vector(constants.get(others[0])):
                 bias, add = others[0], after
@@ -80,18 +88,14 @@ def quantize_products(
     smoothing: float | None = None,
     keep: Collection[str] = (),
 ) -> int:
-    """Make matrix products integer, in place.
+    """Make matrix products of a ``ModelProto`` integer, in place; returns how many are.
 
     Args:
-        model: ``ModelProto``.
         ranges: Of each activation that is multiplied, for scales that are fixed; None: each tensor's scale is found as
             it comes, so that an answer depends on the other rows of its batch.
         smoothing: From 0 to 1, how much of the difference between channels moves from activations to weights; None is
             none at all. Needs ``ranges``.
         keep: Names of nodes that stay in FP32.
-
-    Returns:
-        How many products are integer now.
     """
     products = {product.node.name: product for product in find_products(model) if product.node.name not in keep}
     by_input: dict[str, list[Product]] = {}
@@ -110,23 +114,20 @@ def quantize_products(
             nodes.append(node)
             continue
         product = products[node.name]
+        scale = scales.get(product.x)
         if product.x not in quantized:
             quantized.add(product.x)
-            divisor = None if product.x in folded else scales.get(product.x)
-            nodes += _quantized_input(model, product.x, divisor, _range(ranges, scales, product.x))
-        weight = product.weight * scales[product.x][:, None] if product.x in scales else product.weight
+            limits = None if ranges is None else ranges[product.x].limits(np.float32(1) if scale is None else scale)
+            nodes += _quantized_input(model, product.x, None if product.x in folded else scale, limits)
+        weight = product.weight if scale is None else product.weight * scale[:, None]
         nodes.append(_integer_product(model, product, weight, limit))
     replace_nodes(model, nodes)
-    import_microsoft(model)
     return len(products)
 
 
 def has_integer_instructions() -> bool:
     """Whether products of 8-bit integers do not saturate; x86 CPUs without VNNI need weights of 7 bits."""
-    try:
-        flags = _CPU_INFO.read_text()
-    except OSError:
-        return True
+    flags = cpu_flags()
     return "avx2" not in flags or "vnni" in flags
 
 
@@ -140,7 +141,7 @@ def _smoothing_scales(
     """What each channel of an activation is divided by, and its row of the weights multiplied by."""
     scales = {}
     for name, products in by_input.items():
-        activation = np.maximum(ranges[name].largest, _TINY)
+        activation = np.maximum(np.maximum(np.abs(ranges[name].low), np.abs(ranges[name].high)), _TINY)
         weight = np.maximum(np.max([np.abs(product.weight).max(axis=1) for product in products], axis=0), _TINY)
         scale = activation**smoothing / weight ** (1 - smoothing)
         scales[name] = (scale / np.exp(np.log(scale).mean())).astype(np.float32)
@@ -162,38 +163,26 @@ def _fold_into_layer_norms(
             continue
         for position in range(1, len(node.input)):
             value = numpy_helper.to_array(constants[node.input[position]]) / scales[name]
-            node.input[position] = _add_constant(model, f"{node.input[position]}.{name}.smooth", value)
+            node.input[position] = add_constant(model, f"{node.input[position]}.{name}.smooth", value)
         folded.add(name)
     return folded
 
 
-def _range(
-    ranges: Mapping[str, ChannelRange] | None, scales: Mapping[str, Floats], name: str
-) -> tuple[float, float] | None:
-    if ranges is None:
-        return None
-    divisor = scales.get(name, np.float32(1))
-    return min(0.0, float((ranges[name].low / divisor).min())), max(0.0, float((ranges[name].high / divisor).max()))
-
-
-def _quantized_input(
-    model: Any, name: str, divisor: Floats | None, limits: tuple[float, float] | None
-) -> Iterable[Any]:
+def _quantized_input(model: Any, name: str, divisor: Floats | None, limits: tuple[float, float] | None) -> list[Any]:
     """Nodes that make ``<name>.u8``, ``<name>.scale`` and ``<name>.zero`` of an activation."""
-    source = name
+    source, nodes = name, []
     if divisor is not None:
         source = f"{name}.smooth"
-        factor = _add_constant(model, f"{name}.smoothing", 1 / divisor)
-        yield helper.make_node("Mul", [name, factor], [source], name=source)
+        factor = add_constant(model, f"{name}.smoothing", 1 / divisor)
+        nodes.append(helper.make_node("Mul", [name, factor], [source], name=source))
     outputs = [f"{name}.u8", f"{name}.scale", f"{name}.zero"]
     if limits is None:
-        yield helper.make_node("DynamicQuantizeLinear", [source], outputs, name=outputs[0])
-        return
+        return [*nodes, helper.make_node("DynamicQuantizeLinear", [source], outputs, name=outputs[0])]
     low, high = limits
     scale = (high - low) / 255 or 1.0
-    _add_constant(model, outputs[1], np.float32(scale))
-    _add_constant(model, outputs[2], np.uint8(np.clip(round(-low / scale), 0, 255)))
-    yield helper.make_node("QuantizeLinear", [source, *outputs[1:]], outputs[:1], name=outputs[0])
+    add_constant(model, outputs[1], np.float32(scale))
+    add_constant(model, outputs[2], np.uint8(np.clip(round(-low / scale), 0, 255)))
+    return [*nodes, helper.make_node("QuantizeLinear", [source, *outputs[1:]], outputs[:1], name=outputs[0])]
 
 
 def _integer_product(model: Any, product: Product, weight: Floats, limit: int) -> Any:
@@ -202,17 +191,11 @@ def _integer_product(model: Any, product: Product, weight: Floats, limit: int) -
     integers = np.clip(np.round(weight / scale), -limit, limit).astype(np.int8)
     inputs = [
         f"{product.x}.u8",
-        _add_constant(model, f"{name}.weight.s8", integers),
+        add_constant(model, f"{name}.weight.s8", integers),
         f"{product.x}.scale",
-        _add_constant(model, f"{name}.weight.scale", scale),
+        add_constant(model, f"{name}.weight.scale", scale),
         f"{product.x}.zero",
-        _add_constant(model, f"{name}.weight.zero", np.zeros(len(scale), np.int8)),
+        add_constant(model, f"{name}.weight.zero", np.zeros(len(scale), np.int8)),
         *([product.bias] if product.bias else []),
     ]
-    output = product.node.output[0] if product.add is None else product.add.output[0]
-    return helper.make_node("MatMulIntegerToFloat", inputs, [output], name=name, domain=MICROSOFT)
-
-
-def _add_constant(model: Any, name: str, value: NDArray[Any] | np.generic) -> str:
-    model.graph.initializer.append(numpy_helper.from_array(np.ascontiguousarray(value).reshape(np.shape(value)), name))
-    return name
+    return helper.make_node("MatMulIntegerToFloat", inputs, [product.output], name=name, domain=MICROSOFT)

@@ -1,12 +1,12 @@
 """What a method of optimisation is: from a model's files to those of a smaller or faster one."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from weft_protos.model_config_pb2 import ModelConfig
+from weft_protos.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 #: A batch of a model's own inputs by name, as the model is given them: with the batch dimension if it has one.
 Inputs = Mapping[str, NDArray[Any]]
@@ -16,7 +16,6 @@ class SourceModel(NamedTuple):
     """A version of a model in a repository.
 
     Attributes:
-        name: Of the model.
         folder: Of the version, for example ``model_repository/model/minilm/1``.
         config: Its ``config.pbtxt``, parsed.
         file: The model file within ``folder``, as the backend takes it.
@@ -26,6 +25,10 @@ class SourceModel(NamedTuple):
     folder: Path
     config: ModelConfig
     file: Path
+
+    def has_gpu_instances(self) -> bool:
+        """Whether ``instance_group`` asks for a GPU."""
+        return any(group.kind == ModelInstanceGroup.KIND_GPU for group in self.config.instance_group)
 
 
 class Built(NamedTuple):
@@ -40,32 +43,26 @@ class Built(NamedTuple):
     notes: str
 
 
-class OptimizationMethod(Protocol):
-    """A way to make a candidate; without state, so that one object serves all models."""
+class OptimizationMethod(NamedTuple):
+    """A way to make a candidate.
 
-    @property
-    def name(self) -> str:
-        """For tables and options, for example ``"int8-dynamic"``."""
-        ...
+    Attributes:
+        name: For tables and options, for example ``int8-dynamic``.
+        unsuitable: Returns why the method cannot apply to a model, or gains nothing there; "" if it may. Raises
+            InvalidArgumentError if the file cannot be read as what its name says.
+        build: Gets the source, which it does not change, at least one batch of the model's own inputs, and an empty
+            folder, into which it writes the files of the version; the model file keeps its name. Raises WeftError if
+            the method does not work for this model after all; what stands in the folder then is of no use.
+    """
 
-    def unsuitable(self, source: SourceModel) -> str:
-        """Why the method cannot apply to a model, or gains nothing there; empty if it may.
+    name: str
+    unsuitable: Callable[[SourceModel], str]
+    build: Callable[[SourceModel, Sequence[Inputs], Path], Built]
 
-        Raises:
-            InvalidArgumentError: The file cannot be read as what its name says.
-        """
-        ...
 
-    def build(self, source: SourceModel, calibration: Sequence[Inputs], folder: Path) -> Built:
-        """Write the files of the candidate's version folder; the model file keeps its name.
-
-        Args:
-            source: Of which ``unsuitable`` has nothing to say. It is not changed.
-            calibration: At least one batch of the model's own inputs.
-            folder: Exists and is empty.
-
-        Raises:
-            WeftError: The method does not work for this model after all; the message says why. What stands in
-                ``folder`` then is of no use.
-        """
-        ...
+def cpu_flags() -> str:
+    """What Linux says of the processors; "" elsewhere."""
+    try:
+        return Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return ""

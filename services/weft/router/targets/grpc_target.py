@@ -49,9 +49,6 @@ class GrpcTarget(Target):
         options: Further options of the channel.
         security: TLS and key; None: plaintext without a key.
         wire: Implementation of gRPC; None: ``default_wire``.
-
-    Attributes:
-        client: What it is called with.
     """
 
     def __init__(
@@ -71,11 +68,6 @@ class GrpcTarget(Target):
         self._tensors = LocalTensors(address) if address.startswith("unix:") else None
         #: The model whose configuration was read longest ago comes first.
         self._known: dict[tuple[str, str], _Known] = {}
-
-    @property
-    def channel(self) -> grpc.aio.Channel:
-        """What it is reached over."""
-        return self.client.channel
 
     @override
     async def infer(self, call: InferCall, context: CallContext) -> InferResult:
@@ -191,7 +183,6 @@ class GrpcTarget(Target):
         return TargetModel(ModelSignature(name, version, response.platform, 0, inputs, outputs), False)
 
     def _timeout_s(self, call: InferCall, deadline_ns: int) -> float:
-        """The time that is left, in seconds. Raises DeadlineExceededError when none is."""
         timeout_s = min((deadline_ns - time.monotonic_ns()) / 1e9, MAX_TIMEOUT_S)
         if timeout_s <= 0:
             raise DeadlineExceededError(

@@ -21,7 +21,7 @@ from weft.base.errors import (
     UnsupportedError,
 )
 from weft.base.limits import check_name
-from weft.base.processes.memory import available_bytes
+from weft.base.processes.malloc import available_bytes
 from weft.base.security.access import check_right
 from weft.v2.protocol.cuda_memory import HANDLE_BYTES, Cuda, find_cuda
 

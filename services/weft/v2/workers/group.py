@@ -17,9 +17,7 @@ from typing_extensions import override
 
 from weft.base.errors import UnavailableError, WeftError
 from weft.base.observing import logs
-from weft.base.processes.ports import reserve_port
-from weft.base.processes.process import ServiceProcess
-from weft.base.processes.restarts import RestartPolicy
+from weft.base.processes.process import RestartPolicy, ServiceProcess, reserve_port
 from weft.v2.client.wires import WireName
 from weft.v2.security.tls import ServerTls, server_tls_files
 from weft.v2.server.listening import Ports, WorkerPlace, host_and_port

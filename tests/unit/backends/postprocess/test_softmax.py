@@ -7,7 +7,7 @@ import scipy  # its modules are imported when they are used
 from tests.unit.builders import execute_batch, load_backend, make_served_request
 
 from weft.backends.postprocess import BACKENDS
-from weft.backends.postprocess.ranking import top_k
+from weft.backends.postprocess.classifier import top_k
 from weft.base.errors import InvalidArgumentError, NotFoundError
 
 LABELS = ["cat", "dog", "bird", "fish", "größe"]

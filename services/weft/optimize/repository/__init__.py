@@ -1,1 +1,0 @@
-"""A model in its repository: found, staged for a trial, and given a new version."""
