@@ -34,11 +34,7 @@ _KEY = re.compile(r"[0-9a-z_.-]+")
 
 
 def decode_metadata(fields: Iterable[tuple[str, str]]) -> Metadata:
-    """The metadata among fields, in their order, without white space at the ends of values.
-
-    Raises:
-        ValueError: A binary value is no base64, or there are too many values.
-    """
+    """The metadata among fields, in order. Raises ValueError: a value is no base64, or there are too many."""
     metadata: list[tuple[str, str | bytes]] = []
     for name, value in fields:
         if len(metadata) >= _MAX_VALUES:
@@ -55,11 +51,7 @@ def decode_metadata(fields: Iterable[tuple[str, str]]) -> Metadata:
 
 
 def encode_metadata(metadata: Iterable[tuple[str, str | bytes]]) -> list[tuple[str, str]]:
-    """Metadata as fields.
-
-    Raises:
-        ValueError: A key or value cannot be sent; the message says which.
-    """
+    """Metadata as fields. Raises ValueError, which says what cannot be sent."""
     fields: list[tuple[str, str]] = []
     for key, value in metadata:
         if not (isinstance(key, str) and isinstance(value, str | bytes)):
@@ -133,12 +125,9 @@ class RequestHead:
     """The fields of a request; made once for a block that is repeated.
 
     Attributes:
-        path: Full name of the method, with a leading slash.
         http_status: Answer for something that is no call of gRPC; 200: it is one.
         failure: Status and message for a call that cannot begin; None: it can.
-        accepted: Encodings that the client reads.
         metadata_bytes: What the metadata hold in memory, about.
-        resolved: What a server keeps with the head, such as the handler of the method.
     """
 
     __slots__ = (
@@ -188,7 +177,6 @@ class ResponseHead:
 
     Attributes:
         http_status: 0 in trailers.
-        status: Status of the call; None: the block has none.
         fault: Why this is no answer of gRPC; "" if it is one.
     """
 

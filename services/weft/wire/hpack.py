@@ -27,10 +27,6 @@ def _huffman_text(data: bytes) -> str:
 
     The library's state machine takes four bits at a time. Two of its steps are one here, which is four times as fast
     (0.3 us for a time-out). All rows would take 25 ms and some megabytes: one is made when it is first needed.
-
-    Raises:
-        Http2ConnectionError: COMPRESSION_ERROR: the end-of-string symbol, or padding that is longer than seven bits or
-            not of ones.
     """
     state = 0
     symbols: list[str] = []
@@ -80,7 +76,6 @@ class DecodedHeaders:
 
     Attributes:
         is_too_large: The list is over the limit; ``fields`` holds those before the limit.
-        memo: For what a caller derives from the fields; kept as long as the object.
         content_bytes: For the length of the content that the fields announce; -1: they do not, or nobody has looked.
     """
 
@@ -102,7 +97,6 @@ class Decoder:
     Args:
         max_table_bytes: SETTINGS_HEADER_TABLE_SIZE as sent to the peer. Unless the peer updates it, the table's size is
             4096, as the protocol has it.
-        max_list_bytes: SETTINGS_MAX_HEADER_LIST_SIZE as sent to the peer: names, values and 32 bytes a field.
 
     Attributes:
         num_fields: Of the last block that was decoded, not found in the cache; whoever reads it sets it to 0.
@@ -220,7 +214,6 @@ class Decoder:
         self._free_bytes = free_bytes
 
     def _update_size(self, block: bytes) -> int:
-        """Follows the table size updates at the beginning of a block, and returns the position of its first field."""
         if not 0x20 <= block[0] < 0x40:
             return 0
         position = count = 0
@@ -246,7 +239,6 @@ def _malformed(reason: str) -> Http2ConnectionError:
 
 
 def _integer(block: bytes, position: int, value: int) -> tuple[int, int]:
-    """Reads on an integer whose prefix, ``value``, was all ones; gives it and the position after it."""
     shift = 0
     while True:
         byte = block[position]

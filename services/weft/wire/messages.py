@@ -120,11 +120,7 @@ def compress(encoding: str, message: bytes | bytearray | memoryview | Parts) -> 
 
 
 def decompress(message: bytes | memoryview, max_bytes: int) -> bytes:
-    """A message that was compressed.
-
-    Raises:
-        CallError: INTERNAL: it cannot be read; RESOURCE_EXHAUSTED: it grows beyond ``max_bytes``.
-    """
+    """A message that was compressed. Raises CallError: it cannot be read, or grows beyond ``max_bytes``."""
     reader = zlib.decompressobj(wbits=_READ_BITS)
     try:
         plain = reader.decompress(message, max_bytes + 1)
@@ -181,10 +177,6 @@ class MessageReader:
         count_bytes: Called with the growth of what is held, and with the negative number when it is given away.
         decompresses: False leaves compressed messages to the caller, to be decompressed when they are read: a window
             may hold thousands, each of which becomes as large as a message may be.
-        keeps_parts: A message that came in several pieces is given as ``Parts``.
-
-    Attributes:
-        num_bytes: Bytes held of an incomplete message.
     """
 
     __slots__ = (
@@ -217,11 +209,7 @@ class MessageReader:
         return not self.num_bytes and self._length < 0
 
     def feed(self, data: bytes | memoryview) -> list[Message]:
-        """Take data; returns the messages that are complete with it, decompressed.
-
-        Raises:
-            CallError: The status that the call ends with: a message too large or not readable.
-        """
+        """Take data; returns the messages that are complete with it. Raises CallError: too large or not readable."""
         messages: list[Message] = []
         while True:
             if self._length < 0:

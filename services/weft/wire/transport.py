@@ -49,34 +49,8 @@ class LivenessAction(Enum):
     ABORT = "end the connection at once"
 
 
-@dataclass(slots=True)
-class Observation:
-    """What the connection is like at a check.
-
-    Attributes:
-        has_partial_frame: A frame, a header block or the handshake is incomplete.
-        num_partial: Grows with every new incomplete frame.
-    """
-
-    num_received: int
-    num_streams: int
-    has_partial_frame: bool
-    num_partial: int
-    num_unwritten_bytes: int
-    is_draining: bool
-    is_drain_finished: bool
-
-
 class Liveness:
-    """Decides what one connection needs.
-
-    Args:
-        now_s: By any monotonic clock, as in ``check``.
-        age_factor: Spreads the ages of connections that began together, for example 0.9 to 1.1.
-
-    Attributes:
-        reason: Why the last check asked for ABORT or DRAIN.
-    """
+    """Decides what one connection needs; ``age_factor`` spreads the ages of connections that began together."""
 
     def __init__(self, options: LivenessOptions, now_s: float, age_factor: float = 1.0) -> None:
         self._options = options
@@ -89,14 +63,14 @@ class Liveness:
         self._drain_s: float | None = None
         self.reason = ""
 
-    def check(self, seen: Observation, now_s: float) -> LivenessAction:
-        """What to do now."""
+    def check(self, seen: Http2Connection, num_received: int, num_unwritten_bytes: int, now_s: float) -> LivenessAction:
+        """What to do now; ``num_received`` grows with every receipt of bytes."""
         options = self._options
-        if seen.num_received != self._num_received:
-            self._num_received, self._heard_s, self._ping_s = seen.num_received, now_s, None
-        if seen.num_streams:
+        if num_received != self._num_received:
+            self._num_received, self._heard_s, self._ping_s = num_received, now_s, None
+        if seen.streams:
             self._used_s = now_s
-        if self._is_stalled(seen, now_s):
+        if self._is_stalled(seen, num_unwritten_bytes, now_s):
             return LivenessAction.ABORT
         if seen.is_draining:
             self._drain_s = now_s if self._drain_s is None else self._drain_s
@@ -112,11 +86,11 @@ class Liveness:
             if options.max_connection_idle_s and now_s - self._used_s >= options.max_connection_idle_s:
                 self.reason = "it was idle"
                 return LivenessAction.DRAIN
-        return self._keepalive(seen, now_s)
+        return self._keepalive(bool(seen.streams), now_s)
 
-    def _keepalive(self, seen: Observation, now_s: float) -> LivenessAction:
+    def _keepalive(self, has_calls: bool, now_s: float) -> LivenessAction:
         options = self._options
-        if not options.keepalive_time_s or not (seen.num_streams or options.keepalive_without_calls):
+        if not options.keepalive_time_s or not (has_calls or options.keepalive_without_calls):
             return LivenessAction.NOTHING
         if self._ping_s is not None:
             if now_s - self._ping_s >= options.keepalive_timeout_s:
@@ -127,21 +101,21 @@ class Liveness:
             return LivenessAction.PING
         return LivenessAction.NOTHING
 
-    def _is_stalled(self, seen: Observation, now_s: float) -> bool:
+    def _is_stalled(self, seen: Http2Connection, num_unwritten_bytes: int, now_s: float) -> bool:
         options = self._options
         if not seen.has_partial_frame:
             self._partial = None
-        elif self._partial is None or self._partial[0] != seen.num_partial:
-            self._partial = (seen.num_partial, now_s)
+        elif self._partial is None or self._partial[0] != seen.num_partial_frames:
+            self._partial = (seen.num_partial_frames, now_s)
         else:
-            limit_s = options.frame_timeout_s if seen.num_partial else options.handshake_timeout_s
+            limit_s = options.frame_timeout_s if seen.num_partial_frames else options.handshake_timeout_s
             if limit_s and now_s - self._partial[1] >= limit_s:
                 self.reason = f"the peer did not finish its handshake or a frame within {limit_s:g} s"
                 return True
-        if not seen.num_unwritten_bytes:
+        if not num_unwritten_bytes:
             self._unwritten = None
-        elif self._unwritten is None or self._unwritten[0] != seen.num_unwritten_bytes:
-            self._unwritten = (seen.num_unwritten_bytes, now_s)
+        elif self._unwritten is None or self._unwritten[0] != num_unwritten_bytes:
+            self._unwritten = (num_unwritten_bytes, now_s)
         elif options.write_timeout_s and now_s - self._unwritten[1] >= options.write_timeout_s:
             self.reason = f"the peer's socket took nothing for {options.write_timeout_s:g} s"
             return True
@@ -180,11 +154,7 @@ _PING = b"weftwire"
 
 
 class Http2Protocol(Owner, asyncio.Protocol):
-    """Base of both ends; each overrides the events of ``Owner`` that it needs.
-
-    Attributes:
-        transport: None before the connection is made.
-    """
+    """Base of both ends; each overrides the events of ``Owner`` that it needs."""
 
     def __init__(
         self,
@@ -324,16 +294,8 @@ class Http2Protocol(Owner, asyncio.Protocol):
         if connection.is_closed:
             return
         connection.budget.cap()
-        seen = Observation(
-            num_received=self._num_received,
-            num_streams=len(connection.streams),
-            has_partial_frame=connection.has_partial_frame,
-            num_partial=connection.num_partial_frames,
-            num_unwritten_bytes=self.transport.get_write_buffer_size(),
-            is_draining=connection.is_draining,
-            is_drain_finished=connection.is_drain_finished,
-        )
-        action = self._liveness.check(seen, now_s)
+        num_unwritten_bytes = self.transport.get_write_buffer_size()
+        action = self._liveness.check(connection, self._num_received, num_unwritten_bytes, now_s)
         if action is LivenessAction.ABORT:
             self.abort(self._liveness.reason)
         elif action is LivenessAction.PING:

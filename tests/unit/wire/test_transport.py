@@ -2,13 +2,13 @@
 
 import asyncio
 import contextvars
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from weft.wire.event_loop import DeadlineQueue, start_now
-from weft.wire.transport import Liveness, LivenessAction, LivenessOptions, Observation, PingPolice
+from weft.wire.transport import Liveness, LivenessAction, LivenessOptions, PingPolice
 
 
 class FakeLoop:
@@ -102,21 +102,29 @@ def test_deadlines_cancel_one_another():
     assert [True] == expired
 
 
-SEEN = Observation(
-    num_received=1,
-    num_streams=0,
-    has_partial_frame=False,
-    num_partial=0,
-    num_unwritten_bytes=0,
-    is_draining=False,
-    is_drain_finished=False,
-)
+@dataclass
+class Observation:
+    """What a connection is like at a check."""
+
+    num_received: int = 1
+    streams: tuple[int, ...] = ()
+    has_partial_frame: bool = False
+    num_partial_frames: int = 0
+    num_unwritten_bytes: int = 0
+    is_draining: bool = False
+    is_drain_finished: bool = False
+
+
+SEEN = Observation()
 
 
 def actions(options: LivenessOptions, seen: list[Observation]) -> list[LivenessAction]:
     """What is asked for when each is seen a second after the one before."""
     liveness = Liveness(options, 0.0)
-    return [liveness.check(observation, second) for second, observation in enumerate(seen, start=1)]
+    return [
+        liveness.check(found, found.num_received, found.num_unwritten_bytes, second)  # type: ignore[arg-type]
+        for second, found in enumerate(seen, start=1)
+    ]
 
 
 def test_silent_peer_gets_a_ping_and_is_aborted():
@@ -132,13 +140,13 @@ def test_calls_alone_are_kept_alive_where_asked():
     """Without calls no PING is sent if the options say so."""
     options = LivenessOptions(keepalive_time_s=2, keepalive_without_calls=False)
     assert [LivenessAction.NOTHING] * 5 == actions(options, [SEEN] * 5)
-    assert LivenessAction.PING in actions(options, [replace(SEEN, num_streams=1)] * 5)
+    assert LivenessAction.PING in actions(options, [replace(SEEN, streams=(1,))] * 5)
 
 
 @pytest.mark.parametrize(
     ("seen", "limit"),
     [
-        (replace(SEEN, has_partial_frame=True, num_partial=1), "frame_timeout_s"),
+        (replace(SEEN, has_partial_frame=True, num_partial_frames=1), "frame_timeout_s"),
         (replace(SEEN, has_partial_frame=True), "handshake_timeout_s"),
         (replace(SEEN, num_unwritten_bytes=5), "write_timeout_s"),
     ],
@@ -153,7 +161,7 @@ def test_stalled_peer_is_aborted(seen, limit):
 def test_progress_is_no_stall():
     """Another incomplete frame, or output that shrinks, begins the time anew."""
     options = LivenessOptions(frame_timeout_s=2, write_timeout_s=2)
-    partial = [replace(SEEN, has_partial_frame=True, num_partial=number) for number in range(1, 9)]
+    partial = [replace(SEEN, has_partial_frame=True, num_partial_frames=number) for number in range(1, 9)]
     assert {LivenessAction.NOTHING} == set(actions(options, partial))
     writing = [replace(SEEN, num_unwritten_bytes=100 - number) for number in range(8)]
     assert {LivenessAction.NOTHING} == set(actions(options, writing))
@@ -161,7 +169,7 @@ def test_progress_is_no_stall():
 
 def test_age_and_idleness_drain():
     """A connection is drained at its age, or when it was idle for long; after the grace it ends."""
-    busy = replace(SEEN, num_streams=1)
+    busy = replace(SEEN, streams=(1,))
     assert LivenessAction.DRAIN is actions(LivenessOptions(max_connection_age_s=3), [busy] * 3)[-1]
     assert LivenessAction.DRAIN is actions(LivenessOptions(max_connection_idle_s=3), [SEEN] * 3)[-1]
     assert {LivenessAction.NOTHING} == set(actions(LivenessOptions(max_connection_idle_s=3), [busy] * 9))

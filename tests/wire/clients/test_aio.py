@@ -11,11 +11,22 @@ from typing import Any
 import grpc
 import pytest
 from tests.certificates import Authority
-from tests.wire.clients.test_grpcio import INITIAL, OPTIONS, SPECIAL, TIMEOUT_S, TRAILING, chosen
+from tests.wire.clients.test_grpcio import OPTIONS, TIMEOUT_S
 from tests.wire.conftest import StartEcho
 from tests.wire.echo_process import EchoService
 
 from weft.wire.client import Channel
+
+SPECIAL = "\t\ntest with whitespace\r\nand Unicode BMP \u263a and non-BMP \U0001f608\t\n%41"
+INITIAL = (
+    ("initial-text", "some text"), ("initial-text", "and more"), ("initial-a-bin", b""), ("initial-b-bin", b"\0"),
+    ("initial-c-bin", b"\xff\xfe"),
+)  # fmt: skip
+TRAILING = (("trailing-d-bin", b"\xab\xab\xab"), ("trailing-d-bin", b"\0\1\2\3"), ("trailing-text", "~!,;="))
+
+
+def chosen(metadata: Any, prefix: str) -> tuple[tuple[str, str | bytes], ...]:
+    return tuple((key, value) for key, value in metadata if key.startswith(prefix))
 
 
 def opened(kind: str, address: str) -> grpc.aio.Channel:

@@ -88,10 +88,8 @@ def open_channel(
 
     Args:
         options: Additional options in gRPC's words; they override those of ``channel_options``.
-        security: TLS and key; None: plaintext without a key.
 
     Raises:
-        InvalidArgumentError: A file of ``security`` is missing or invalid.
         UnsupportedError: Only grpcio can call the address, and it is not installed.
     """
     connect: Callable[[TlsContent | None], grpc.aio.Channel]

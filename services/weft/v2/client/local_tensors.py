@@ -74,7 +74,6 @@ class _SharedMemory:
             self._close_unless_used()
 
     def retire(self) -> None:
-        """Begin no more calls; it ends with those in flight, whose responses may lie in the memory."""
         if not self._is_retired:
             self._is_retired = True
             asyncio.get_running_loop().remove_reader(self._socket.fileno())
@@ -117,14 +116,7 @@ class LocalTensors:
         return num_bytes >= LOCAL_BYTES or call.model_name in self._large_answers
 
     async def infer(self, call: InferCall, invoke: Callable[[Any], Any]) -> Any:
-        """The response to a call, as its deserializer gives it. Cancelling the awaiting task cancels the call.
-
-        Args:
-            invoke: Starts the RPC with a request.
-
-        Raises:
-            AioRpcError: It has failed.
-        """
+        """The response to a call that ``invoke`` starts. Cancelling the awaiting task cancels it."""
         shared = self._open() if self.is_for(call) else None
         if shared is not None:
             try:
@@ -157,7 +149,6 @@ class LocalTensors:
         self._drop()
 
     def _open(self) -> _SharedMemory | None:
-        """The memory, once the service has accepted it; else None, and it is offered from time to time."""
         if self._shared is not None:
             return self._shared if self._shared.is_accepted else None
         now_s = time.monotonic()

@@ -50,13 +50,6 @@ class V2Client:
 
     Each method raises RemoteError when the server returns an error or is unreachable (UNAVAILABLE), and
     UnavailableError after ``close``. Cancelling the awaiting task cancels the call at the server.
-
-    Args:
-        where: Name of the server, for messages; "": the address.
-        security: TLS and key; None: plaintext without a key.
-
-    Raises:
-        InvalidArgumentError: A file of ``security`` is missing or invalid.
     """
 
     def __init__(

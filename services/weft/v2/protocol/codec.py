@@ -43,12 +43,7 @@ _new: Final = tuple.__new__
 
 
 class TensorHead(NamedTuple):
-    """The description of a tensor.
-
-    Attributes:
-        parameters: Of the tensor; one without a value is None.
-        typed: Elements that lie in the description; None: there are none.
-    """
+    """The description of a tensor; ``typed``: elements that lie in it; a parameter without a value is None."""
 
     name: str
     datatype: str
@@ -59,13 +54,7 @@ class TensorHead(NamedTuple):
 
 @dataclass(slots=True)
 class InferMessage:
-    """A request or a response as it is on the wire, valid or not.
-
-    Attributes:
-        parameters: Of the message; one without a value is None.
-        tensors: Inputs of a request, outputs of a response.
-        contents: Data of tensors, by position.
-    """
+    """A request or a response as it is on the wire, valid or not; a parameter without a value is None."""
 
     model_name: str
     model_version: str = ""
@@ -129,11 +118,7 @@ def _cut(pieces: Sequence[bytes | bytearray | memoryview], tag: int, contents: l
 
 
 class _Description(NamedTuple):
-    """What lies between the id of a message and the data of its tensors.
-
-    Attributes:
-        is_plain: There is nothing but what an ``InferCall`` or ``InferResult`` takes, within the limits of requests.
-    """
+    """Between the id of a message and its contents; ``is_plain``: no more than a call or result takes."""
 
     parameters: Mapping[str, Any]
     tensors: tuple[TensorHead, ...]

@@ -29,8 +29,6 @@ _MEMCPY_DEFAULT = 4  # cudaMemcpyDefault: direction inferred from the addresses
 
 
 class _IpcHandle(ctypes.Structure):
-    """``cudaIpcMemHandle_t``, which is passed by value."""
-
     _fields_ = (("reserved", ctypes.c_ubyte * HANDLE_BYTES),)
 
 
@@ -156,7 +154,6 @@ def find_cuda() -> Cuda:
 
 
 def _installed_runtimes() -> list[str]:
-    """Paths of libraries installed by pip: ``nvidia/cu13/lib``, ``nvidia/cuda_runtime/lib``."""
     spec = importlib.util.find_spec("nvidia")
     folders = [Path(folder) for folder in (spec.submodule_search_locations or ()) if spec] if spec else []
     return [str(path) for name in _RUNTIMES for folder in folders for path in sorted(folder.glob(f"*/lib/{name}"))]

@@ -164,7 +164,6 @@ _output_field = functools.lru_cache(MAX_KNOWN)(_output_bytes)
 
 @functools.lru_cache(MAX_KNOWN)
 def _prefix(tag: int, num_bytes: int) -> bytes:
-    """A tag, and the length of the value that follows."""
     prefix = bytearray((tag,))
     while num_bytes >= ONE_BYTE:
         prefix.append(num_bytes & 0x7F | 0x80)

@@ -68,10 +68,6 @@ class SystemRegion(Region):
 
     Accessed by system calls, not mapped: if a client truncates the object while it is in use, the access fails, whereas
     a mapped page would kill this process with SIGBUS.
-
-    Attributes:
-        key: The client's ``shm_open`` name.
-        descriptor: File descriptor of the object; closed after the last request that uses it.
     """
 
     kind: ClassVar[str] = "system"
@@ -298,7 +294,6 @@ def location_of(memory: SharedMemory | None, parameters: Mapping[str, object], t
 
 
 def _opened(key: str) -> int:
-    """Open the shared memory object. Raises InvalidArgumentError."""
     name = key.removeprefix("/")
     check_name("a shared memory key", key)
     if not name or "/" in name or "\0" in name or name in (".", ".."):

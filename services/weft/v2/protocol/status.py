@@ -89,7 +89,6 @@ def from_rpc_error(error: grpc.aio.AioRpcError, where: str) -> RemoteError:
     """Convert the error of a call: code, ``retry-after-ms``, ``x-error-id``, ``x-graph-path`` and ``x-refused``.
 
     Args:
-        error: As raised by a gRPC call.
         where: The callee, for example ``target 'model' (127.0.0.1:8021)``; used in messages for unreachable peers.
     """
     details = error.details() or ""
@@ -189,11 +188,7 @@ async def drain(rpc: Any) -> None:
 
 
 def stream_result(response: InferMessage, *, may_be_whole: bool = False) -> InferResult:
-    """Convert a response of a stream; removes the final flag from its parameters.
-
-    Args:
-        may_be_whole: Unless it has no parameters either: then it is an answer whose outputs are all left out.
-    """
+    """Convert a response of a stream; removes the final flag from its parameters."""
     result = result_of(response)
     parameters = dict(result.parameters)
     result.is_final = parameters.pop(_FINAL, False) is True

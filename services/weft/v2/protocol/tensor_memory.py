@@ -124,14 +124,7 @@ class Blocks:
 
 
 class TensorMemory:
-    """One end of such memory.
-
-    Args:
-        descriptor: Of ``make_tensor_memory``; it is not needed any more after this.
-
-    Raises:
-        OSError: It cannot be mapped.
-    """
+    """One end of such memory; the descriptor is not needed any more after this. Raises OSError."""
 
     def __init__(self, descriptor: int, *, is_service: bool, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._map = mmap.mmap(descriptor, 2 * HALF_BYTES)
@@ -150,11 +143,7 @@ class TensorMemory:
         return self._blocks.num_used
 
     def write(self, contents: Sequence[bytes]) -> tuple[int, str] | None:
-        """Copy tensors into a block.
-
-        Returns:
-            The block, for ``free``, and a reference for ``read`` at the other end; None: there is no room.
-        """
+        """Copy tensors into a block: it, for ``free``, and a reference for ``read`` at the other end; None: no room."""
         sizes = [*map(len, contents)]
         offset = -1 if self._is_closed else self._blocks.take(_HEADER_BYTES + sum(sizes))
         if offset < 0:

@@ -156,7 +156,6 @@ def _requested(output: RequestedOutput, *, is_memory_allowed: bool) -> Requested
 
 
 def _checked_parameters(what: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters that have a value, within the limits."""
     check_count(what, len(parameters), MAX_PARAMETERS, "parameters")
     values = given(parameters)
     check_parameters(what, values)

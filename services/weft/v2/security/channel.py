@@ -30,7 +30,6 @@ class ChannelSecurity:
     """Credentials of a client and the servers it trusts.
 
     Attributes:
-        server_name: Expected name in the server's certificate; "": the host of the address.
         key_file: Its first line is sent with each call as ``authorization: Bearer``; None: no key.
     """
 
@@ -141,11 +140,7 @@ def _methods_of(kind: str) -> Any:
 
 
 class SecuredChannel(grpc.aio.Channel):
-    """A channel that reconnects when its files change; calls in flight finish on their original connection.
-
-    Args:
-        connect: Makes a channel to the address with this content of the files of TLS; None: in plaintext.
-    """
+    """A channel that reconnects when its files change; calls in flight finish on their original connection."""
 
     unary_unary, unary_stream, stream_unary, stream_stream = map(
         _methods_of, ("unary_unary", "unary_stream", "stream_unary", "stream_stream")

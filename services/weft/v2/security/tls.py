@@ -22,7 +22,6 @@ class TlsFiles:
     """PEM files of one end of a connection.
 
     Attributes:
-        cert: Certificate of this end, followed by intermediate ones; None: no certificate.
         ca: CA of the other end's certificates. None: a server requests none, a client trusts gRPC's default roots.
     """
 
@@ -96,9 +95,6 @@ class ServerTls:
     """Certificate of a server, for its gRPC and its metrics port; changed files are used from the next handshake on.
 
     Existing connections are not affected.
-
-    Args:
-        files: ``cert`` and ``key`` are required; with ``ca`` clients must present a certificate that it issued.
     """
 
     def __init__(self, files: TlsFiles) -> None:

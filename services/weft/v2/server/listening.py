@@ -3,8 +3,8 @@
 import argparse
 import contextlib
 import inspect
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self
 
 from prometheus_client.core import CounterMetricFamily
@@ -18,7 +18,7 @@ from weft.base.statistics import ModelStatistics
 from weft.v2.security.channel import is_local
 from weft.v2.security.tls import ServerTls, server_tls_files
 from weft.v2.server.call_boundary import CallBoundary, Context
-from weft.v2.server.make_server import add_listening, add_tls_port, make_server, server_options_of
+from weft.v2.server.make_server import add_tls_port, handler_like, kind_of, make_server, server_options_of
 from weft.v2.server.metrics import DroppedLogsCollector, make_registry, serve_metrics
 from weft.v2.server.unix_socket import LocalTensorService, UnixSocket
 from weft.wire.interface import grpc
@@ -97,8 +97,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
 
     def _by_certificate(self, handler: Handler, method: str) -> Handler:
         """The handler as the principal of the client's certificate, which only the context of the call reveals."""
-        kind = f"{_word(handler.request_streaming)}_{_word(handler.response_streaming)}"
-        behave = getattr(handler, kind)
+        behave = getattr(handler, kind_of(handler))
 
         def is_admitted(context: Context) -> bool:
             try:
@@ -117,10 +116,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  
                     async for response in responses:
                         yield response
 
-        make = getattr(grpc, f"{kind}_rpc_method_handler")
-        answering = answer_many if inspect.isasyncgenfunction(behave) else answer
-        made: Handler = make(answering, handler.request_deserializer, handler.response_serializer)
-        return made
+        return handler_like(handler, answer_many if inspect.isasyncgenfunction(behave) else answer)
 
 
 def certificate_names(context: Context) -> list[str]:
@@ -149,10 +145,6 @@ class RefusalCollector(Collector):
         yield family
 
 
-def _word(is_streaming: bool) -> str:
-    return "stream" if is_streaming else "unary"
-
-
 _log = get_logger("weft.server")
 
 
@@ -163,32 +155,28 @@ class Ports(NamedTuple):
     metrics: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerPlace:
-    """A worker's place in its group, as the parent gives it on the command line.
+class WorkerPlace(NamedTuple):
+    """A worker's place in its group, from 1; on the command line numbers between slashes.
 
     Attributes:
         descriptor: Of the socket to the parent.
-        listens_late: Whether siblings serve already, so that it listens once it is ready.
-        unix_descriptor: Of a Unix socket that all of them serve; None: there is none.
+        listens_late: Siblings serve already, so that it listens once it is ready.
+        unix_descriptor: Of a Unix socket that all of them serve; -1: there is none.
     """
 
-    index: int
+    index: int  # type: ignore[assignment]  # in place of the method of tuples
     num_workers: int
     descriptor: int
-    listens_late: bool = False
-    unix_descriptor: int | None = None
+    listens_late: int = False
+    unix_descriptor: int = -1
 
     def __str__(self) -> str:
-        """As ``parse`` reads it."""
-        unix = -1 if self.unix_descriptor is None else self.unix_descriptor
-        return f"{self.index}/{self.num_workers}/{self.descriptor}/{int(self.listens_late)}/{unix}"
+        return "/".join(str(int(number)) for number in self)
 
     @classmethod
     def parse(cls, text: str) -> Self:
         """Raises ValueError."""
-        index, num_workers, descriptor, listens_late, unix = map(int, text.split("/"))
-        return cls(index, num_workers, descriptor, bool(listens_late), None if unix < 0 else unix)
+        return cls._make(map(int, text.split("/")))
 
 
 class Worker(Protocol):
@@ -212,8 +200,9 @@ class Listener:
         self._keys = KeyRing(options.auth_keys, num_workers=num_workers) if options.auth_keys else None
         interceptors = () if self._keys is None else (AccessInterceptor(self._keys, service),)
         self.server = make_server(server_options_of(options), interceptors, wire=options.wire)
-        if worker is not None and worker.place.unix_descriptor is not None:
-            add_listening(self.server, worker.place.unix_descriptor)
+        if worker is not None and worker.place.unix_descriptor >= 0:
+            own: Any = self.server  # grpcio's takes no socket that listens already, and the parent opens none for it
+            own.add_socket(socket.socket(fileno=worker.place.unix_descriptor))
         path = options.unix_socket
         self._unix_socket = None if path is None else UnixSocket(path, takes_over=options.take_over)
         self.local_tensors: LocalTensorService | None = None
@@ -236,7 +225,11 @@ class Listener:
             collectors = (*collectors, RefusalCollector(self._keys))
         option, port = "--grpc-port", options.grpc_port
         try:
-            grpc_port = self._listen_grpc(host_and_port(options.host, port))
+            address = host_and_port(options.host, port)
+            if self._tls is None:
+                grpc_port = self.server.add_insecure_port(address)
+            else:
+                grpc_port = add_tls_port(self.server, address, self._tls)
             option, port = "--metrics-port", options.metrics_port
             registry = make_registry(statistics, (*collectors, DroppedLogsCollector()))
             if self._worker is None:
@@ -261,11 +254,6 @@ class Listener:
             self._unix_socket.remove()
         if self.local_tensors is not None:
             self.local_tensors.close()
-
-    def _listen_grpc(self, address: str) -> int:
-        if self._tls is None:
-            return self.server.add_insecure_port(address)
-        return add_tls_port(self.server, address, self._tls)
 
 
 def exposure(host: str, *, is_encrypted: bool, asks_for_certificates: bool, asks_for_keys: bool) -> list[str]:

@@ -2,7 +2,6 @@
 
 import argparse
 import inspect
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
@@ -44,8 +43,7 @@ class UnreadableInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-ar
         return known[1]
 
     def _reading(self, handler: Handler, path: str) -> Handler:
-        kind = f"{_word(handler.request_streaming)}_{_word(handler.response_streaming)}"
-        behave = getattr(handler, kind)
+        behave = getattr(handler, kind_of(handler))
 
         def read(data: bytes) -> Any:
             try:
@@ -77,11 +75,10 @@ class UnreadableInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-ar
             if requests is not None and requests.error is not None:
                 end(context, requests.error)
 
-        make: Any = getattr(grpc, f"{kind}_rpc_method_handler")
         if inspect.isasyncgenfunction(behave):
-            return make(answer_many, read, handler.response_serializer)
+            return handler_like(handler, answer_many, read)
         if inspect.iscoroutinefunction(behave) and not handler.request_streaming:
-            return make(answer, read, handler.response_serializer)
+            return handler_like(handler, answer, read)
         return handler
 
 
@@ -110,8 +107,16 @@ class _ReadableRequests:
         return request
 
 
-def _word(is_streaming: bool) -> str:
-    return "stream" if is_streaming else "unary"
+def kind_of(handler: Handler) -> str:
+    """The attribute of a handler that is its function: ``unary_stream`` and so on."""
+    streams = handler.request_streaming, handler.response_streaming
+    return "_".join("stream" if is_streaming else "unary" for is_streaming in streams)
+
+
+def handler_like(handler: Handler, behave: Callable[..., Any], read: Callable[[bytes], Any] | None = None) -> Handler:
+    """A handler with another function, and ``read`` in place of its deserializer if given."""
+    make: Any = getattr(grpc, f"{kind_of(handler)}_rpc_method_handler")
+    return make(behave, read or handler.request_deserializer, handler.response_serializer)
 
 
 _DEFAULTS = ServerOptions()
@@ -123,14 +128,7 @@ def make_server(
     *,
     wire: WireName | None = None,
 ) -> grpc.aio.Server:
-    """A server without ports that has not been started; on the event loop that it will run on.
-
-    Args:
-        wire: Implementation; None: ``default_wire``.
-
-    Raises:
-        UnsupportedError: It is grpcio's, which is not installed.
-    """
+    """A server without ports that has not been started, of ``default_wire`` by default. Raises UnsupportedError."""
     if (wire or default_wire()) is WireName.WEFT:
         return Server(options, interceptors)
     if not HAS_GRPCIO:
@@ -147,13 +145,6 @@ def server_options_of(options: argparse.Namespace) -> ServerOptions:
         shares_ports=options.share_ports or options.take_over,
         **limits_of(options),
     )
-
-
-def add_listening(server: grpc.aio.Server, descriptor: int) -> None:
-    """Make a server of ``make_server`` serve a socket that listens already. Raises TypeError for one of grpcio."""
-    if not isinstance(server, Server):
-        raise TypeError("a server of grpcio takes no socket that listens already")
-    server.add_socket(socket.socket(fileno=descriptor))
 
 
 def add_tls_port(server: grpc.aio.Server, address: str, tls: ServerTls) -> int:

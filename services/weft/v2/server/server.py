@@ -84,7 +84,6 @@ class Extension(NamedTuple):
     """Features of a service beyond the V2 protocol.
 
     Attributes:
-        add_servicers: Adds servicers to a server and returns the full names of their gRPC services.
         precheck: Checks each request before its tensors are parsed.
         more_statistics: Counters of models, by name and version, in other processes that serve on the same port.
         own_statistics: Those of models by the services that run them.
@@ -149,11 +148,7 @@ def run(
     extend: Callable[[Core], Extension] = lambda core: _NO_EXTENSION,
     worker: Worker | None = None,
 ) -> int:
-    """Serve until stopped and return the exit status.
-
-    Args:
-        worker: The place of this process among several; None: it is alone.
-    """
+    """Serve until stopped, alone or as one ``worker`` among several, and return the exit status."""
     keep_freed_memory()
     logs.configure(options.log_level, None if worker is None else {"worker": worker.place.index})
     try:
@@ -242,7 +237,6 @@ async def _serve(
 async def _stop(
     server: grpc.aio.Server, services: Services, core: ClosableCore, loading: "asyncio.Task[None]", grace_s: float
 ) -> None:
-    """Drain and stop; calls in flight and held calls have ``grace_s`` to end."""
     stop_at_s = time.monotonic() + grace_s
 
     def left_s() -> float:

@@ -63,6 +63,39 @@ MoreStatistics = Callable[[str, str], Awaitable[Sequence[pb.ModelStatistics]]]
 _log = get_logger("weft.servicer")
 
 
+def _status_of(kind: type[Any], response_class: type[Any], **fields: str) -> Any:
+    """The RPC that tells of one region, or all; it succeeds even if disabled, because clients call it unconditionally.
+
+    Args:
+        kind: Of regions.
+        response_class: Of the answer.
+        fields: What it has of a region beside name and size, and the attribute of the region that this is.
+    """
+
+    @answering
+    async def status(self: "V2Servicer", request: Any, context: Context) -> Any:
+        response = response_class()
+        for region in () if self._memory is None else self._memory.regions(request.name, kind):
+            entry = response.regions[region.name]
+            entry.name, entry.byte_size = region.name, region.byte_size
+            for field, attribute in fields.items():
+                setattr(entry, field, getattr(region, attribute))
+        return response
+
+    return status
+
+
+def _unregister_of(kind: type[Any], response_class: type[Any]) -> Any:
+    """The RPC that forgets one region, or all, as ``_status_of``; requests in flight keep the regions they use."""
+
+    async def unregister(self: "V2Servicer", request: Any, context: Context) -> Any:
+        if self._memory is not None:
+            self._memory.unregister(request.name, kind)
+        return response_class()
+
+    return unregister
+
+
 class V2Servicer:
     """Serves V2 RPCs from a core.
 
@@ -70,7 +103,6 @@ class V2Servicer:
         is_ready: Result of ``ServerReady``; that of the core by default.
 
     Attributes:
-        local_tensors: Memory for tensors that callers on this machine share; None: they cannot.
         more_statistics: Gives counters of models that other processes on the same port have; None: there are none.
         own_statistics: Gives those of models by the services that run them, which stand in for what was seen of them
             from here; None: there are none.
@@ -224,7 +256,6 @@ class V2Servicer:
     def _read_call(
         self, request: InferMessage | InferCall, call_context: CallContext
     ) -> tuple[InferCall, Mapping[str, TensorLocation]]:
-        """Parse a request into a call and the locations of its outputs. Raises like the precheck."""
         if isinstance(request, InferCall):  # without parameters
             if self._precheck is not None:
                 self._precheck(request.model_name, request.model_version, dict, call_context)
@@ -318,30 +349,12 @@ class V2Servicer:
             }
         )
 
-    # Shared memory: status and unregister succeed even if disabled, because clients call them unconditionally.
+    # Shared memory.
 
-    @answering
-    async def SystemSharedMemoryStatus(
-        self, request: pb.SystemSharedMemoryStatusRequest, context: Context
-    ) -> pb.SystemSharedMemoryStatusResponse:
-        """One region, or all."""
-        response = pb.SystemSharedMemoryStatusResponse()
-        for region in () if self._memory is None else self._memory.regions(request.name, SystemRegion):
-            status = response.regions[region.name]
-            status.name, status.key, status.offset = region.name, region.key, region.start
-            status.byte_size = region.byte_size
-        return response
-
-    @answering
-    async def CudaSharedMemoryStatus(
-        self, request: pb.CudaSharedMemoryStatusRequest, context: Context
-    ) -> pb.CudaSharedMemoryStatusResponse:
-        """One region, or all."""
-        response = pb.CudaSharedMemoryStatusResponse()
-        for region in () if self._memory is None else self._memory.regions(request.name, CudaRegion):
-            status = response.regions[region.name]
-            status.name, status.device_id, status.byte_size = region.name, region.device_id, region.byte_size
-        return response
+    SystemSharedMemoryStatus = _status_of(SystemRegion, pb.SystemSharedMemoryStatusResponse, key="key", offset="start")
+    CudaSharedMemoryStatus = _status_of(CudaRegion, pb.CudaSharedMemoryStatusResponse, device_id="device_id")
+    SystemSharedMemoryUnregister = _unregister_of(SystemRegion, pb.SystemSharedMemoryUnregisterResponse)
+    CudaSharedMemoryUnregister = _unregister_of(CudaRegion, pb.CudaSharedMemoryUnregisterResponse)
 
     @answering
     async def SystemSharedMemoryRegister(
@@ -362,22 +375,6 @@ class V2Servicer:
             raise UnsupportedError(DISABLED)
         self._memory.register_cuda(request.name, request.raw_handle, request.device_id, request.byte_size)
         return pb.CudaSharedMemoryRegisterResponse()
-
-    async def SystemSharedMemoryUnregister(
-        self, request: pb.SystemSharedMemoryUnregisterRequest, context: Context
-    ) -> pb.SystemSharedMemoryUnregisterResponse:
-        """One region, or all; requests in flight keep the regions they use."""
-        if self._memory is not None:
-            self._memory.unregister(request.name, SystemRegion)
-        return pb.SystemSharedMemoryUnregisterResponse()
-
-    async def CudaSharedMemoryUnregister(
-        self, request: pb.CudaSharedMemoryUnregisterRequest, context: Context
-    ) -> pb.CudaSharedMemoryUnregisterResponse:
-        """One region, or all; requests in flight keep the regions they use."""
-        if self._memory is not None:
-            self._memory.unregister(request.name, CudaRegion)
-        return pb.CudaSharedMemoryUnregisterResponse()
 
 
 def _parameters_of(request: InferMessage) -> Parameters:

@@ -49,11 +49,7 @@ class StreamCall:
 
 
 class Outgoing:
-    """Queue of responses; at most ``MAX_STREAM_ANSWERS`` wait for the client.
-
-    Attributes:
-        failure: Error that ends the stream, after everything is sent.
-    """
+    """Queue of responses, ``MAX_STREAM_ANSWERS`` at most; ``failure`` ends the stream after everything is sent."""
 
     def __init__(self) -> None:
         self.failure: WeftError | None = None

@@ -51,11 +51,7 @@ def path_fault(path: Path) -> str:
 
 
 class UnixSocket:
-    """A socket that only this user can connect to.
-
-    Args:
-        takes_over: Also replace the socket of a running process, which keeps its existing connections.
-    """
+    """A socket that only this user can connect to; ``takes_over`` replaces that of a running process."""
 
     def __init__(self, path: Path, *, takes_over: bool = False) -> None:
         self._path = path.absolute()
@@ -136,11 +132,7 @@ _log = get_logger("weft.server")
 
 
 class LocalTensorService:
-    """Maps the memory of callers of this user, and unmaps it when they close their connections or die.
-
-    Args:
-        max_message_bytes: Largest request, also in such memory.
-    """
+    """Maps the memory of callers of this user, and unmaps it when they close their connections or die."""
 
     def __init__(self, path: Path, *, takes_over: bool = False, max_message_bytes: int = HALF_BYTES) -> None:
         self._unix_socket = UnixSocket(Path(tensors_path(str(path))), takes_over=takes_over)

@@ -51,7 +51,6 @@ def run_group(
 
     Args:
         command: Program and arguments of the service; each worker gets ``--worker`` and where to listen beside.
-        greatest: As of ``MetricSums``.
     """
     logs.configure(options.log_level)
     return asyncio.run(_Group(service, command, options, greatest, collectors).run())
@@ -128,8 +127,6 @@ class _Worker:
 
 
 class _Group(Collector):
-    """Starts the workers, starts them again when they die or hang, and stops them."""
-
     def __init__(
         self,
         service: str,
@@ -182,7 +179,6 @@ class _Group(Collector):
         _log.info("serving", extra=endpoints | {"num_workers": len(self._workers)})
 
     async def _keep(self, index: int, ports: _Ports) -> None:
-        """Keep one worker running until the group stops."""
         worker = self._workers[index]
         try:
             while not self._is_stopping:
@@ -212,13 +208,13 @@ class _Group(Collector):
         worker = self._workers[index]
         ours, its = socket.socketpair()
         listens_late = any(one.is_up for one in self._workers.values())
-        unix_descriptor = None if ports.unix_socket is None else ports.unix_socket.fileno()
+        unix_descriptor = -1 if ports.unix_socket is None else ports.unix_socket.fileno()
         place = WorkerPlace(index, len(self._workers), its.fileno(), listens_late, unix_descriptor)
         command = [
             *self._command, f"--worker={place}", "--grpc-port", str(ports.grpc_port), "--share-ports",
             "--stop-with-stdin",
         ]  # fmt: skip
-        passed = [its.fileno(), *([] if unix_descriptor is None else [unix_descriptor])]
+        passed = [its.fileno(), *([unix_descriptor] if unix_descriptor >= 0 else [])]
         process = worker.process = ServiceProcess(
             f"worker {index}", command, self._log_line, pass_fds=passed, own_group=False
         )

@@ -39,9 +39,7 @@ class Peer:
     """One end of a private socket to our own code; messages arrive in the order in which they were sent.
 
     Args:
-        where: The other end, for messages.
         calls: By name; what an answer raises is raised at the other end, as the same WeftError.
-        notes: By name.
     """
 
     def __init__(self, where: str, calls: Mapping[str, CallHandler], notes: Mapping[str, NoteHandler]) -> None:
@@ -99,12 +97,7 @@ class Peer:
         timeout_s: float | None = None,
         on_answer: Callable[[], None] = lambda: None,
     ) -> Any:
-        """The answer of the other end; ``on_answer`` is called before any later message of the other end is taken.
-
-        Raises:
-            UnavailableError: The other end is gone, or has not answered in time.
-            WeftError: As the other end raised it.
-        """
+        """The answer of the other end, or what it raised; UnavailableError: it is gone. First calls ``on_answer``."""
         call_id = next(self._ids)
         if not self._send(call_id, name, payload):
             raise UnavailableError(f"{self._where} is gone")

@@ -29,12 +29,7 @@ class WorkerLink:
         self._registry = registry
 
     async def open(self, calls: Mapping[str, CallHandler], notes: Mapping[str, NoteHandler]) -> None:
-        """Connect to the parent.
-
-        Args:
-            calls: What siblings may ask, by name; ``snapshot`` among them, for a worker that joins.
-            notes: What siblings may tell, by name.
-        """
+        """Connect to the parent, with what siblings may ask (a ``snapshot`` among it) and tell, by name."""
         own: dict[str, CallHandler] = {"ping": lambda _: b"", "metrics": self._metrics}
         self._peer = Peer("the parent", {**own, **calls}, notes)
         await self._peer.connect(socket.socket(fileno=self.place.descriptor))
@@ -52,9 +47,6 @@ class WorkerLink:
 
         Returns:
             Whether siblings know what an earlier worker of this index knew; what a sibling knows, b"" without one.
-
-        Raises:
-            UnavailableError: The sibling that was asked for its state does not give it.
         """
         is_known, snapshot = await self._peer.call("join")
         return is_known, snapshot
@@ -105,6 +97,6 @@ def settle_worker(options: argparse.Namespace) -> None:
     place: WorkerPlace = options.worker
     options.max_connections = share(options.max_connections, place.num_workers)
     options.max_buffered_bytes = share(options.max_buffered_bytes, place.num_workers)
-    if place.index > 1 or place.unix_descriptor is not None:
+    if place.index > 1 or place.unix_descriptor >= 0:
         options.unix_socket = None
     options.take_over = options.take_over and not place.listens_late

@@ -24,11 +24,7 @@ _MAX_QUOTED_BYTES: Final = 1000
 
 
 class UnansweredError(grpc.aio.AioRpcError):
-    """A call that ended without a status of the server: the client says what happened instead.
-
-    Attributes:
-        is_unprocessed: The server has not begun the call, so that it may be sent elsewhere without a risk.
-    """
+    """A call that ended without a status of the server; ``is_unprocessed``: it may be sent elsewhere without a risk."""
 
     is_unprocessed: bool = False
 
@@ -266,7 +262,6 @@ class ClientCall(Stream):
             self.owner.loop.call_exception_handler(context)
 
     def _raise_failure(self) -> None:
-        """Raise what the call ended with, unless that is OK."""
         if self._is_cancelled:
             raise asyncio.CancelledError
         if self._status is not _OK:
@@ -290,7 +285,6 @@ class ClientCall(Stream):
     # Waiting for something else than the response.
 
     async def _wait_until(self, is_so: Callable[[], bool] = lambda: False) -> None:
-        """Return once it is so, or the call has ended."""
         while self._status is None and not is_so():
             watcher: asyncio.Future[None] = self.owner.loop.create_future()
             if self._watchers is None:

@@ -129,13 +129,7 @@ class MessagingCall(ClientCall):
         return self.needs_whole_request or self._kept is not None
 
     async def write(self, request: Any) -> None:
-        """Send a request; waits while the server takes no more. Cancelling the caller cancels the call.
-
-        Raises:
-            AioRpcError: The call ends while this waits.
-            InvalidStateError: The call has ended, or ``done_writing`` was called.
-            UsageError: The call has an iterator of requests.
-        """
+        """Send a request; waits while the server takes no more. Cancelling the caller cancels the call."""
         if self._feeder is not None:
             raise grpc.aio.UsageError(_MIXED)
         await self._send(request)
@@ -187,7 +181,6 @@ class MessagingCall(ClientCall):
     # Responses.
 
     def _read(self, data: bytes | memoryview, *, decompresses: bool, keeps_parts: bool) -> list[Message]:
-        """The messages that are complete with this data; the call fails if it cannot be read."""
         reader = self._reader
         if reader is None:
             head = self._head
@@ -282,7 +275,6 @@ class UnaryCall(MessagingCall, grpc.aio.UnaryUnaryCall[Any, Any], grpc.aio.Strea
             self._finish(StatusCode.INTERNAL, _UNREADABLE, head)
 
     def _deserialized(self) -> bool:
-        """Make the response of the message; False: it cannot be read."""
         message: Any = self._message
         deserialize = self._deserialize
         if isinstance(message, memoryview) and not getattr(deserialize, "takes_parts", False):

@@ -20,12 +20,7 @@ _DEFAULT: Final = ChannelOptions()
 
 
 class Method:
-    """A method of one channel.
-
-    Args:
-        serialize: Makes bytes of a request; None: requests are bytes.
-        deserialize: Makes a response of bytes; None: responses are bytes.
-    """
+    """A method of one channel; without (de)serializer, messages are bytes."""
 
     _call_class: type[MessagingCall]
     _reads_iterator = False
@@ -56,12 +51,7 @@ class Method:
         *,
         request_iterator: Any = None,
     ) -> Any:
-        """Begin a call: it is awaited for its response, or its responses are iterated over or read.
-
-        Raises:
-            UsageError: The channel is closed.
-            ValueError: The metadata cannot be sent.
-        """
+        """Begin a call. Raises UsageError: the channel is closed, ValueError: the metadata cannot be sent."""
         link = self._link
         if link.is_closed:
             raise grpc.aio.UsageError("Channel is closed.")
@@ -168,13 +158,9 @@ class Channel(grpc.aio.Channel):
     It belongs to the event loop of its first call.
 
     Args:
-        address: As ``parse_address`` takes it: ``host:port``, ``unix:path`` and others.
         ssl_context: Trust, and certificates if the server asks for them; its ALPN protocols are set to ``h2``. None:
             no TLS.
         server_name: Expected name in the server's certificate, and the authority of calls; "": the host.
-
-    Attributes:
-        link: The connection.
 
     Raises:
         ValueError: The address is none.

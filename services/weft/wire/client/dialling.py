@@ -20,11 +20,7 @@ _INTERNET: Final = ("dns:", "ipv4:", "ipv6:")
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """Where a channel connects to: a host and a port, or a Unix socket.
-
-    Attributes:
-        path: Of the Unix socket; begins with a zero byte in the abstract namespace; "" for TCP.
-    """
+    """Where a channel connects to: a host and a port, or the path of a Unix socket (with a zero byte: abstract)."""
 
     host: str
     port: int
@@ -103,13 +99,7 @@ class DialError(Exception):
 
 
 class Dialler:
-    """Dials one destination.
-
-    Args:
-        ssl_context: With ALPN of ``h2``; None: no TLS.
-        server_name: Expected name in the server's certificate; "": the host.
-        timeout_s: For each address.
-    """
+    """Dials one destination; the timeout is for each address."""
 
     def __init__(
         self, destination: Destination, ssl_context: ssl.SSLContext | None, server_name: str, timeout_s: float

@@ -106,11 +106,7 @@ _HOLD_S = 0.01
 
 
 class Link:
-    """Connects calls to the server.
-
-    Attributes:
-        direct: The connection for calls that need not wait for others; it may accept none now. None: there is none.
-    """
+    """Connects calls to the server; ``direct`` is the connection for calls that need not wait for others."""
 
     loop: asyncio.AbstractEventLoop
     deadlines: DeadlineQueue
@@ -190,7 +186,6 @@ class Link:
         self._pump()
 
     def _pump(self) -> None:
-        """Send calls that wait, in order, as far as the server allows."""
         if self._held is not None:
             return
         waiting, protocol = self._waiting, self._protocol

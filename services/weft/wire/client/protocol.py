@@ -22,14 +22,10 @@ class ChannelOptions(ConnectionLimits, LivenessOptions):
     """Options of a channel and of its connection.
 
     Attributes:
-        max_message_bytes: Largest message in either direction, compressed or not.
-        connect_timeout_s: For one address: connection, TLS and HTTP/2's handshake.
         initial_backoff_s: From the start of a failed attempt to connect to the next one.
-        backoff_factor: Growth from one failure to the next.
         backoff_jitter: Share by which each of these times is spread, 0 to 1.
         keepalive_time_s: Silence of the server after which a PING is sent; 0: never. Servers of gRPC end a connection
             whose PINGs come more often than they allow, by default every five minutes.
-        compression: Of requests, unless a call says otherwise.
     """
 
     max_message_bytes: int = 2**31 - 1
@@ -60,13 +56,9 @@ class _User(Protocol):
 class ClientProtocol(Http2Protocol):
     """Tells the link that dialled it what becomes of the connection.
 
-    Args:
-        user: The link.
-
     Attributes:
         is_settled: Done with the server's first settings, or when the connection ends before them.
         has_served: A call has ended on it, or was accepted before the server asked for another connection.
-        reason: Why the connection ended.
     """
 
     def __init__(
@@ -161,11 +153,7 @@ class RequestHeads:
         return encode(fields)
 
     def metadata(self, metadata: Iterable[Any]) -> bytes:
-        """Metadata of a call; what follows ``method``.
-
-        Raises:
-            ValueError: A key or value cannot be sent; the message says which.
-        """
+        """Metadata of a call; what follows ``method``. Raises ValueError, which says what cannot be sent."""
         key = metadata if type(metadata) is tuple else tuple(metadata)
         try:
             block = self._metadata.get(key)

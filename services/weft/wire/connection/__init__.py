@@ -14,15 +14,12 @@ class ConnectionLimits:
     """Limits of one connection; all but the last three are announced to the peer.
 
     Attributes:
-        max_concurrent_streams: Streams that the peer may have open at once.
         stream_window_bytes: Bytes that a peer may send on a stream before they are consumed.
-        connection_window_bytes: The same over all streams of the connection.
         max_frame_bytes: Largest frame that is accepted, 16,384 to 16,777,215.
         max_header_list_bytes: Largest header list, uncompressed, as SETTINGS_MAX_HEADER_LIST_SIZE counts it.
         max_unread_bytes: Control frames queued for a peer that does not read its socket.
         control_burst: Control frames (PING, SETTINGS, RST_STREAM, WINDOW_UPDATE, PRIORITY, empty DATA) accepted at
             once, beyond those that follow from data and finished streams.
-        control_per_s: The same a second, in the long run.
         max_resets_per_s: Streams that the peer may reset a second, in the long run; 0: no limit, as a server has it on
             Unix sockets, whose clients are the same user's: those of a router pass on the cancels of all its clients.
     """
@@ -39,11 +36,7 @@ class ConnectionLimits:
 
 
 class ControlBudget:
-    """Token bucket of control frames: what a peer may cost beyond its requests.
-
-    Attributes:
-        num_left: Tokens; the connection subtracts and adds directly, because this is done several times a request.
-    """
+    """Token bucket of control frames: what a peer may cost beyond its requests; the connection counts ``num_left``."""
 
     __slots__ = ("_clock_s", "_limits", "_refilled_s", "num_left")
 

@@ -49,7 +49,6 @@ class Http2Connection(StreamStates):
     """One end of a connection.
 
     Attributes:
-        num_partial_frames: Grows whenever another frame is left incomplete.
         has_unread: Frames wait for the next turn, because this one took long enough; ``receive(b"")`` reads on.
     """
 
@@ -267,7 +266,6 @@ class Http2Connection(StreamStates):
     # DATA.
 
     def _count_data(self, stream: Stream, flow_bytes: int, content_bytes: int, is_end: int) -> bool:
-        """Flow control and length of a DATA frame; False if the stream was reset for it."""
         self._count_connection_data(flow_bytes)
         stream.num_unacked_bytes += flow_bytes
         if stream.num_unacked_bytes > self.limits.stream_window_bytes:

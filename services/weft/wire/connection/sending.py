@@ -36,10 +36,7 @@ class Stream:
     Attributes are defaults of the class: an instance holds only what differs.
 
     Attributes:
-        send_window_bytes: Bytes that may be sent now; negative after the peer has reduced its window.
-        num_unacked_bytes: Received bytes that the peer has not been given credit for.
         content_bytes_left: What is missing of the announced content-length; -1: none was announced.
-        is_local_ended: END_STREAM or RST_STREAM was sent, or is queued.
         needs_whole_request: The peer begins it when it has the end of the request, and not before.
         pending: Data that waits for a window or for the socket; None or not empty.
         final: Sent when ``pending`` is empty: the block of trailers, b"" for END_STREAM on the last data, or None.
@@ -66,11 +63,7 @@ class Stream:
         raise NotImplementedError
 
     def on_reset(self, code: int, reason: str, *, is_unprocessed: bool = False) -> None:
-        """The stream ended without END_STREAM: by the peer, by a fault of the peer, or with its connection.
-
-        Args:
-            is_unprocessed: The peer has not begun the request: it says so, or does not have it.
-        """
+        """The stream ended without END_STREAM; ``is_unprocessed``: the peer has not begun it, or does not have it."""
         raise NotImplementedError
 
     def on_drained(self) -> None:
@@ -117,15 +110,12 @@ class Sender:
     """Sends what the layer above gives it, within the peer's windows; streams that wait take turns, a frame each.
 
     Attributes:
-        output: Bytes to write, in order; ``take_output`` empties it.
         is_output_due: The owner knows that there is output.
         is_paused: The socket takes no more: data waits with its stream, not in the output.
         is_overflowing: The peer causes control frames and does not read them; the connection is to be aborted.
-        waiting: Streams with data to send and a window, in the order of their turns.
         has_sent_data: A HEADERS or DATA frame was sent since whoever reads this set it to False.
         num_free_updates: WINDOW_UPDATE frames that follow from data sent.
         owes_table_size: The peer has made its dynamic table smaller, which the next block has to acknowledge.
-        has_told_table_size: The peer knows that its dynamic table is not used; its size is of no more interest.
     """
 
     def __init__(
@@ -190,14 +180,7 @@ class Sender:
         *,
         is_end: bool = False,
     ) -> None:
-        """Send fields, data and trailers, each if given, as one piece where windows allow.
-
-        Args:
-            prefix: First bytes of the data.
-            body: The rest of it; not copied, and to be left as it is.
-            trailers: Block of trailers; they end the stream.
-            is_end: The data ends the stream.
-        """
+        """Send fields, data (not copied) and trailers, each if given, as one piece where windows allow."""
         if not stream.is_open:
             return
         size = len(prefix) + len(body)
@@ -318,7 +301,6 @@ class Sender:
         return bool(self.waiting) and self.send_window_bytes > 0 and not self.is_paused and not self.is_closed
 
     def _send_frame(self, stream: Stream, limit: int) -> int:
-        """One DATA frame of a stream that waits; returns its length."""
         pending = stream.pending
         assert pending is not None  # noqa: S101  # it was waiting
         size = 0

@@ -36,9 +36,7 @@ class StreamStates(Sender):
     """Opens and ends streams, drains and ends the connection.
 
     Attributes:
-        failure: Why this end closed the connection; None: it has not.
         last_written_id: Newest stream of this end of which the socket was given something; kept by the owner.
-        peer_max_streams: Streams that may be open at once towards the peer.
         turn_work: What the frames read in this turn have cost, in tokens of the budget.
     """
 

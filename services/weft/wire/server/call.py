@@ -139,7 +139,6 @@ class ServerCall(CallStream):
             self._start(self._run())
 
     async def _run_plain(self, method: Method, message: Message | memoryview) -> None:
-        """A coroutine function from one request to one response, without interceptors: nearly all calls."""
         try:
             request = method.deserialize(message) if method.deserialize is not None else bytes(message)  # type: ignore[arg-type]
             del message

@@ -275,7 +275,6 @@ class CallStream(Stream):
             self._wake()
 
     def _release_request(self) -> None:
-        """Forget what has come; whoever waits for more learns that the call is over."""
         if self._reader is not None:
             self._reader.release()
         if self._messages:
